@@ -299,6 +299,7 @@ async fn beside(store: &wakeful_store::Store, trigger_id: &str, text: &str) -> S
         tools: crate::support::world::tools(),
         policy: SessionPolicy::default(),
         repository_id: None,
+        speaker: None,
         seeds: vec![],
     };
     let message = NewMessage {

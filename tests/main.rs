@@ -10,6 +10,7 @@
 
 mod support;
 
+mod access;
 mod ahead;
 mod awake;
 mod bad_input;

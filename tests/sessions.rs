@@ -229,6 +229,7 @@ async fn begin(store: &Store, trigger_type: &str, text: &str) -> String {
         tools: compose_email(),
         policy: SessionPolicy::default(),
         repository_id: None,
+        speaker: None,
         seeds: vec![Seed { role: Role::System, content: "You are a test.".to_owned(), is_new: true }],
     };
     let message = NewMessage {

@@ -11,6 +11,7 @@ use crate::session::shown;
 use crate::{Error, Result, Store, new_id};
 use serde::Serialize;
 use sqlx::PgConnection;
+use wakeful_workflow::access::{Admission, Speaker};
 use wakeful_workflow::agent::ToolDefinition;
 use wakeful_workflow::policy::SessionPolicy;
 use wakeful_workflow::prefix::Prefix;
@@ -48,6 +49,8 @@ pub struct NewSession {
     pub policy: SessionPolicy,
     /// The repository that the session works on, if any.
     pub repository_id: Option<String>,
+    /// The user that the message speaks for, if the conversation is to belong to a user.
+    pub speaker: Option<Speaker>,
     /// The rendered messages that the model sees before the session's first message.
     pub seeds: Vec<Seed>,
 }
@@ -160,17 +163,19 @@ pub(crate) async fn find_or_create(
     // Message numbers of a new conversation begin after the seeds of its first session: with one seed, the
     // first message gets number 2.
     sqlx::query!(
-        "insert into conversation_counters (conversation_id, space_id, mailbox_id, last_message_number)
-        values ($1, $2, $3, $4)
+        "insert into conversation_counters (conversation_id, space_id, mailbox_id, last_message_number, user_id)
+        values ($1, $2, $3, $4, $5)
         on conflict (conversation_id) do nothing",
         new.conversation_id,
         new.space_id,
         new.mailbox_id,
-        new.seeds.len() as i64
+        new.seeds.len() as i64,
+        new.speaker.as_ref().map(|speaker| speaker.user_id.as_str())
     )
     .execute(&mut *tx)
     .await?;
     run::lock_conversation(tx, &new.conversation_id).await?;
+    admit(tx, new).await?;
     let existing = match new.continues {
         Continues::Trigger => made_by_trigger(tx, new).await?,
         Continues::Conversation => match sent_before(tx, &new.conversation_id, client_key).await? {
@@ -193,6 +198,41 @@ pub(crate) async fn find_or_create(
         }
     };
     run::lock_session(tx, &session_id).await
+}
+
+/// Refuses a message that speaks for another user than the conversation's. The first user gets the conversation,
+/// whose row is locked.
+async fn admit(tx: &mut PgConnection, new: &NewSession) -> Result<()> {
+    let Some(speaker) = &new.speaker else { return Ok(()) };
+    let owner = sqlx::query_scalar!(
+        "select user_id from conversation_counters where conversation_id = $1",
+        new.conversation_id
+    )
+    .fetch_one(&mut *tx)
+    .await?;
+    match speaker.admission(owner.as_deref()) {
+        Admission::Admitted => Ok(()),
+        Admission::Claims => {
+            sqlx::query!(
+                "update conversation_counters set user_id = $2 where conversation_id = $1",
+                new.conversation_id,
+                speaker.user_id
+            )
+            .execute(tx)
+            .await?;
+            Ok(())
+        }
+        refused @ (Admission::OfAnother | Admission::Unknown) => Err(not_admitted(new, refused)),
+    }
+}
+
+/// Why a speaker is not admitted.
+pub(crate) fn not_admitted(new: &NewSession, refused: Admission) -> Error {
+    let id = shown(&new.conversation_id).to_owned();
+    if refused == Admission::Unknown {
+        return Error::NotFound { what: "conversation", id };
+    }
+    Error::OfAnotherUser { conversation_id: id }
 }
 
 /// Returns the session that this trigger created. Refuses a session of another conversation, because that

@@ -50,6 +50,12 @@ pub enum Error {
         /// The key.
         client_key: String,
     },
+    /// The message speaks for another user than the one that the conversation belongs to.
+    #[error("conversation {conversation_id} belongs to another user")]
+    OfAnotherUser {
+        /// The conversation, without its space.
+        conversation_id: String,
+    },
     /// Too many messages wait in one session.
     #[error("{pending} messages wait in this session already")]
     InboxFull {
@@ -105,6 +111,7 @@ impl Error {
             | Error::Refused { .. }
             | Error::Schedule { .. }
             | Error::KeyReused { .. }
+            | Error::OfAnotherUser { .. }
             | Error::InboxFull { .. }
             | Error::Schema(_)
             | Error::Bundle(_)

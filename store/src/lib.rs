@@ -27,6 +27,7 @@
 //! | compare two sessions | [`side`] |
 //! | carry a session to another database | [`export`], [`import`] |
 //! | define, fire and show schedules | [`schedule`] |
+//! | make, find and revoke tokens; sign those of users | [`token`] |
 //! | detect a webhook token that was used before | [`webhook`] |
 //! | diagnose the whole system | [`diagnosis`] |
 //!
@@ -73,6 +74,7 @@ mod socket;
 pub mod standing;
 pub mod steer;
 pub mod step;
+pub mod token;
 pub mod tree;
 pub mod verify;
 pub mod wake;
@@ -82,6 +84,7 @@ pub use error::{Error, Outage, Result};
 pub use schema::create_database;
 
 use pool::{Pool, Server};
+use std::sync::Arc;
 
 /// How many connections a process that works opens in addition to those for its statements: two for commits, and
 /// one each for LISTEN, the heartbeat and the liveness lock.
@@ -97,6 +100,7 @@ pub struct Store {
     pub(crate) server: Server,
     pub(crate) refusal: readiness::Refusal,
     pub(crate) committer: step::committer::Committer,
+    pub(crate) user_key: Arc<token::Key>,
 }
 
 impl Store {
@@ -110,7 +114,14 @@ impl Store {
         let (pool, intake) = Pool::new(server.clone(), connections as usize);
         drop(pool.acquire().await?);
         let committer = step::committer::Committer::new(server.clone());
-        Ok(Store { pool, intake, server, refusal: readiness::Refusal::default(), committer })
+        Ok(Store {
+            pool,
+            intake,
+            server,
+            refusal: readiness::Refusal::default(),
+            committer,
+            user_key: Arc::default(),
+        })
     }
 
     /// How many messages may be written at once.

@@ -8,6 +8,7 @@ use crate::{Error, Result, Store};
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 use serde_json::{Value, json};
+use wakeful_workflow::access::Reach;
 use wakeful_workflow::record::{Block, Usage};
 use wakeful_workflow::session::{DebugMeta, Totals};
 use wakeful_workflow::trigger::{self, TriggerSource};
@@ -69,6 +70,9 @@ pub struct SessionSummary {
 #[derive(Clone, Debug, Default)]
 pub struct SessionFilter {
     pub space_id: Option<String>,
+    pub agent: Option<String>,
+    /// Only sessions in conversations of this user.
+    pub user_id: Option<String>,
     pub status: Option<String>,
     /// As it is stored: `space/id`.
     pub conversation_id: Option<String>,
@@ -78,6 +82,14 @@ pub struct SessionFilter {
     /// The last session id of the page before.
     pub before: Option<String>,
     pub limit: i64,
+}
+
+impl SessionFilter {
+    /// Everything that a caller reaches.
+    pub fn of(reach: &Reach) -> SessionFilter {
+        let Reach { space_id, agent, user_id } = reach.clone();
+        SessionFilter { space_id, agent, user_id, ..SessionFilter::default() }
+    }
 }
 
 impl Store {
@@ -123,6 +135,16 @@ impl Store {
         found.pop().ok_or_else(|| Error::NotFound { what: "session", id: session_id.to_owned() })
     }
 
+    /// One session that the caller reaches. Any other does not exist for the caller.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::Database`].
+    pub async fn session_within(&self, reach: &Reach, session_id: &str) -> Result<SessionSummary> {
+        let filter = SessionFilter { limit: 1, ..SessionFilter::of(reach) };
+        let mut found = self.summaries(&filter, Some(&[session_id.to_owned()])).await?;
+        found.pop().ok_or_else(|| Error::NotFound { what: "session", id: session_id.to_owned() })
+    }
+
     async fn summaries(&self, filter: &SessionFilter, ids: Option<&[String]>) -> Result<Vec<SessionSummary>> {
         let rows = sqlx::query!(
             r#"
@@ -157,6 +179,8 @@ impl Store {
                 and ($5::text[] is null or s.session_id = any ($5))
                 and ($7::text is null or s.trigger_type = $7)
                 and not ($8 and s.trigger_type in ('replay', 'import'))
+                and ($9::text is null or s.agent = $9)
+                and ($10::text is null or c.user_id = $10)
             order by s.session_id desc
             limit $6
             "#,
@@ -167,7 +191,9 @@ impl Store {
             ids,
             filter.limit,
             filter.trigger_type,
-            filter.only_live
+            filter.only_live,
+            filter.agent,
+            filter.user_id
         )
         .fetch_all(&self.pool)
         .await?;

@@ -162,6 +162,7 @@ pub async fn hold_sessions(store: &Store, count: usize) -> Result<Vec<Held>> {
             tools: Vec::new(),
             policy: SessionPolicy::default(),
             repository_id: None,
+            speaker: None,
             seeds: Vec::new(),
         };
         let message = NewMessage {

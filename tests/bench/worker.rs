@@ -111,6 +111,7 @@ async fn wake(store: &Store, conversation: &str, says: &str) -> Result<String> {
         tools: registry.definitions(&["read_file"])?,
         policy: SessionPolicy::default(),
         repository_id: None,
+        speaker: None,
         seeds: vec![Seed { role: Role::System, content: "You are measured.".to_owned(), is_new: true }],
     };
     let message = NewMessage {

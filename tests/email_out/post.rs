@@ -85,6 +85,7 @@ impl Post {
             tools: tools(),
             policy,
             repository_id: None,
+            speaker: None,
             seeds: vec![Seed { role: Role::System, content: "You are a test.".to_owned(), is_new: true }],
         };
         let message = NewMessage {

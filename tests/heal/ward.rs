@@ -59,6 +59,7 @@ impl Ward {
             tools: crate::support::world::tools(),
             policy: SessionPolicy::default(),
             repository_id: None,
+            speaker: None,
             seeds: vec![],
         };
         self.store.wake(&new, &message(text)).await.unwrap().session_id

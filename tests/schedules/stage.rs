@@ -47,6 +47,7 @@ pub(super) fn compose(schedule: &Schedule) -> Result<NewSession, String> {
         tools: Vec::new(),
         policy: SessionPolicy::default(),
         repository_id: None,
+        speaker: None,
         seeds: vec![Seed { role: Role::System, content: "You are a test.".to_owned(), is_new: true }],
     })
 }

@@ -312,6 +312,7 @@ pub(super) fn new_session(conversation: &str, trigger: &str) -> NewSession {
         tools: vec![reserve()],
         policy: SessionPolicy::default(),
         repository_id: None,
+        speaker: None,
         seeds: vec![Seed { role: Role::System, content: "You are a test.".into(), is_new: true }],
     }
 }

@@ -51,6 +51,7 @@ impl Long {
             tools: tools(),
             policy: SessionPolicy::default(),
             repository_id: None,
+            speaker: None,
             seeds: vec![Seed { role: Role::System, content: "You are a test.".to_owned(), is_new: true }],
         };
         let text = words(0, self.message_bytes);

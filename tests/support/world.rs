@@ -122,6 +122,7 @@ pub async fn wake(store: &Store, conversation: &str, model: &str, text: &str) ->
         tools: tools(),
         policy: SessionPolicy::default(),
         repository_id: None,
+        speaker: None,
         seeds: vec![Seed { role: Role::System, content: "You are a test.".to_owned(), is_new: true }],
     };
     let message = NewMessage {

@@ -80,8 +80,21 @@ pub struct InvalidConversationId;
 /// # Errors
 /// [`InvalidConversationId`] for an id that is empty, longer than 256 bytes, or has control characters.
 pub fn stored_conversation_id(id: &str) -> Result<String, InvalidConversationId> {
+    conversation_id_in(DEFAULT_SPACE, id)
+}
+
+/// Returns the id under which a conversation of `space` is stored.
+///
+/// # Errors
+/// Those of [`stored_conversation_id`].
+pub fn conversation_id_in(space: &str, id: &str) -> Result<String, InvalidConversationId> {
     if id.is_empty() || id.len() > 256 || id.chars().any(char::is_control) {
         return Err(InvalidConversationId);
     }
-    Ok(format!("{DEFAULT_SPACE}/{id}"))
+    Ok(format!("{space}/{id}"))
+}
+
+/// The space of a conversation's stored id. No space has a slash in its name.
+pub fn space_of(stored: &str) -> &str {
+    stored.split_once('/').map_or(DEFAULT_SPACE, |(space, _)| space)
 }

@@ -27,6 +27,7 @@
 //! | how a session is carried to another database | [`bundle`] |
 //! | which kinds of ids exist | [`id`] |
 
+pub mod access;
 pub mod advance;
 pub mod agent;
 pub mod blob;

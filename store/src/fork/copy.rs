@@ -207,9 +207,11 @@ pub(super) async fn take_conversation(
 ) -> Result<bool> {
     let taken = sqlx::query!(
         "insert into conversation_counters
-            (conversation_id, space_id, mailbox_id, last_message_number, parent_conversation_id, forked_at_message_number)
-        select $2, p.space_id, p.mailbox_id, $3, p.conversation_id, $3
+            (conversation_id, space_id, mailbox_id, last_message_number, parent_conversation_id, forked_at_message_number,
+             user_id)
+        select $2, p.space_id, p.mailbox_id, $3, p.conversation_id, $3, c.user_id
         from conversation_sessions p
+        left join conversation_counters c on c.conversation_id = p.conversation_id
         where p.session_id = $1
         on conflict (conversation_id) do nothing",
         parent.session_id,

@@ -197,7 +197,7 @@ impl Claimer {
     /// Waits until several slots are free, but not for long.
     async fn gather(&self) {
         let several = async {
-            while self.slots.available_permits() * ENOUGH < self.settings.concurrency {
+            while self.room.slots.available_permits() * ENOUGH < self.settings.concurrency {
                 self.freed.notified().await;
             }
         };

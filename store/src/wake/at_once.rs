@@ -9,10 +9,11 @@
 mod write;
 
 use super::{INBOX_LIMIT, NewMessage, Woken, acceptance_of, identity};
-use crate::create::{Continues, NewSession};
+use crate::create::{Continues, NewSession, not_admitted};
 use crate::error::missed_fence;
 use crate::{Error, Result};
 use sqlx::PgConnection;
+use wakeful_workflow::access::Admission;
 use wakeful_workflow::inbox::{self, Arrival};
 use wakeful_workflow::session::SessionStatus;
 use wakeful_workflow::trigger::{copies_notice_texts, separate_session_type};
@@ -32,6 +33,7 @@ struct Seen {
     conversation_id: Option<String>,
     last_message_number: Option<i64>,
     open_run_id: Option<String>,
+    owner: Option<String>,
     conversation_of_session: Option<String>,
     trigger_type: Option<String>,
     trigger_id: Option<String>,
@@ -63,7 +65,7 @@ macro_rules! seen {
             Seen,
             r#"select s.session_id as "session_id?", c.conversation_id as "conversation_id?",
                 c.last_message_number as "last_message_number?", c.open_run_id,
-                s.conversation_id as "conversation_of_session?", s.trigger_type as "trigger_type?",
+                c.user_id as owner, s.conversation_id as "conversation_of_session?", s.trigger_type as "trigger_type?",
                 s.trigger_id as "trigger_id?", s.status as "status?", s.last_step_number as "last_step_number?",
                 s.wake_seq as "wake_seq?", s.cancel_requested as "cancel_requested?", s.runner as "runner?",
                 s.superseded as "superseded?",
@@ -106,6 +108,16 @@ pub(super) async fn wake(
     let known = seen.session_id.is_some();
     if known && (seen.conversation_of_session != seen.conversation_id || seen.runner.as_deref() != Some("")) {
         return Ok(None);
+    }
+    if let (To::Trigger(new), Some(_)) = (to, &seen.conversation_id)
+        && let Some(speaker) = &new.speaker
+    {
+        match speaker.admission(seen.owner.as_deref()) {
+            Admission::Admitted => {}
+            Admission::Claims => return Ok(None),
+            // The user of a conversation never changes, so the answer needs no lock.
+            refused @ (Admission::OfAnother | Admission::Unknown) => return Err(not_admitted(new, refused)),
+        }
     }
     if let Some(woken) = seen.first(&client_key, &sha256)? {
         return Ok(Some(woken));

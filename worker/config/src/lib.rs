@@ -105,7 +105,7 @@ const TOKEN_BYTES: usize = 16;
 #[derive(Clone, Debug)]
 pub struct Server {
     pub listen: SocketAddr,
-    /// The bearer token that guards `/v1`.
+    /// The admin token of the configuration. With it, `/v1` asks for a token.
     pub token: Option<SecretString>,
     /// Tokens for the header `X-Internal-Token`; several, for rotation.
     pub internal_tokens: Vec<SecretString>,
@@ -186,6 +186,8 @@ pub struct AgentSettings {
     /// How long the agent's question waits for an answer. `None`: without limit.
     pub ask_expires_s: Option<u64>,
     pub on_ask_expired: OnExpired,
+    /// `participants = "anyone"`: users other than a conversation's first may write in it.
+    pub shared: bool,
 }
 
 /// `[models."provider/model"]`.
@@ -360,6 +362,18 @@ impl Config {
             recipients: settings.recipients.unwrap_or_else(|| vec![PARTICIPANTS.to_owned()]),
             web: settings.web,
         })
+    }
+
+    /// Whether several users may write in one conversation of this agent.
+    pub fn is_shared(&self, agent: &str) -> bool {
+        self.agents.get(agent).is_some_and(|agent| agent.shared)
+    }
+
+    /// Whether several users may write in one conversation, if that is the same for all agents.
+    pub fn shared_by_all(&self) -> Option<bool> {
+        let mut agents = self.agents.values().map(|agent| agent.shared);
+        let first = agents.next().unwrap_or(false);
+        agents.all(|shared| shared == first).then_some(first)
     }
 
     /// The names that [`Config::agent`] accepts.

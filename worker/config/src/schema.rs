@@ -161,6 +161,7 @@ fn agents(root: &mut Section<'_>, names: &ModelNames<'_>) -> BTreeMap<String, Ag
             on_ask_expired: section
                 .text("on_ask_expired", "must be tell_model or fail", on_ask_expired)
                 .unwrap_or_default(),
+            shared: section.text("participants", "must be owner or anyone", participants).unwrap_or(false),
         };
         section.finish();
         agents.insert(name, settings);
@@ -180,6 +181,15 @@ fn on_ask_expired(text: &str) -> Option<OnExpired> {
     match text {
         "tell_model" => Some(OnExpired::TellModel),
         "fail" => Some(OnExpired::Fail),
+        _ => None,
+    }
+}
+
+/// Whether users other than a conversation's first may write in it.
+fn participants(text: &str) -> Option<bool> {
+    match text {
+        "owner" => Some(false),
+        "anyone" => Some(true),
         _ => None,
     }
 }

@@ -4,7 +4,7 @@
 use crate::tool::registry::Registry;
 use wakeful_config::{Config, DEFAULT_AGENT};
 use wakeful_store::wake::{Continues, NewSession};
-use wakeful_workflow::id::DEFAULT_SPACE;
+use wakeful_workflow::id::space_of;
 use wakeful_workflow::policy::{ReplyRoute, SessionPolicy};
 use wakeful_workflow::record::Role;
 use wakeful_workflow::seed::Seed;
@@ -50,7 +50,7 @@ pub fn of_trigger(
     let mut seeds = vec![Seed { role: Role::System, content: agent.system_prompt, is_new: true }];
     seeds.extend(trigger.thread);
     Ok(NewSession {
-        space_id: DEFAULT_SPACE.to_owned(),
+        space_id: space_of(&conversation_id).to_owned(),
         mailbox_id: trigger.mailbox_id,
         conversation_id,
         trigger_type: trigger.trigger_type.to_owned(),
@@ -62,6 +62,7 @@ pub fn of_trigger(
         tools,
         policy: trigger.policy,
         repository_id: None,
+        speaker: None,
         seeds,
     })
 }

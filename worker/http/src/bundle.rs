@@ -1,5 +1,6 @@
 //! Exports a session as a bundle, with a token of its own, and imports bundles.
 
+use crate::access::Caller;
 use crate::body::Id;
 use crate::problem::Problem;
 use axum::Json;
@@ -74,6 +75,7 @@ static IMPORTS: Semaphore = Semaphore::const_new(4);
 /// Imports a bundle, plain or gzip: 201 with the new session, or 200 with a summary if `verify_only`.
 pub(super) async fn import(
     State(ctx): State<Arc<Ctx>>,
+    caller: Caller,
     query: Result<Query<ImportQuery>, QueryRejection>,
     body: Body,
 ) -> Result<(StatusCode, Json<Imported>), Problem> {
@@ -91,7 +93,7 @@ pub(super) async fn import(
     if verify_only {
         return Ok((StatusCode::OK, Json(import::check(file.path(), limits, |_| {}).await?)));
     }
-    let imported = ctx.store.import(file.path(), DEFAULT_SPACE, limits, |_| {}).await?;
+    let imported = ctx.store.import(file.path(), caller.space(), limits, |_| {}).await?;
     info!(session.id = imported.session_id.as_deref(), sha256 = %imported.sha256, "A session was imported");
     Ok((StatusCode::CREATED, Json(imported)))
 }

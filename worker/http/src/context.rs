@@ -1,5 +1,6 @@
 //! Shows what the model would see if it were called now, and what each context strategy would send.
 
+use crate::access::Caller;
 use crate::body::Id;
 use crate::problem::Problem;
 use axum::Json;
@@ -16,7 +17,6 @@ use wakeful_engine::tool::registry::Registry;
 use wakeful_store::{Error, Store};
 use wakeful_workflow::agent::ToolDefinition;
 use wakeful_workflow::context::{self, Weight, compaction};
-use wakeful_workflow::id::DEFAULT_SPACE;
 use wakeful_workflow::record::{Content, Usage};
 use wakeful_workflow::strategy::{ContextPolicy, Rebase, Strategy};
 
@@ -196,12 +196,13 @@ pub(super) struct ContextQuery {
 /// sent.
 pub(super) async fn show(
     State(ctx): State<Arc<Ctx>>,
+    caller: Caller,
     Id(id): Id,
     query: Result<Query<ContextQuery>, QueryRejection>,
 ) -> Result<Response, Problem> {
     let Query(query) = query?;
     let asked = query.strategy.as_deref().map(strategy).transpose().map_err(Problem::bad_request)?;
-    ctx.store.session(Some(DEFAULT_SPACE), &id).await?;
+    ctx.store.session_within(&caller.reach, &id).await?;
     let parts = (&ctx.store, &ctx.config, &ctx.plugins.tools, &ctx.plugins.models);
     let view = view(parts, &id, asked, query.raw).await.map_err(|error| match error {
         ViewError::Store(error) => error.into(),

@@ -1,6 +1,7 @@
 //! A conversation: its sessions, its history, and starting a new session in it.
 
 use super::sessions::{Answer, limit, next_page, page};
+use crate::access::Caller;
 use crate::body::Id;
 use crate::body::{check_text, idempotency_key, parse};
 use crate::problem::Problem;
@@ -16,7 +17,6 @@ use wakeful_engine::ctx::Ctx;
 use wakeful_engine::new_session;
 use wakeful_store::history;
 use wakeful_store::wake::NewSession;
-use wakeful_workflow::id::stored_conversation_id;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -29,12 +29,13 @@ pub(super) struct ChainQuery {
 /// the conversation does not exist.
 pub(super) async fn sessions(
     State(ctx): State<Arc<Ctx>>,
+    caller: Caller,
     Id(id): Id,
     query: Result<Query<ChainQuery>, QueryRejection>,
 ) -> Answer {
     let Query(query) = query?;
     check_text("cursor", query.cursor.as_deref(), 256)?;
-    let conversation_id = stored_conversation_id(&id)?;
+    let conversation_id = caller.conversation(&id)?;
     let limit = limit(query.limit);
     let items = ctx.store.chain(&conversation_id, query.cursor.as_deref(), limit).await?;
     let next = next_page(&items, limit, |last| json!(last.session_id));
@@ -45,6 +46,7 @@ pub(super) async fn sessions(
 /// if the conversation does not exist.
 pub(super) async fn history(
     State(ctx): State<Arc<Ctx>>,
+    caller: Caller,
     Id(id): Id,
     query: Result<Query<ChainQuery>, QueryRejection>,
 ) -> Answer {
@@ -57,7 +59,7 @@ pub(super) async fn history(
             "`cursor` does not belong to this list: give the `next` of the previous page",
         ));
     }
-    let conversation_id = stored_conversation_id(&id)?;
+    let conversation_id = caller.conversation(&id)?;
     let limit = limit(query.limit);
     let items = ctx.store.history(&conversation_id, query.cursor.as_deref(), limit).await?;
     let next = next_page(&items, limit, |last| json!(last.cursor));
@@ -77,6 +79,7 @@ struct Anew {
 /// before. The conversation's next message goes to it. 404 if the conversation does not exist.
 pub(super) async fn restart(
     State(ctx): State<Arc<Ctx>>,
+    caller: Caller,
     Id(id): Id,
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
@@ -86,7 +89,7 @@ pub(super) async fn restart(
     let client_key = asked.client_key.or(idempotency_key(&headers)?);
     check_text("client_key", client_key.as_deref(), 256)?;
     check_text("repository_id", asked.repository_id.as_deref(), 256)?;
-    let conversation_id = stored_conversation_id(&id)?;
+    let conversation_id = caller.conversation(&id)?;
     let agent = match asked.agent {
         Some(agent) => Some(agent),
         None => ctx.store.latest_agent(&conversation_id).await?,

@@ -2,6 +2,7 @@
 
 use super::sessions::{Answer, limit, next_page, page};
 use super::steer::REASON_BYTES;
+use crate::access::Caller;
 use crate::body::Id;
 use crate::body::{check_text, parse};
 use crate::problem::Problem;
@@ -17,7 +18,6 @@ use wakeful_engine::ctx::Ctx;
 use wakeful_engine::telemetry;
 use wakeful_store::outbox::{Delivery, DeliveryFilter, statuses};
 use wakeful_store::resend::{Resend, Resent};
-use wakeful_workflow::id::{DEFAULT_SPACE, stored_conversation_id};
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -34,6 +34,7 @@ pub(super) struct ListQuery {
 /// Deliveries, newest first, without their content.
 pub(super) async fn list(
     State(ctx): State<Arc<Ctx>>,
+    caller: Caller,
     query: Result<Query<ListQuery>, QueryRejection>,
 ) -> Answer {
     let Query(query) = query?;
@@ -42,9 +43,9 @@ pub(super) async fn list(
     check_text("cursor", query.cursor.as_deref(), 256)?;
     let limit = limit(query.limit);
     let filter = DeliveryFilter {
-        space_id: Some(DEFAULT_SPACE.to_owned()),
+        space_id: Some(caller.space().to_owned()),
         session_id: query.session_id,
-        conversation_id: query.conversation_id.map(|id| stored_conversation_id(&id)).transpose()?,
+        conversation_id: query.conversation_id.map(|id| caller.conversation(&id)).transpose()?,
         channel: query.channel,
         statuses: query.status.as_deref().map(statuses).transpose().map_err(Problem::bad_request)?,
         before: query.cursor,
@@ -57,8 +58,12 @@ pub(super) async fn list(
 }
 
 /// One delivery with its content.
-pub(super) async fn show(State(ctx): State<Arc<Ctx>>, Id(id): Id) -> Result<Json<Delivery>, Problem> {
-    Ok(Json(ctx.store.delivery(Some(DEFAULT_SPACE), &id).await?))
+pub(super) async fn show(
+    State(ctx): State<Arc<Ctx>>,
+    caller: Caller,
+    Id(id): Id,
+) -> Result<Json<Delivery>, Problem> {
+    Ok(Json(ctx.store.delivery(Some(caller.space()), &id).await?))
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -71,6 +76,7 @@ struct ResendInput {
 /// Resends a delivery that was not sent: 202, or 200 if an earlier resend is still in progress.
 pub(super) async fn resend(
     State(ctx): State<Arc<Ctx>>,
+    caller: Caller,
     Id(id): Id,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<(StatusCode, Json<Resent>), Problem> {
@@ -79,7 +85,7 @@ pub(super) async fn resend(
     check_text("reason", asked.reason.as_deref(), REASON_BYTES)?;
     check_text("by", asked.by.as_deref(), 256)?;
     let asked = Resend { by: asked.by, reason: asked.reason, trace_context: telemetry::trace_context() };
-    let resent = ctx.store.resend(Some(DEFAULT_SPACE), &id, &asked).await?;
+    let resent = ctx.store.resend(Some(caller.space()), &id, &asked).await?;
     ctx.bus.notifier.job(wakeful_store::queue::Kind::Deliver);
     ctx.bus.notifier.session(&resent.session_id);
     let status = if resent.duplicate { StatusCode::OK } else { StatusCode::ACCEPTED };

@@ -7,7 +7,7 @@
 //! handler has answered. Callers with the token and strangers have their own sums, so strangers cannot keep
 //! out those with the token.
 
-use crate::guard::has_token;
+use crate::access::{Caller, has_configured_token};
 use crate::problem::Problem;
 use axum::body::{Body, BodyDataStream, Bytes, HttpBody};
 use axum::extract::{Request, State};
@@ -69,7 +69,9 @@ impl Door {
 
 /// Passes a request on. Its body keeps the pace, and counts against the room.
 pub async fn held(State(door): State<Door>, request: Request, next: Next) -> Response {
-    let is_known = has_token(&door.ctx, request.headers());
+    // Behind the guard, every caller is known.
+    let is_known =
+        request.extensions().get::<Caller>().is_some() || has_configured_token(&door.ctx, request.headers());
     let room = if is_known { &door.known } else { &door.strangers };
     pass(Some(Arc::clone(room)), request, next).await
 }

@@ -1,5 +1,6 @@
 //! Forks of a session, and the tree of forks.
 
+use crate::access::Caller;
 use crate::body::Id;
 use crate::body::{check_text, idempotency_key, message_text, parse};
 use crate::problem::Problem;
@@ -18,7 +19,6 @@ use wakeful_engine::telemetry::{self, names};
 use wakeful_store::fork::{ForkRequest, Forked, Model};
 use wakeful_workflow::agent::ToolDefinition;
 use wakeful_workflow::fork::{CutPoint, SystemPromptPatch};
-use wakeful_workflow::id::DEFAULT_SPACE;
 use wakeful_workflow::policy::ToolMode;
 
 /// The body of `POST /v1/sessions/{id}/fork`. An empty body means all defaults.
@@ -55,6 +55,7 @@ enum Place {
 /// Forks the session: 201, or 200 with the first answer when its `client_key` was used before.
 pub(super) async fn fork(
     State(ctx): State<Arc<Ctx>>,
+    caller: Caller,
     Id(id): Id,
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
@@ -63,7 +64,7 @@ pub(super) async fn fork(
     let given: Fork = if body.is_empty() { Fork { start: true, ..Fork::default() } } else { parse(&body)? };
     let client_key = given.client_key.clone().or(idempotency_key(&headers)?);
     check_text("client_key", client_key.as_deref(), 256)?;
-    let parent = ctx.store.session(Some(DEFAULT_SPACE), &id).await?;
+    let parent = ctx.store.session_within(&caller.reach, &id).await?;
     let request = ForkRequest {
         at: given.place()?,
         model: given.model.map(|model| known_model(&ctx, model)).transpose()?,
@@ -98,8 +99,12 @@ async fn make(ctx: &Ctx, request: ForkRequest) -> Result<(StatusCode, Json<Forke
 }
 
 /// The sessions of this session's tree. Each is followed by its forks.
-pub(super) async fn tree(State(ctx): State<Arc<Ctx>>, Id(id): Id) -> Result<Json<Value>, Problem> {
-    ctx.store.session(Some(DEFAULT_SPACE), &id).await?;
+pub(super) async fn tree(
+    State(ctx): State<Arc<Ctx>>,
+    caller: Caller,
+    Id(id): Id,
+) -> Result<Json<Value>, Problem> {
+    ctx.store.session_within(&caller.reach, &id).await?;
     let items = ctx.store.tree(&id).await?;
     Ok(Json(json!({"items": items, "next": null})))
 }

@@ -1,67 +1,57 @@
-//! The middleware before the handlers. It checks the bearer token, and refuses messages while the intake is
-//! full.
+//! The middleware before the handlers. It finds out who asks, checks the caller against the rule of the route, and refuses
+//! messages while the intake is full.
 
+use crate::access::{Caller, Rule, Who};
 use crate::door::is_of_sns;
 use crate::problem::Problem;
-use axum::extract::{Request, State};
-use axum::http::header::{AUTHORIZATION, HOST, ORIGIN, WWW_AUTHENTICATE};
+use axum::extract::{MatchedPath, Request, State};
+use axum::http::header::{HOST, ORIGIN, WWW_AUTHENTICATE};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use secrecy::{ExposeSecret, SecretString};
 use std::sync::Arc;
-use subtle::ConstantTimeEq;
 use wakeful_engine::ctx::Ctx;
 use wakeful_engine::ingest::Refused;
 
-/// Requires the bearer token, if one is configured.
-pub async fn guard(State(ctx): State<Arc<Ctx>>, request: Request, next: Next) -> Response {
-    let Some(token) = &ctx.config.server.token else {
-        // Without a token the process listens on loopback only. A web page in a browser on this machine can
-        // reach loopback too, so refuse a foreign `Host` or `Origin`.
-        let stranger = [HOST, ORIGIN].into_iter().find(|name| {
-            request.headers().get_all(name).iter().any(|value| !value.to_str().is_ok_and(is_local))
-        });
-        return match stranger {
-            None => next.run(request).await,
-            Some(name) => {
-                let detail = format!("`{name}` is not this machine; set WAKEFUL_TOKEN to serve others");
-                Problem::new(StatusCode::FORBIDDEN, detail).into_response()
-            }
-        };
+/// Lets a request pass whose caller has what the route needs.
+pub async fn guard(State(ctx): State<Arc<Ctx>>, mut request: Request, next: Next) -> Response {
+    let caller = match Caller::identify(&ctx, request.headers()).await {
+        Ok(caller) => caller,
+        Err(problem) => return refused(problem, "Bearer"),
     };
-    let given = given_token(request.headers());
-    if is_token(given, token) {
-        return next.run(request).await;
+    if caller.who == Who::ThisMachine
+        && let Some(problem) = of_a_stranger(request.headers())
+    {
+        return problem.into_response();
     }
-    let detail = if given.is_empty() {
-        "a bearer token is needed: `Authorization: Bearer …`"
-    } else {
-        "this bearer token is not the server's (WAKEFUL_TOKEN)"
+    let path = request.extensions().get::<MatchedPath>().map(MatchedPath::as_str);
+    let Some(rule) = path.and_then(|path| Rule::of(request.method().as_str(), path)) else {
+        let detail = "no rule says which scope this route needs";
+        return Problem::new(StatusCode::FORBIDDEN, detail).into_response();
     };
-    let problem = Problem::new(StatusCode::UNAUTHORIZED, detail);
+    if let Err(problem) = caller.may(rule) {
+        return refused(problem, "Bearer error=\"insufficient_scope\"");
+    }
+    request.extensions_mut().insert(caller);
+    next.run(request).await
+}
+
+fn refused(problem: Problem, challenge: &'static str) -> Response {
     let mut response = problem.into_response();
-    response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    if matches!(response.status(), StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) {
+        response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static(challenge));
+    }
     response
 }
 
-/// Returns whether the request has the bearer token. Without one configured, only this machine can ask.
-pub fn has_token(ctx: &Ctx, headers: &HeaderMap) -> bool {
-    ctx.config.server.token.as_ref().is_none_or(|token| is_token(given_token(headers), token))
-}
-
-/// The bearer token that the request gives, or an empty text.
-fn given_token(headers: &HeaderMap) -> &str {
-    headers
-        .get(AUTHORIZATION)
-        .and_then(|value| value.to_str().ok())
-        .and_then(|value| value.split_once(' '))
-        .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("Bearer"))
-        .map_or("", |(_, token)| token.trim())
-}
-
-fn is_token(given: &str, token: &SecretString) -> bool {
-    bool::from(given.as_bytes().ct_eq(token.expose_secret().as_bytes()))
+/// Without a token the process listens on loopback only. A web page in a browser on this machine can reach loopback too,
+/// so a foreign `Host` or `Origin` is refused.
+fn of_a_stranger(headers: &HeaderMap) -> Option<Problem> {
+    let stranger = [HOST, ORIGIN]
+        .into_iter()
+        .find(|name| headers.get_all(name).iter().any(|value| !value.to_str().is_ok_and(is_local)))?;
+    let detail = format!("`{stranger}` is not this machine; set WAKEFUL_TOKEN to serve others");
+    Some(Problem::new(StatusCode::FORBIDDEN, detail))
 }
 
 /// Refuses a POST before its body is read, while the intake is full.

@@ -3,6 +3,7 @@
 //!
 //! This crate is internal and not stable. Programs use the crate `wakeful`.
 
+pub mod access;
 pub mod body;
 pub mod bundle;
 pub mod context;
@@ -17,10 +18,11 @@ pub mod problem;
 pub mod sessions;
 mod steer;
 mod stream;
+pub mod tokens;
 
 use axum::extract::DefaultBodyLimit;
 use axum::middleware::{from_fn, from_fn_with_state};
-use axum::routing::{get, post};
+use axum::routing::{delete, get, post};
 use axum::{Extension, Router};
 use body::BODY_LIMIT_BYTES;
 use door::Door;
@@ -60,6 +62,9 @@ pub fn router(ctx: Arc<Ctx>, guarded: Router<Arc<Ctx>>, webhooks: Router<Arc<Ctx
         .route("/conversations/{id}/sessions", get(conversations::sessions))
         .route("/conversations/{id}/history", get(conversations::history))
         .route("/conversations/{id}/new", post(conversations::restart))
+        .route("/tokens", get(tokens::list).post(tokens::create))
+        .route("/tokens/{id}", delete(tokens::revoke))
+        .route("/user-tokens", post(tokens::of_user))
         .merge(guarded)
         .layer(door.clone())
         .merge(imports)

@@ -50,7 +50,7 @@ impl Problem {
         Problem { status, ..self }
     }
 
-    fn with(mut self, key: &str, value: impl Into<Value>) -> Problem {
+    pub(crate) fn with(mut self, key: &str, value: impl Into<Value>) -> Problem {
         self.more.insert(key.to_owned(), value.into());
         self
     }
@@ -129,6 +129,10 @@ impl From<wakeful_store::Error> for Problem {
                     .with("valid", valid_verbs(status).iter().copied().map(Value::from).collect::<Vec<_>>())
             }
             Error::Refused { .. } | Error::Schedule { .. } => Problem::new(StatusCode::CONFLICT, detail),
+            Error::OfAnotherUser { .. } => Problem::new(
+                StatusCode::FORBIDDEN,
+                format!("{detail}; `participants = \"anyone\"` of the agent would let it in"),
+            ),
             Error::KeyReused { .. } => Problem::new(StatusCode::UNPROCESSABLE_ENTITY, detail),
             Error::InboxFull { pending } => Problem {
                 retry_after_s: Some(5),

@@ -1,5 +1,6 @@
 //! Lists and shows sessions, and sends messages to them.
 
+use crate::access::Caller;
 use crate::body::Id;
 use crate::body::{accepted, check_text, idempotency_key, message_text, parse};
 use crate::problem::Problem;
@@ -16,8 +17,8 @@ use wakeful_engine::ingest;
 use wakeful_store::Error;
 use wakeful_store::session::SessionFilter;
 use wakeful_store::wake::{NewMessage, Woken};
+use wakeful_workflow::access::Reach;
 use wakeful_workflow::diff::Report;
-use wakeful_workflow::id::{DEFAULT_SPACE, stored_conversation_id};
 use wakeful_workflow::session::SessionStatus;
 use wakeful_workflow::trigger;
 
@@ -71,6 +72,7 @@ pub(super) type Answer = Result<Json<Value>, Problem>;
 
 pub(super) async fn list(
     State(ctx): State<Arc<Ctx>>,
+    caller: Caller,
     query: Result<Query<ListQuery>, QueryRejection>,
 ) -> Answer {
     let Query(query) = query?;
@@ -89,13 +91,13 @@ pub(super) async fn list(
     }
     let limit = limit(query.limit);
     let filter = SessionFilter {
-        space_id: Some(DEFAULT_SPACE.to_owned()),
         status: query.status,
         only_live: !query.all && query.trigger_type.is_none() && query.conversation_id.is_none(),
         trigger_type: query.trigger_type,
-        conversation_id: query.conversation_id.map(|id| stored_conversation_id(&id)).transpose()?,
+        conversation_id: query.conversation_id.map(|id| caller.conversation(&id)).transpose()?,
         before: query.cursor,
         limit,
+        ..SessionFilter::of(&caller.reach)
     };
     let items = ctx.store.sessions(&filter).await?;
     let next = next_page(&items, limit, |last| json!(last.session_id));
@@ -108,16 +110,16 @@ pub fn no_trigger(trigger_type: &str) -> String {
 }
 
 /// The session with its runs, latest messages, steps, calls and deliveries.
-pub(super) async fn show(State(ctx): State<Arc<Ctx>>, Id(id): Id) -> Answer {
-    Ok(Json(detail(&ctx.store, Some(DEFAULT_SPACE), &id).await?))
+pub(super) async fn show(State(ctx): State<Arc<Ctx>>, caller: Caller, Id(id): Id) -> Answer {
+    Ok(Json(detail(&ctx.store, &caller.reach, &id).await?))
 }
 
 /// The result of `GET /v1/sessions/{id}` and `wakeful session show`.
 ///
 /// # Errors
 /// [`Error::NotFound`], [`Error::Database`].
-pub async fn detail(store: &wakeful_store::Store, space_id: Option<&str>, id: &str) -> Result<Value, Error> {
-    let session = store.session(space_id, id).await?;
+pub async fn detail(store: &wakeful_store::Store, reach: &Reach, id: &str) -> Result<Value, Error> {
+    let session = store.session_within(reach, id).await?;
     let mut body = serde_json::to_value(&session)
         .map_err(|error| Error::Corrupt { what: "session", reason: error.to_string() })?;
     let messages = store.messages(id, None, PAGE).await?;
@@ -140,19 +142,25 @@ pub async fn detail(store: &wakeful_store::Store, space_id: Option<&str>, id: &s
 ///
 /// # Errors
 /// A problem for an invalid query, then for an unknown session.
-async fn of_session<Q>(ctx: &Ctx, id: &str, query: Result<Query<Q>, QueryRejection>) -> Result<Q, Problem> {
+async fn of_session<Q>(
+    ctx: &Ctx,
+    caller: &Caller,
+    id: &str,
+    query: Result<Query<Q>, QueryRejection>,
+) -> Result<Q, Problem> {
     let Query(query) = query?;
-    ctx.store.session(Some(DEFAULT_SPACE), id).await?;
+    ctx.store.session_within(&caller.reach, id).await?;
     Ok(query)
 }
 
 /// Messages below the cursor, oldest first; `next` leads to older ones.
 pub(super) async fn messages(
     State(ctx): State<Arc<Ctx>>,
+    caller: Caller,
     Id(id): Id,
     query: Result<Query<MessagesQuery>, QueryRejection>,
 ) -> Answer {
-    let query = of_session(&ctx, &id, query).await?;
+    let query = of_session(&ctx, &caller, &id, query).await?;
     let limit = limit(query.limit);
     let items = ctx.store.messages_that_are(query.internal, &id, query.cursor, limit).await?;
     page(&items, older_page(&items, limit, |first| first.message_number))
@@ -161,10 +169,11 @@ pub(super) async fn messages(
 /// Steps below the cursor, oldest first; `next` leads to older ones.
 pub(super) async fn steps(
     State(ctx): State<Arc<Ctx>>,
+    caller: Caller,
     Id(id): Id,
     query: Result<Query<PageQuery>, QueryRejection>,
 ) -> Answer {
-    let query = of_session(&ctx, &id, query).await?;
+    let query = of_session(&ctx, &caller, &id, query).await?;
     let items = ctx.store.steps(&id, query.cursor, query.limit()).await?;
     page(&items, older_page(&items, query.limit(), |first| first.step_number))
 }
@@ -172,10 +181,11 @@ pub(super) async fn steps(
 /// The journal entries after the cursor.
 pub(super) async fn events(
     State(ctx): State<Arc<Ctx>>,
+    caller: Caller,
     Id(id): Id,
     query: Result<Query<PageQuery>, QueryRejection>,
 ) -> Answer {
-    let query = of_session(&ctx, &id, query).await?;
+    let query = of_session(&ctx, &caller, &id, query).await?;
     let items = ctx.store.journal(&id, query.cursor.unwrap_or(0), query.limit()).await?;
     let next = next_page(&items, query.limit(), |last| json!(last.seq));
     page(&items, next)
@@ -184,14 +194,15 @@ pub(super) async fn events(
 /// Compares two sessions turn by turn: [`wakeful_workflow::diff::Report`].
 pub(super) async fn diff(
     State(ctx): State<Arc<Ctx>>,
+    caller: Caller,
     path: Result<Path<(String, String)>, PathRejection>,
 ) -> Result<Json<Report>, Problem> {
     let Path((left, right)) = path?;
     check_text("session id", Some(&left), 256)?;
     check_text("session id", Some(&right), 256)?;
     // Both sessions must be in the caller's space. A session of another space does not exist for the caller.
-    ctx.store.session(Some(DEFAULT_SPACE), &left).await?;
-    ctx.store.session(Some(DEFAULT_SPACE), &right).await?;
+    ctx.store.session_within(&caller.reach, &left).await?;
+    ctx.store.session_within(&caller.reach, &right).await?;
     let (left, right) = (ctx.store.side(&left).await?, ctx.store.side(&right).await?);
     // The work is bounded but may take a second, so keep it off the async threads.
     let compared = tokio::task::spawn_blocking(move || wakeful_workflow::diff::diff(&left, &right));
@@ -209,6 +220,7 @@ struct SessionMessage {
 
 pub(super) async fn send(
     State(ctx): State<Arc<Ctx>>,
+    caller: Caller,
     Id(id): Id,
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
@@ -217,7 +229,7 @@ pub(super) async fn send(
     message.client_key = message.client_key.or(idempotency_key(&headers)?);
     check_text("client_key", message.client_key.as_deref(), 256)?;
     let text = message_text(message.text)?;
-    let session = ctx.store.session(Some(DEFAULT_SPACE), &id).await?;
+    let session = ctx.store.session_within(&caller.reach, &id).await?;
     let message = NewMessage {
         client_key: message.client_key,
         text,

@@ -1,5 +1,6 @@
 //! An operator's commands to a session.
 
+use crate::access::Caller;
 use crate::body::Id;
 use crate::body::{check_text, message_text, parse};
 use crate::problem::Problem;
@@ -14,7 +15,6 @@ use std::sync::Arc;
 use wakeful_engine::ctx::Ctx;
 use wakeful_engine::telemetry;
 use wakeful_store::resolve::{Decision, Effect, Resolved};
-use wakeful_workflow::id::DEFAULT_SPACE;
 use wakeful_workflow::resolve::Resolution;
 
 /// The longest reason, in bytes. The journal keeps it as one line.
@@ -30,36 +30,41 @@ struct Reason {
 }
 
 /// Continues a failed run where it stopped.
-pub(super) async fn retry(State(ctx): State<Arc<Ctx>>, Id(id): Id, body: Body) -> Steered {
-    let reason = reason(&ctx, &id, &body?).await?;
+pub(super) async fn retry(State(ctx): State<Arc<Ctx>>, caller: Caller, Id(id): Id, body: Body) -> Steered {
+    let reason = reason(&ctx, &caller, &id, &body?).await?;
     let run_id = ctx.store.retry(&id, reason.as_deref()).await?;
     Ok(accepted(&ctx, &id, json!({"session_id": id, "run_id": run_id})))
 }
 
 /// Asks the open run to end.
-pub(super) async fn cancel(State(ctx): State<Arc<Ctx>>, Id(id): Id, body: Body) -> Steered {
-    let reason = reason(&ctx, &id, &body?).await?;
+pub(super) async fn cancel(State(ctx): State<Arc<Ctx>>, caller: Caller, Id(id): Id, body: Body) -> Steered {
+    let reason = reason(&ctx, &caller, &id, &body?).await?;
     let run_id = ctx.store.cancel(&id, reason.as_deref()).await?;
     Ok(accepted(&ctx, &id, json!({"session_id": id, "run_id": run_id})))
 }
 
 /// Makes the session continue, repairs its rows if needed, and reports what was wrong.
-pub(super) async fn wake(State(ctx): State<Arc<Ctx>>, Id(id): Id, body: Body) -> Steered {
-    reason(&ctx, &id, &body?).await?;
+pub(super) async fn wake(State(ctx): State<Arc<Ctx>>, caller: Caller, Id(id): Id, body: Body) -> Steered {
+    reason(&ctx, &caller, &id, &body?).await?;
     let healed = ctx.store.wake_session(&id).await?;
     Ok(accepted(&ctx, &id, json!({"session_id": id, "healed": healed})))
 }
 
 /// Archives the session.
-pub(super) async fn archive(State(ctx): State<Arc<Ctx>>, Id(id): Id, body: Body) -> Steered {
-    let reason = reason(&ctx, &id, &body?).await?;
+pub(super) async fn archive(State(ctx): State<Arc<Ctx>>, caller: Caller, Id(id): Id, body: Body) -> Steered {
+    let reason = reason(&ctx, &caller, &id, &body?).await?;
     ctx.store.archive(&id, reason.as_deref()).await?;
     Ok(accepted(&ctx, &id, json!({"session_id": id, "status": "archived"})))
 }
 
 /// Ends the session for good.
-pub(super) async fn terminate(State(ctx): State<Arc<Ctx>>, Id(id): Id, body: Body) -> Steered {
-    let reason = reason(&ctx, &id, &body?).await?;
+pub(super) async fn terminate(
+    State(ctx): State<Arc<Ctx>>,
+    caller: Caller,
+    Id(id): Id,
+    body: Body,
+) -> Steered {
+    let reason = reason(&ctx, &caller, &id, &body?).await?;
     ctx.store.terminate(&id, reason.as_deref()).await?;
     Ok(accepted(&ctx, &id, json!({"session_id": id, "status": "terminated"})))
 }
@@ -88,6 +93,7 @@ struct Resolve {
 /// Records how an uncertain effect ended: 202, or 200 if it was recorded before.
 pub(super) async fn resolve(
     State(ctx): State<Arc<Ctx>>,
+    caller: Caller,
     Id(id): Id,
     body: Body,
 ) -> Result<(StatusCode, Json<Resolved>), Problem> {
@@ -118,7 +124,7 @@ pub(super) async fn resolve(
             return Err(Problem::bad_request("`result` is only for an effect that happened"));
         }
     };
-    ctx.store.session(Some(DEFAULT_SPACE), &id).await?;
+    ctx.store.session_within(&caller.reach, &id).await?;
     let decision = Decision {
         effect,
         resolution,
@@ -135,10 +141,10 @@ pub(super) async fn resolve(
 }
 
 /// The reason in the body, if there is one. Fails if the session is not in the caller's space.
-async fn reason(ctx: &Ctx, id: &str, body: &[u8]) -> Result<Option<String>, Problem> {
+async fn reason(ctx: &Ctx, caller: &Caller, id: &str, body: &[u8]) -> Result<Option<String>, Problem> {
     let given: Reason = if body.is_empty() { Reason::default() } else { parse(body)? };
     check_text("reason", given.reason.as_deref(), REASON_BYTES)?;
-    ctx.store.session(Some(DEFAULT_SPACE), id).await?;
+    ctx.store.session_within(&caller.reach, id).await?;
     Ok(given.reason)
 }
 

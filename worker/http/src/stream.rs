@@ -13,6 +13,7 @@ mod follow;
 
 pub(crate) use follow::Followers;
 
+use crate::access::Caller;
 use crate::body::Id;
 use crate::problem::Problem;
 use axum::Extension;
@@ -33,7 +34,6 @@ use tracing::debug;
 use wakeful_engine::ctx::Ctx;
 use wakeful_store::generation::LiveGeneration;
 use wakeful_store::queue::READS_EVERY;
-use wakeful_workflow::id::DEFAULT_SPACE;
 
 /// How many journal entries are read at once.
 const BATCH: i64 = 200;
@@ -51,6 +51,7 @@ pub(super) struct StreamQuery {
 
 pub(super) async fn stream(
     State(ctx): State<Arc<Ctx>>,
+    caller: Caller,
     Extension(followers): Extension<Arc<Followers>>,
     Id(id): Id,
     query: Result<Query<StreamQuery>, QueryRejection>,
@@ -61,7 +62,7 @@ pub(super) async fn stream(
     let Some(follower) = followers.follow(&id) else {
         return Err(Problem::unavailable("all streams of events are taken (server.streams)", 5));
     };
-    ctx.store.session(Some(DEFAULT_SPACE), &id).await?;
+    ctx.store.session_within(&caller.reach, &id).await?;
     let last =
         match headers.get("last-event-id") {
             Some(value) => {
@@ -74,6 +75,7 @@ pub(super) async fn stream(
     let heartbeat = Duration::from_secs(ctx.config.server.sse_heartbeat_s);
     let reader = Reader {
         ctx,
+        caller,
         follower,
         after: last.or(query.after).unwrap_or(0),
         generation: None,
@@ -90,6 +92,7 @@ pub(super) async fn stream(
 
 struct Reader {
     ctx: Arc<Ctx>,
+    caller: Caller,
     follower: Follower,
     /// The number of the last journal entry that was sent.
     after: i64,
@@ -102,7 +105,7 @@ struct Reader {
 }
 
 impl Reader {
-    /// The next frame; `None` when the process ends.
+    /// The next frame; `None` when the process ends, or when the caller's token is no longer in force.
     async fn next(&mut self) -> Option<Event> {
         loop {
             if let Some(frame) = self.frames.pop_front() {
@@ -111,6 +114,10 @@ impl Reader {
             let looked = self.look().await;
             if let Err(error) = &looked {
                 debug!(%error, "A stream could not read the database; it tries again");
+            }
+            // Each look that found something looks the token up too, so a revoked one shows nothing more.
+            if !self.frames.is_empty() && !self.may_go_on().await {
+                return None;
             }
             let again = self.generation.is_some() || looked.is_err();
             if self.frames.is_empty() {
@@ -121,6 +128,13 @@ impl Reader {
                 }
             }
         }
+    }
+
+    async fn may_go_on(&self) -> bool {
+        self.caller.is_in_force(&self.ctx).await.unwrap_or_else(|error| {
+            debug!(%error, "A stream could not look its caller's token up; it ends");
+            false
+        })
     }
 
     async fn look(&mut self) -> wakeful_store::Result<()> {

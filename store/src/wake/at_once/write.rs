@@ -269,8 +269,8 @@ pub(super) async fn first_message(
     opens_run!(
         "c as (
             insert into conversation_counters
-                (conversation_id, space_id, mailbox_id, last_message_number, open_run_id)
-            values ($16, $17, $18, $19, $1)
+                (conversation_id, space_id, mailbox_id, last_message_number, open_run_id, user_id)
+            values ($16, $17, $18, $19, $1, $34)
             on conflict (conversation_id) do nothing
             returning conversation_id, space_id, mailbox_id, last_message_number
         ), prefix as (
@@ -313,7 +313,8 @@ pub(super) async fn first_message(
         new.repository_id,
         &roles as &[&str],
         &contents as &[&str],
-        &are_new
+        &are_new,
+        new.speaker.as_ref().map(|speaker| speaker.user_id.as_str())
     )
     .fetch_one(connection)
     .await?;

@@ -14,6 +14,7 @@ use wakeful_config::Config;
 use wakeful_config::chat::{Legacy, OnError};
 use wakeful_engine::ctx::Ctx;
 use wakeful_http::problem::Problem;
+use wakeful_store::Error;
 use wakeful_store::legacy::{CacheMiss, LegacyCount};
 use wakeful_store::wake::NewSession;
 
@@ -40,11 +41,16 @@ pub(super) async fn find(
         }
     }
     let conversation = new.trigger_id.as_str();
+    let of_user = new.speaker.as_ref().is_some_and(|speaker| speaker.own_token);
     let Some(key) = key(&cache.settings.key, user, conversation) else {
         debug!(conversation, "This chat cannot have an entry in the old cache");
         return Ok(None);
     };
     let failed = match cache.read(&key).await {
+        // The key does not say whose chat it is, so a user's own token must not take it. A token of the application may.
+        Ok(Some(_)) if of_user && !cache.settings.key.contains("{user}") => {
+            return Err(Error::NotFound { what: "conversation", id: conversation.to_owned() }.into());
+        }
         Ok(Some(chat)) => {
             let (messages, left_out) = (chat.seeds.len(), chat.left_out);
             if left_out > 0 {

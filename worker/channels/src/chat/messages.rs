@@ -9,13 +9,13 @@ use axum::http::{HeaderMap, StatusCode};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
+use wakeful_config::DEFAULT_AGENT;
 use wakeful_engine::ctx::Ctx;
-use wakeful_engine::new_session::CannotBegin;
 use wakeful_engine::{ingest, new_session};
+use wakeful_http::access::Caller;
 use wakeful_http::body::{accepted, check_text, idempotency_key, message_text, parse};
 use wakeful_http::problem::Problem;
 use wakeful_store::wake::{ChatWoken, NewMessage, NewSession, Woken};
-use wakeful_workflow::id::stored_conversation_id;
 use wakeful_workflow::trigger::{CHAT, separate_session_type};
 
 /// State shared by the routes of chats.
@@ -41,6 +41,7 @@ struct ChatMessage {
 /// Accepts a message: 202, or 200 with the first answer when its `client_key` was used before.
 pub(super) async fn post_message(
     State(chats): State<Chats>,
+    caller: Caller,
     conversation_id: Result<Path<String>, PathRejection>,
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
@@ -48,21 +49,23 @@ pub(super) async fn post_message(
     let Path(conversation_id) = conversation_id?;
     let mut message: ChatMessage = parse(&body?)?;
     message.client_key = message.client_key.or(idempotency_key(&headers)?);
-    let conversation_id = stored_conversation_id(&conversation_id)?;
+    let conversation_id = caller.conversation(&conversation_id)?;
     check_text("user_id", message.user_id.as_deref(), 256)?;
     check_text("client_key", message.client_key.as_deref(), 256)?;
     check_text("repository_id", message.repository_id.as_deref(), 256)?;
     let text = message_text(message.text)?;
     let (client_key, trace_context) = (message.client_key, None);
     let attachments = Vec::new();
-    let new = NewMessage { client_key, text, sender: message.user_id, trace_context, attachments };
-    let (agent, repository_id) = (message.agent.as_deref(), message.repository_id);
-    Ok(accepted(wake(&chats, conversation_id, agent, repository_id, new).await?))
+    let sender = caller.speaker(message.user_id.as_deref(), false)?.map(|speaker| speaker.user_id);
+    let new = NewMessage { client_key, text, sender, trace_context, attachments };
+    let (agent, repository_id) = (caller.agent(message.agent.as_deref())?, message.repository_id);
+    Ok(accepted(wake(&chats, &caller, conversation_id, agent, repository_id, new).await?))
 }
 
 /// Gives the message to the conversation's latest session, or to a new one.
 async fn wake(
     chats: &Chats,
+    caller: &Caller,
     conversation_id: String,
     agent: Option<&str>,
     repository_id: Option<String>,
@@ -70,24 +73,42 @@ async fn wake(
 ) -> Result<Woken, Problem> {
     let ctx = &*chats.ctx;
     // From the configuration: the agent's model and tools, and its system prompt as the only seed.
-    let of_agent = |agent: Option<&str>| {
+    let of_agent = |agent: Option<&str>, shared: bool| -> Result<NewSession, Problem> {
         let new = new_session::of_chat(&ctx.config, &ctx.plugins.tools, conversation_id.clone(), agent)?;
-        Ok::<_, CannotBegin>(NewSession { repository_id: repository_id.clone(), ..new })
+        let speaker = caller.speaker(message.sender.as_deref(), shared)?;
+        Ok(NewSession { repository_id: repository_id.clone(), speaker, ..new })
     };
-    // After a herald's notice, a chat message gets a session of its own with the same agent.
+    // Usually nothing depends on the agent of the conversation, so nothing is read to learn it.
+    if agent.is_none()
+        && caller.reach.agent.is_none()
+        && chats.cache.is_none()
+        && let Some(shared) = ctx.config.shared_by_all()
+        && let Ok(new) = of_agent(None, shared)
+        && let ChatWoken::Accepted(woken) = ingest::accept_chat(ctx, new, message.clone()).await?
+    {
+        return Ok(woken);
+    }
+    let latest = {
+        // The query needs a permit too, so an overload refuses it with the same error.
+        let _permit = ctx.intake.enter().await?;
+        ctx.store.latest_trigger(&conversation_id).await?
+    };
+    if let (Some(own), Some((_, latest))) = (&caller.reach.agent, &latest)
+        && own != latest
+    {
+        return Err(no_conversation(&conversation_id).into());
+    }
+    // Who may write is a setting of the conversation's agent, and of the agent of a new conversation.
+    let latest_agent = latest.as_ref().map(|(_, agent)| agent.as_str());
+    let shared = ctx.config.is_shared(latest_agent.or(agent).unwrap_or(DEFAULT_AGENT));
     let agent = match agent {
         Some(agent) => Some(agent.to_owned()),
-        None => match of_agent(None) {
-            Ok(new) if chats.cache.is_none() => match ingest::accept_chat(ctx, new, message.clone()).await? {
-                ChatWoken::Accepted(woken) => return Ok(woken),
-                ChatWoken::AboutNotice { agent } => Some(agent),
-            },
-            // A chat of the cache is read for one session, so its agent must be known before. And without a default
-            // agent a chat about a notice can begin all the same.
-            Ok(_) | Err(_) => agent_of_notice(ctx, &conversation_id).await?,
-        },
+        // After a herald's notice, a chat message gets a session of its own with the same agent.
+        None => {
+            latest.filter(|(latest, _)| separate_session_type(latest, CHAT).is_some()).map(|(_, agent)| agent)
+        }
     };
-    let new = of_agent(agent.as_deref())?;
+    let new = of_agent(agent.as_deref(), shared)?;
     // `Some` only if a cache of old chats is configured and it has this conversation.
     match legacy::find(ctx, (*chats.cache).as_ref(), &new, message.sender.as_deref()).await? {
         Some(chat) => {
@@ -98,12 +119,10 @@ async fn wake(
     }
 }
 
-/// The agent of the notice that a chat message would be about.
-async fn agent_of_notice(ctx: &Ctx, conversation_id: &str) -> Result<Option<String>, Problem> {
-    // The query needs a permit too, so an overload refuses it with the same error.
-    let _permit = ctx.intake.enter().await?;
-    let latest = ctx.store.latest_trigger(conversation_id).await?;
-    Ok(latest.filter(|(latest, _)| separate_session_type(latest, CHAT).is_some()).map(|(_, agent)| agent))
+/// What a caller hears of a conversation beyond its reach.
+fn no_conversation(stored: &str) -> wakeful_store::Error {
+    let id = stored.split_once('/').map_or(stored, |(_, id)| id).to_owned();
+    wakeful_store::Error::NotFound { what: "conversation", id }
 }
 
 /// The lookups in the cache of old chats, counted per day, and advice about turning it off.

@@ -16,12 +16,12 @@ use tracing::Instrument;
 use wakeful_engine::ctx::Ctx;
 use wakeful_engine::ingest::{announce, send_span};
 use wakeful_engine::telemetry;
+use wakeful_http::access::Caller;
 use wakeful_http::body::Id;
 use wakeful_http::body::{accepted, check_text, idempotency_key, parse};
 use wakeful_http::problem::Problem;
 use wakeful_store::schedule::{FIRINGS_KEPT, Schedule};
 use wakeful_store::wake::Woken;
-use wakeful_workflow::id::DEFAULT_SPACE;
 
 pub(super) fn routes() -> Router<Arc<Ctx>> {
     Router::new()
@@ -34,24 +34,25 @@ pub(super) fn routes() -> Router<Arc<Ctx>> {
         .route("/schedules/{id}/firings", get(firings))
 }
 
-async fn list(State(ctx): State<Arc<Ctx>>) -> Result<Json<Value>, Problem> {
-    let schedules = ctx.store.schedules(DEFAULT_SPACE).await?;
+async fn list(State(ctx): State<Arc<Ctx>>, caller: Caller) -> Result<Json<Value>, Problem> {
+    let schedules = ctx.store.schedules(caller.space()).await?;
     let items: Vec<View> = schedules.into_iter().map(View::of).collect();
     Ok(Json(json!({"items": items, "next": null})))
 }
 
-async fn show(State(ctx): State<Arc<Ctx>>, Id(id): Id) -> Result<Json<View>, Problem> {
-    Ok(Json(View::of(ctx.store.schedule(DEFAULT_SPACE, &id).await?)))
+async fn show(State(ctx): State<Arc<Ctx>>, caller: Caller, Id(id): Id) -> Result<Json<View>, Problem> {
+    Ok(Json(View::of(ctx.store.schedule(caller.space(), &id).await?)))
 }
 
 /// 201, or 200 if the same schedule exists already. 409 if another schedule has the name.
 async fn create(
     State(ctx): State<Arc<Ctx>>,
+    caller: Caller,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<(StatusCode, Json<View>), Problem> {
     let asked: ScheduleInput = parse(&body?)?;
-    let definition = read(asked, &ctx.config).map_err(Problem::bad_request)?;
-    let (schedule, created) = ctx.store.create_schedule(DEFAULT_SPACE, &definition, None).await?;
+    let definition = read(asked, caller.space(), &ctx.config).map_err(Problem::bad_request)?;
+    let (schedule, created) = ctx.store.create_schedule(caller.space(), &definition, None).await?;
     Ok((if created { StatusCode::CREATED } else { StatusCode::OK }, Json(View::of(schedule))))
 }
 
@@ -59,31 +60,33 @@ async fn create(
 /// schedule.
 async fn change(
     State(ctx): State<Arc<Ctx>>,
+    caller: Caller,
     Id(id): Id,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<View>, Problem> {
     let asked: ScheduleInput = parse(&body?)?;
-    let name = ctx.store.schedule(DEFAULT_SPACE, &id).await?.definition.name;
+    let name = ctx.store.schedule(caller.space(), &id).await?.definition.name;
     if !asked.name.is_empty() && asked.name != name {
         return Err(Problem::bad_request(
             "a schedule keeps its name: create another one, and delete this one",
         ));
     }
-    let definition = read(ScheduleInput { name, ..asked }, &ctx.config).map_err(Problem::bad_request)?;
-    Ok(Json(View::of(ctx.store.change_schedule(DEFAULT_SPACE, &definition, None).await?)))
+    let definition =
+        read(ScheduleInput { name, ..asked }, caller.space(), &ctx.config).map_err(Problem::bad_request)?;
+    Ok(Json(View::of(ctx.store.change_schedule(caller.space(), &definition, None).await?)))
 }
 
-async fn remove(State(ctx): State<Arc<Ctx>>, Id(id): Id) -> Result<StatusCode, Problem> {
-    ctx.store.delete_schedule(DEFAULT_SPACE, &id).await?;
+async fn remove(State(ctx): State<Arc<Ctx>>, caller: Caller, Id(id): Id) -> Result<StatusCode, Problem> {
+    ctx.store.delete_schedule(caller.space(), &id).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-async fn pause(State(ctx): State<Arc<Ctx>>, Id(id): Id) -> Result<Json<View>, Problem> {
-    Ok(Json(View::of(ctx.store.pause_schedule(DEFAULT_SPACE, &id).await?)))
+async fn pause(State(ctx): State<Arc<Ctx>>, caller: Caller, Id(id): Id) -> Result<Json<View>, Problem> {
+    Ok(Json(View::of(ctx.store.pause_schedule(caller.space(), &id).await?)))
 }
 
-async fn resume(State(ctx): State<Arc<Ctx>>, Id(id): Id) -> Result<Json<View>, Problem> {
-    Ok(Json(View::of(ctx.store.resume_schedule(DEFAULT_SPACE, &id, None).await?)))
+async fn resume(State(ctx): State<Arc<Ctx>>, caller: Caller, Id(id): Id) -> Result<Json<View>, Problem> {
+    Ok(Json(View::of(ctx.store.resume_schedule(caller.space(), &id, None).await?)))
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -95,6 +98,7 @@ struct TriggerBody {
 /// Fires the schedule now: 202, or 200 with the first answer when its `client_key` was used before.
 async fn trigger(
     State(ctx): State<Arc<Ctx>>,
+    caller: Caller,
     Id(id): Id,
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
@@ -106,12 +110,12 @@ async fn trigger(
     let compose = |schedule: &Schedule| {
         session_of(&ctx.config, &ctx.plugins.tools, schedule).map_err(|cannot| cannot.to_string())
     };
-    let conversation_id = ctx.store.schedule(DEFAULT_SPACE, &id).await?.definition.conversation_id;
+    let conversation_id = ctx.store.schedule(caller.space(), &id).await?.definition.conversation_id;
     async {
         let trace_context = telemetry::trace_context();
         let woken = ctx
             .store
-            .trigger_schedule(DEFAULT_SPACE, &id, client_key.as_deref(), None, trace_context, &compose)
+            .trigger_schedule(caller.space(), &id, client_key.as_deref(), None, trace_context, &compose)
             .await?;
         announce(&ctx, &woken);
         Ok(accepted(woken))
@@ -129,6 +133,7 @@ struct NextQuery {
 /// The next ticks, counted from now. While the schedule's `state` is `paused`, none of them fires.
 async fn next(
     State(ctx): State<Arc<Ctx>>,
+    caller: Caller,
     Id(id): Id,
     query: Result<Query<NextQuery>, QueryRejection>,
 ) -> Result<Json<Value>, Problem> {
@@ -137,7 +142,7 @@ async fn next(
     if !(1..=view::NEXT_LIMIT).contains(&count) {
         return Err(Problem::bad_request(format!("`count` must be a number from 1 to {}", view::NEXT_LIMIT)));
     }
-    let schedule = ctx.store.schedule(DEFAULT_SPACE, &id).await?;
+    let schedule = ctx.store.schedule(caller.space(), &id).await?;
     let now = ctx.store.now().await?;
     let items = view::next(&schedule, now, count);
     Ok(Json(json!({"items": items, "next": null, "state": View::of(schedule).state})))
@@ -152,11 +157,12 @@ struct FiringsQuery {
 /// The outcomes of past ticks, newest first.
 async fn firings(
     State(ctx): State<Arc<Ctx>>,
+    caller: Caller,
     Id(id): Id,
     query: Result<Query<FiringsQuery>, QueryRejection>,
 ) -> Result<Json<Value>, Problem> {
     let Query(query) = query?;
     let limit = query.limit.unwrap_or(FIRINGS_KEPT).clamp(1, FIRINGS_KEPT);
-    let items = ctx.store.firings(DEFAULT_SPACE, &id, limit).await?;
+    let items = ctx.store.firings(caller.space(), &id, limit).await?;
     Ok(Json(json!({"items": items, "next": null})))
 }

@@ -116,11 +116,11 @@ pub fn shown(value: &Value) -> String {
     }
 }
 
-/// Checks a definition and fills in the defaults.
+/// Checks a definition of a schedule of `space`, and fills in the defaults.
 ///
 /// # Errors
 /// A sentence that says what is wrong.
-pub fn read(asked: ScheduleInput, config: &Config) -> Result<Definition, String> {
+pub fn read(asked: ScheduleInput, space: &str, config: &Config) -> Result<Definition, String> {
     if !cron::is_name(&asked.name) {
         return Err(format!("`name` is {:?}: it {}", asked.name, cron::NAME_RULE));
     }
@@ -154,7 +154,7 @@ pub fn read(asked: ScheduleInput, config: &Config) -> Result<Definition, String>
     }
     let conversation = asked.conversation_id.unwrap_or_else(|| conversation_of(&asked.name));
     Ok(Definition {
-        conversation_id: wakeful_workflow::id::stored_conversation_id(&conversation)
+        conversation_id: wakeful_workflow::id::conversation_id_in(space, &conversation)
             .map_err(|problem| problem.to_string())?,
         name: asked.name,
         cron,

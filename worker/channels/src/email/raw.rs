@@ -14,9 +14,9 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use wakeful_engine::ctx::Ctx;
+use wakeful_http::access::Caller;
 use wakeful_http::guard::guard;
 use wakeful_http::problem::Problem;
-use wakeful_workflow::id::DEFAULT_SPACE;
 use wakeful_workflow::mail::scan::MAIL_BYTES;
 
 /// Maximum number of recipients of one mail.
@@ -168,12 +168,13 @@ fn usual() -> i64 {
 /// `GET /v1/mails`: incoming mails, newest first, with the reason of each dropped one.
 pub(super) async fn list(
     State(ctx): State<Arc<Ctx>>,
+    caller: Caller,
     wanted: Result<Query<Wanted>, axum::extract::rejection::QueryRejection>,
 ) -> Result<Json<Value>, Problem> {
     let Query(wanted) = wanted?;
     if !(1..=500).contains(&wanted.limit) {
         return Err(Problem::bad_request("`limit` is from 1 to 500"));
     }
-    let mails = ctx.store.mails(DEFAULT_SPACE, wanted.dropped, wanted.limit).await?;
+    let mails = ctx.store.mails(caller.space(), wanted.dropped, wanted.limit).await?;
     Ok(Json(json!({ "items": mails, "next": null })))
 }

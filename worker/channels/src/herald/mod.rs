@@ -19,11 +19,11 @@ use wakeful_config::DEFAULT_AGENT;
 use wakeful_config::address::is_address;
 use wakeful_engine::ctx::Ctx;
 use wakeful_engine::{ingest, new_session};
+use wakeful_http::access::Caller;
 use wakeful_http::body::{accepted, check_text, idempotency_key, parse};
 use wakeful_http::problem::Problem;
 use wakeful_store::new_id;
 use wakeful_store::wake::{Continues, NewMessage, NewSession, Woken};
-use wakeful_workflow::id::stored_conversation_id;
 use wakeful_workflow::trigger::HERALD;
 
 /// `/v1/triggers/herald`.
@@ -103,6 +103,7 @@ impl Notice {
 /// Accepts a notice: 202, or 200 with the first answer when its `client_key` was used before.
 async fn accept(
     State(ctx): State<Arc<Ctx>>,
+    caller: Caller,
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<(StatusCode, Json<Woken>), Problem> {
@@ -122,9 +123,9 @@ async fn accept(
         let digest = hex::encode(sha2::Sha256::digest(client_key.as_bytes()));
         format!("herald-{}", &digest[..20])
     });
-    let conversation_id = stored_conversation_id(&conversation)?;
-    let agent = heralded.agent.or_else(|| ctx.config.herald.agent.clone());
-    let agent = agent.as_deref().unwrap_or(DEFAULT_AGENT);
+    let conversation_id = caller.conversation(&conversation)?;
+    let agent = caller.agent(heralded.agent.as_deref())?.or(ctx.config.herald.agent.as_deref());
+    let agent = agent.unwrap_or(DEFAULT_AGENT);
     let mail_to: Vec<String> = mail_to.iter().map(|address| address.to_lowercase()).collect();
     let new = NewSession {
         trigger_type: HERALD.to_owned(),

@@ -14,6 +14,7 @@ mod report;
 mod schedule;
 mod serve;
 mod session;
+mod token;
 mod trigger;
 
 use crate::App;
@@ -94,6 +95,8 @@ enum Command {
     /// Send a running server an event as an outside sender would: a mail, a chat message, a schedule's
     /// firing, a messenger's message, a notice.
     Trigger(trigger::Args),
+    /// Make, list and revoke tokens of the HTTP interface.
+    Token(token::Args),
     /// Show the job queue.
     Queue(queue::Args),
 }
@@ -167,6 +170,7 @@ fn run(app: App, cli: Cli) -> anyhow::Result<Exit> {
             Command::Delivery(args) => delivery::run(config, args).await,
             Command::Replay(args) => replay::run(app, config, *args).await,
             Command::Schedule(args) => schedule::run(&app, config, args).await,
+            Command::Token(args) => token::run(config, args).await,
             Command::Queue(args) => queue::run(config, args).await,
             Command::Trigger(args) => trigger::run(config, args).await,
         }
@@ -213,6 +217,7 @@ fn exit_of(error: &anyhow::Error) -> Exit {
                 | wakeful_store::Error::Refused { .. }
                 | wakeful_store::Error::Schedule { .. }
                 | wakeful_store::Error::KeyReused { .. } => Exit::Conflict,
+                wakeful_store::Error::OfAnotherUser { .. } => Exit::Auth,
                 wakeful_store::Error::Schema(_) | wakeful_store::Error::InboxFull { .. } => Exit::Unavailable,
                 wakeful_store::Error::Database(_) => Exit::Unavailable,
                 wakeful_store::Error::Bundle(_)

@@ -168,7 +168,7 @@ async fn steer(
         }
         Verb::Create { name, asked } => {
             let asked = ScheduleInput { name, ..asked.asked() };
-            let definition = read(asked, config).map_err(Usage)?;
+            let definition = read(asked, DEFAULT_SPACE, config).map_err(Usage)?;
             let (schedule, created) = store.create_schedule(DEFAULT_SPACE, &definition, None).await?;
             say(output, schedule, if created { "is made" } else { "is there already" })?;
         }
@@ -182,7 +182,7 @@ async fn steer(
             // list.
             asked.mail_to = asked.mail_to.map(|to| if to == [""] { Vec::new() } else { to });
             let before = store.schedule(DEFAULT_SPACE, &name).await?;
-            let definition = read(asked.over(&before.definition), config).map_err(Usage)?;
+            let definition = read(asked.over(&before.definition), DEFAULT_SPACE, config).map_err(Usage)?;
             say(output, store.change_schedule(DEFAULT_SPACE, &definition, None).await?, "is changed")?;
         }
         Verb::Delete { name } => {

@@ -7,6 +7,7 @@ use serde_json::Value;
 use std::fmt::Write as _;
 use wakeful_store::Store;
 use wakeful_store::session::{CallView, DeliveryView, MessageView, RunView, SessionSummary, StepView};
+use wakeful_workflow::access::Reach;
 
 /// Number of the newest runs, messages and steps shown.
 const NEWEST: i64 = 50;
@@ -15,7 +16,7 @@ const MESSAGE_LINES: usize = 12;
 const MESSAGE_CHARS: usize = 1200;
 
 pub(super) async fn show(store: &Store, output: &Output, id: &str, full: bool) -> anyhow::Result<Exit> {
-    let detail = wakeful_http::sessions::detail(store, None, id).await?;
+    let detail = wakeful_http::sessions::detail(store, &Reach::default(), id).await?;
     let session = store.session(None, id).await?;
     let shown = Shown {
         runs: store.runs(id, NEWEST).await?,

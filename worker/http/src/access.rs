@@ -1,0 +1,264 @@
+//! Who asks: the caller behind a token, and what the caller may do.
+//!
+//! The configured token is one admin token. Other tokens are rows that `wakeful token` makes, and tokens of users are
+//! signed. Each request looks its token up, so a revoked one is refused at once.
+
+mod rules;
+
+pub use rules::{OpenTo, RULES, Rule};
+
+use crate::problem::Problem;
+use axum::extract::FromRequestParts;
+use axum::http::header::AUTHORIZATION;
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, StatusCode};
+use chrono::{DateTime, Utc};
+use secrecy::ExposeSecret;
+use subtle::ConstantTimeEq;
+use wakeful_engine::ctx::Ctx;
+use wakeful_store::token::{Presented, Token, UserClaims, UserToken, is_user_token};
+use wakeful_workflow::access::{Reach, Scope, Speaker, is_space};
+use wakeful_workflow::id::{DEFAULT_SPACE, conversation_id_in};
+
+/// The header in which a token of the whole installation names a space.
+pub const SPACE: &str = "x-wakeful-space";
+
+/// Who a caller is.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Who {
+    /// No token is configured, so only this machine can ask.
+    ThisMachine,
+    /// The token of the configuration.
+    Configuration,
+    Token {
+        token_id: String,
+        name: Option<String>,
+    },
+    User {
+        user_id: String,
+        issuer: Option<String>,
+    },
+}
+
+/// Who asks, and what the caller reaches. The guard puts it into the request.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Caller {
+    pub who: Who,
+    pub scope: Scope,
+    /// Always names a space.
+    pub reach: Reach,
+    /// The token is of the whole installation, and `reach.space_id` is what this request asked for.
+    pub everywhere: bool,
+    pub expires_at: Option<DateTime<Utc>>,
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for Caller {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Caller, Problem> {
+        let caller = parts.extensions.get::<Caller>().cloned();
+        caller.ok_or_else(|| Problem::new(StatusCode::UNAUTHORIZED, "this route knows no caller"))
+    }
+}
+
+impl Caller {
+    fn of_installation(who: Who) -> Caller {
+        Caller { who, scope: Scope::Admin, reach: Reach::default(), everywhere: true, expires_at: None }
+    }
+
+    fn of_token(token: Token) -> Caller {
+        Caller {
+            everywhere: token.space_id.is_none(),
+            reach: Reach { space_id: token.space_id, agent: token.agent, user_id: None },
+            who: Who::Token { token_id: token.token_id, name: token.name },
+            scope: token.scope,
+            expires_at: token.expires_at,
+        }
+    }
+
+    fn of_user(claims: UserClaims) -> Caller {
+        let expires_at = Some(claims.expires());
+        Caller {
+            // Of the routes that need it, only those that are open to users can be asked.
+            scope: Scope::Operate,
+            reach: Reach {
+                space_id: Some(claims.space_id),
+                agent: claims.agent,
+                user_id: Some(claims.user_id.clone()),
+            },
+            everywhere: false,
+            who: Who::User { user_id: claims.user_id, issuer: claims.issuer },
+            expires_at,
+        }
+    }
+
+    /// Finds out who asks.
+    ///
+    /// # Errors
+    /// 401 for a missing, unknown, expired or revoked token; 400 for a header that names no space, 403 for one that
+    /// names a space beyond the token's.
+    pub async fn identify(ctx: &Ctx, headers: &HeaderMap) -> Result<Caller, Problem> {
+        let caller = Caller::of_header(ctx, given_token(headers)).await?;
+        caller.in_space(headers)
+    }
+
+    async fn of_header(ctx: &Ctx, given: &str) -> Result<Caller, Problem> {
+        let refused = |detail: &str| Err(Problem::new(StatusCode::UNAUTHORIZED, detail));
+        if is_configured(ctx, given) {
+            return Ok(Caller::of_installation(Who::Configuration));
+        }
+        if is_user_token(given) {
+            return match ctx.store.find_user_token(given).await? {
+                UserToken::Valid(claims) => Ok(Caller::of_user(claims)),
+                UserToken::Expired => refused("this user's token has expired"),
+                UserToken::Revoked => {
+                    refused("the token that asked for this user's token is no longer in force")
+                }
+                UserToken::Unknown => refused("this user's token is not signed by this installation"),
+            };
+        }
+        if given.starts_with(wakeful_store::token::PREFIX) {
+            return match ctx.store.find_token(given).await? {
+                Presented::Valid(token) => Ok(Caller::of_token(token)),
+                Presented::Expired => refused("this token has expired"),
+                Presented::Revoked => refused("this token was revoked"),
+                Presented::Unknown => refused("this token is unknown"),
+            };
+        }
+        if ctx.config.server.token.is_none() {
+            return Ok(Caller::of_installation(Who::ThisMachine));
+        }
+        refused(if given.is_empty() {
+            "a bearer token is needed: `Authorization: Bearer …`"
+        } else {
+            "this bearer token is not the server's (WAKEFUL_TOKEN), and `wakeful token create` did not make it"
+        })
+    }
+
+    fn in_space(mut self, headers: &HeaderMap) -> Result<Caller, Problem> {
+        let named = match headers.get(SPACE) {
+            Some(name) => {
+                let name = name.to_str().ok().filter(|name| is_space(name));
+                Some(name.ok_or_else(|| Problem::bad_request(format!("`{SPACE}` names no space")))?)
+            }
+            None => None,
+        };
+        match (&self.reach.space_id, named) {
+            (Some(own), Some(named)) if own != named => {
+                let detail = format!("this token is of the space {own} only");
+                return Err(Problem::new(StatusCode::FORBIDDEN, detail));
+            }
+            (Some(_), _) => {}
+            (None, named) => self.reach.space_id = Some(named.unwrap_or(DEFAULT_SPACE).to_owned()),
+        }
+        Ok(self)
+    }
+
+    /// The space that this request is about.
+    pub fn space(&self) -> &str {
+        self.reach.space_id.as_deref().unwrap_or(DEFAULT_SPACE)
+    }
+
+    /// The stored id of a conversation of the caller's space.
+    ///
+    /// # Errors
+    /// 400 for an id that cannot be one.
+    pub fn conversation(&self, id: &str) -> Result<String, Problem> {
+        Ok(conversation_id_in(self.space(), id)?)
+    }
+
+    /// The agent of a new session: `asked`, or the token's own.
+    ///
+    /// # Errors
+    /// 403 for an agent that is not the token's.
+    pub fn agent<'a>(&'a self, asked: Option<&'a str>) -> Result<Option<&'a str>, Problem> {
+        match (self.reach.agent.as_deref(), asked) {
+            (Some(own), Some(asked)) if own != asked => {
+                let detail = format!("this token is for the agent {own} only");
+                Err(Problem::new(StatusCode::FORBIDDEN, detail))
+            }
+            (own, asked) => Ok(own.or(asked)),
+        }
+    }
+
+    /// The user that a message of this caller speaks for: the user of the token, or the one that the body names.
+    ///
+    /// # Errors
+    /// 403 for another user than the token's.
+    pub fn speaker(&self, named: Option<&str>, shared: bool) -> Result<Option<Speaker>, Problem> {
+        let own = self.reach.user_id.as_deref();
+        match (own, named) {
+            (Some(own), Some(named)) if own != named => {
+                Err(Problem::new(StatusCode::FORBIDDEN, "this token speaks for another user"))
+            }
+            _ => Ok(own.or(named).map(|user_id| Speaker {
+                user_id: user_id.to_owned(),
+                shared,
+                own_token: own.is_some(),
+            })),
+        }
+    }
+
+    /// Whether the caller's token is still in force. For answers that take long.
+    pub async fn is_in_force(&self, ctx: &Ctx) -> wakeful_store::Result<bool> {
+        if self.expires_at.is_some_and(|at| at <= Utc::now()) {
+            return Ok(false);
+        }
+        match &self.who {
+            Who::Token { token_id, .. } | Who::User { issuer: Some(token_id), .. } => {
+                ctx.store.token_in_force(token_id).await
+            }
+            Who::ThisMachine | Who::Configuration | Who::User { issuer: None, .. } => Ok(true),
+        }
+    }
+
+    /// Checks the caller against the rule of a route.
+    ///
+    /// # Errors
+    /// 403 that names the scope, or what the token is limited to.
+    pub fn may(&self, rule: &Rule) -> Result<(), Problem> {
+        let refused = |detail: String| Err(Problem::new(StatusCode::FORBIDDEN, detail));
+        let limit = match self {
+            Caller { reach: Reach { user_id: Some(_), .. }, .. } => Some((OpenTo::Users, "a user's token")),
+            Caller { reach: Reach { agent: Some(_), .. }, .. } => {
+                Some((OpenTo::Agents, "a token of one agent"))
+            }
+            Caller { everywhere: false, .. } => Some((OpenTo::Spaces, "a token of one space")),
+            _ => None,
+        };
+        if let Some((least, what)) = limit
+            && rule.open_to < least
+        {
+            return refused(format!("{what} may not ask for {} {}", rule.method, rule.path));
+        }
+        if self.scope < rule.needs {
+            let (has, needs) = (self.scope.as_str(), rule.needs.as_str());
+            let problem = Problem::new(
+                StatusCode::FORBIDDEN,
+                format!("this token has the scope `{has}`; this needs `{needs}`"),
+            );
+            return Err(problem.with("scope", has).with("needed_scope", needs));
+        }
+        Ok(())
+    }
+}
+
+/// The bearer token that the request gives, or an empty text.
+fn given_token(headers: &HeaderMap) -> &str {
+    headers
+        .get(AUTHORIZATION)
+        .and_then(|value| value.to_str().ok())
+        .and_then(|value| value.split_once(' '))
+        .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("Bearer"))
+        .map_or("", |(_, token)| token.trim())
+}
+
+fn is_configured(ctx: &Ctx, given: &str) -> bool {
+    let configured = ctx.config.server.token.as_ref();
+    configured.is_some_and(|token| bool::from(given.as_bytes().ct_eq(token.expose_secret().as_bytes())))
+}
+
+/// Returns whether the request has the configured token. Without one configured, only this machine can ask.
+pub(crate) fn has_configured_token(ctx: &Ctx, headers: &HeaderMap) -> bool {
+    ctx.config.server.token.is_none() || is_configured(ctx, given_token(headers))
+}
