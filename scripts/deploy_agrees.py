@@ -107,14 +107,17 @@ def main(root: pathlib.Path, secrets: pathlib.Path) -> list[str]:
         for kind in ("receivers", "processors", "exporters"):
             missing = set(pipeline[kind]) - set(collector[kind])
             expect(not missing, f"otel-collector: pipeline {name} uses undefined {kind} {sorted(missing)}")
-    made = secrets / "database_url"
-    if made.is_file():
-        url = urlsplit(made.read_text())
-        env = services["postgres"]["environment"]
-        expect(
-            (url.hostname, url.port, url.username, url.path) == ("postgres", 5432, env["POSTGRES_USER"], f"/{env['POSTGRES_DB']}"),
-            "make-secrets: database_url does not lead to the postgres service",
-        )
+    env = services["postgres"]["environment"]
+    for name, user in (("database_url", env["POSTGRES_USER"]), ("runtime_url", "wakeful_runtime")):
+        made = secrets / name
+        if made.is_file():
+            url = urlsplit(made.read_text())
+            expect(
+                (url.hostname, url.port, url.username, url.path) == ("postgres", 5432, user, f"/{env['POSTGRES_DB']}"),
+                f"make-secrets: {name} does not lead to the postgres service as {user}",
+            )
+    for name in ("api", "worker"):
+        expect("database_url" not in services[name].get("secrets", []), f"compose: {name} may log in as the owner")
 
     # A client of Postgres or of the collector must share a network with it.
     for name, service in services.items():

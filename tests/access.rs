@@ -1,5 +1,6 @@
 //! Who may do what over HTTP: tokens with scopes, spaces, agents and users, and the user that a conversation belongs to.
 
+mod audit;
 mod stage;
 mod tokens;
 mod users;

@@ -181,6 +181,9 @@ async fn the_doctor_finds_a_healthy_system_healthy() {
     ] {
         assert!(ok.contains(&name), "{name}: {report:#}");
     }
+    let warned = checks(&report, "warning");
+    let role = warned.iter().find(|check| check["name"] == "role").expect("the tests log in as a superuser");
+    assert!(role["text"].as_str().unwrap().contains("superuser"), "{role}");
     let plain = run(&beside, &database.url, &["doctor"]).await;
     assert!(plain.is_tame() && plain.out.contains(&format!("{listen} is ready")), "{}", plain.out);
     assert!(!plain.out.contains("PROBLEM"));

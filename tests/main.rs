@@ -54,6 +54,7 @@ mod readme;
 mod replay;
 mod reproduce;
 mod resolve;
+mod roles;
 mod runner;
 mod schedules;
 mod sessions;

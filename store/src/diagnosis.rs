@@ -111,7 +111,42 @@ pub struct Troubles {
     pub waiting_oldest_s: f64,
 }
 
+/// What the role of this connection may do beyond its work.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RoleFacts {
+    pub role: String,
+    pub superuser: bool,
+    /// It may make, change or drop tables.
+    pub ddl: bool,
+    /// It may change, delete or empty what is in the logs.
+    pub rewrites_logs: bool,
+}
+
 impl Store {
+    /// What the role of the pool's connections may do.
+    ///
+    /// # Errors
+    /// [`Error::Database`].
+    pub async fn role_facts(&self) -> Result<RoleFacts> {
+        Ok(sqlx::query_as!(
+            RoleFacts,
+            r#"
+            with logs (name) as (values ('conversation_records'), ('session_events'), ('audit_log'))
+            select current_user::text as "role!", r.rolsuper as "superuser!",
+                has_schema_privilege(current_schema(), 'create')
+                    or exists (select from logs
+                        join pg_class c on c.oid = to_regclass(logs.name)
+                        where pg_has_role(c.relowner, 'member')) as "ddl!",
+                exists (select from logs
+                    where has_table_privilege(logs.name, 'update, delete, truncate')) as "rewrites_logs!"
+            from pg_roles r
+            where r.rolname = current_user
+            "#
+        )
+        .fetch_one(&self.pool)
+        .await?)
+    }
+
     /// Version and clock of the server.
     ///
     /// # Errors

@@ -10,6 +10,7 @@
 mod copy;
 
 use crate::run::{self, Wakes};
+use crate::steer::steered;
 use crate::wake::{NewMessage, put_in_inbox};
 use crate::{Error, Result, Store, new_id};
 use copy::{Child, Parent};
@@ -245,6 +246,7 @@ impl Store {
             moved: cut.moved.clone(),
             request_sha256: request.sha256()?,
         }];
+        events.extend(steered("fork", None));
         events.extend(rebase.map(Event::ContextRebased));
         // From here on the journal contains the state. No entry has changed it yet.
         events.push(Event::Checkpoint {

@@ -27,6 +27,7 @@
 //! | compare two sessions | [`side`] |
 //! | carry a session to another database | [`export`], [`import`] |
 //! | define, fire and show schedules | [`schedule`] |
+//! | say who did what | [`audit`] |
 //! | make, find and revoke tokens; sign those of users | [`token`] |
 //! | detect a webhook token that was used before | [`webhook`] |
 //! | diagnose the whole system | [`diagnosis`] |
@@ -35,6 +36,7 @@
 //! After waiting for a row, Postgres re-checks only that row's own columns. So only predicates on the row
 //! being updated decide a race.
 
+pub mod audit;
 pub mod bounce;
 pub mod chain;
 pub mod create;
@@ -101,6 +103,7 @@ pub struct Store {
     pub(crate) refusal: readiness::Refusal,
     pub(crate) committer: step::committer::Committer,
     pub(crate) user_key: Arc<token::Key>,
+    pub(crate) refusals: Arc<audit::Refusals>,
 }
 
 impl Store {
@@ -121,6 +124,7 @@ impl Store {
             refusal: readiness::Refusal::default(),
             committer,
             user_key: Arc::default(),
+            refusals: Arc::default(),
         })
     }
 

@@ -1,6 +1,7 @@
 //! Resend: an operator queues an unsent delivery again. It keeps its id, so a receiver that checks the key
 //! gets it once.
 
+use crate::audit::act;
 use crate::delivery::enqueue;
 use crate::run::{self, Locked, Wakes, append_events};
 use crate::{Error, Result, Store};
@@ -50,7 +51,11 @@ impl Store {
         // Everyone who changes a delivery's status locks the session's row first. So of two concurrent requests the
         // second sees the result of the first.
         let session = run::lock(&mut tx, &session_id).await?;
+        let by = asked.by.clone().or_else(act::actor);
+        let asked = &Resend { by, reason: asked.reason.clone(), trace_context: asked.trace_context.clone() };
         let resent = queue_again(&mut tx, &session, delivery_id, asked).await?;
+        act::on(delivery_id);
+        act::because(asked.reason.as_deref());
         tx.commit().await?;
         Ok(resent)
     }

@@ -4,6 +4,7 @@
 //! the next plan finds it. If it has been told, the decision settles the ledger row, and a new message may tell the
 //! model.
 
+use crate::audit::act;
 use crate::delivery::enqueue;
 use crate::run::{self, Locked, Wakes, append_events};
 use crate::step::to_json;
@@ -61,6 +62,8 @@ impl Store {
     /// "did not happen" while the process that began it may still be alive; [`Error::Conflict`] when the message to
     /// the model cannot be sent; [`Error::Database`].
     pub async fn resolve(&self, session_id: &str, decision: &Decision) -> Result<Resolved> {
+        let decision = &Decision { by: decision.by.clone().or_else(act::actor), ..decision.clone() };
+        act::because(decision.reason.as_deref());
         let mut tx = self.pool.begin().await?;
         let session = run::lock(&mut tx, session_id).await?;
         let resolved = match &decision.effect {

@@ -1,6 +1,7 @@
 //! Archive and terminate: a person takes a session out of use. Its logs stay.
 
 use crate::run::{self, Wakes, append_events};
+use crate::steer::steered;
 use crate::wake::conflict;
 use crate::{Result, Store};
 use wakeful_workflow::event::Event;
@@ -43,8 +44,9 @@ impl Store {
             reason: reason.clone(),
         }];
         if status == SessionStatus::Terminated {
-            events.push(Event::SessionTerminated { reason });
+            events.push(Event::SessionTerminated { reason: reason.clone() });
         }
+        events.extend(steered(verb, reason.as_deref()));
         append_events(&mut tx, session_id, None, None, Wakes::Planner, &events).await?;
         sqlx::query!(
             "update conversation_sessions

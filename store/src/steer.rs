@@ -1,5 +1,6 @@
 //! What operators do to a run: retry it, or cancel it.
 
+use crate::audit::act;
 use crate::queue;
 use crate::run::{self, Locked, Wakes};
 use crate::wake::{By, conflict};
@@ -32,6 +33,7 @@ impl Store {
         let conversation = run::lock_conversation(&mut tx, &session.conversation_id).await?;
         run::clear_cancel(&mut tx, session_id).await?;
         run::open(&mut tx, &conversation, &session, &run_id, None, reason).await?;
+        note(&mut tx, session_id, &run_id, "retry", reason).await?;
         tx.commit().await?;
         Ok(run_id)
     }
@@ -77,6 +79,7 @@ impl Store {
         )
         .execute(&mut *tx)
         .await?;
+        note(&mut tx, session_id, &run_id, "cancel", reason).await?;
         // Sent with the commit. Cancels are rare, so few commits wait for each other because of this.
         sqlx::query!("select pg_notify($1, $2)", queue::SESSIONS, format!("{}{session_id}", queue::CANCEL))
             .fetch_one(&mut *tx)
@@ -112,6 +115,26 @@ impl Store {
         }
         tx.commit().await?;
         Ok(run_id)
+    }
+}
+
+/// The journal's entry that names who steers a session. `None` outside of an act of the API or the command line.
+pub(crate) fn steered(verb: &str, reason: Option<&str>) -> Option<Event> {
+    act::because(reason);
+    let by = act::actor()?;
+    Some(Event::SessionSteered { verb: verb.to_owned(), by, reason: reason.map(str::to_owned) })
+}
+
+async fn note(
+    tx: &mut PgConnection,
+    session_id: &str,
+    run_id: &str,
+    verb: &str,
+    reason: Option<&str>,
+) -> Result<()> {
+    match steered(verb, reason) {
+        Some(entry) => run::append_events(tx, session_id, Some(run_id), None, Wakes::Nobody, &[entry]).await,
+        None => Ok(()),
     }
 }
 

@@ -8,6 +8,7 @@ mod user;
 pub(crate) use user::Key;
 pub use user::{UserClaims, UserToken, is_user_token};
 
+use crate::audit::act;
 use crate::{Error, Result, Store};
 use chrono::{DateTime, Utc};
 use serde::Serialize;
@@ -113,6 +114,7 @@ impl Store {
         )
         .fetch_one(&mut *tx)
         .await?;
+        act::on(&row.token_id);
         tx.commit().await?;
         Ok((row.token()?, format!("{PREFIX}{id}_{secret}")))
     }

@@ -7,6 +7,7 @@
 
 mod at_once;
 
+use crate::audit::act;
 use crate::bounce;
 use crate::create::find_or_create;
 pub use crate::create::{Continues, NewSession};
@@ -257,6 +258,7 @@ pub(crate) async fn put_in_inbox(
         }
         (Arrival::JoinsRun | Arrival::AnswersQuestion, None) | (Arrival::OpensRun, _) => run::new_run_id(),
     };
+    act::on(&session.session_id);
     let outcome = arrival.acceptance();
     let attachments = attach(&mut *tx, &message.attachments).await?;
     let inbox_id = sqlx::query_scalar!(

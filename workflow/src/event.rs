@@ -153,6 +153,15 @@ pub enum Event {
         /// Hash of the fork request. A repeated request must have the same hash.
         request_sha256: String,
     },
+    /// A person or a program steered the session: retry, cancel, wake, archive, terminate, fork. The entries around
+    /// it say what came of it.
+    #[serde(rename = "SESSION_STEERED")]
+    SessionSteered {
+        verb: String,
+        by: String,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        reason: Option<String>,
+    },
     /// A person ended the session for good.
     #[serde(rename = "SESSION_TERMINATED")]
     SessionTerminated {

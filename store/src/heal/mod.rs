@@ -16,6 +16,7 @@ pub use search::{Cursor, Page};
 
 use crate::delivery::deliver_jobs;
 use crate::run::{self, Conversation, Locked, Wakes, append_events};
+use crate::steer::steered;
 use crate::{Result, Store};
 use sqlx::PgConnection;
 use wakeful_workflow::event::Event;
@@ -42,6 +43,9 @@ impl Store {
         if healed.is_empty() {
             tx.rollback().await?;
         } else {
+            if let Some(entry) = steered("wake", None) {
+                append_events(&mut tx, session_id, None, None, Wakes::Nobody, &[entry]).await?;
+            }
             tx.commit().await?;
         }
         Ok(healed)

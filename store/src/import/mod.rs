@@ -9,6 +9,7 @@ mod blobs;
 mod source;
 mod write;
 
+use crate::audit::act;
 use crate::{Error, Result, Store, new_id};
 use blobs::Blobs;
 use serde::Serialize;
@@ -115,6 +116,7 @@ impl Store {
         unchanged(file, again.as_deref(), &summary.sha256)?;
         writer.end(&mut tx).await?;
         crate::failpoint!("K42");
+        act::on(&session_id);
         tx.commit().await?;
         Ok(Imported {
             session_id: Some(session_id),

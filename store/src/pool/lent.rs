@@ -7,6 +7,7 @@
 //! and the connection must answer before it is used again.
 
 use super::{Live, Shared};
+use crate::audit::act;
 use sqlx::PgConnection;
 use sqlx::postgres::{PgDatabaseError, PgSeverity, PgTransactionManager};
 use sqlx_core::transaction::TransactionManager;
@@ -110,9 +111,13 @@ impl Transaction {
         self.ended(undone)
     }
 
+    /// Commits. If the task is an act, its row of the audit is part of the commit.
     pub async fn commit(mut self) -> Result<(), sqlx::Error> {
+        act::write(&mut self.0).await?;
         let committed = PgTransactionManager::commit(self.0.sends()).await;
-        self.ended(committed)
+        self.ended(committed)?;
+        act::is_written();
+        Ok(())
     }
 
     fn ended(&mut self, answer: Result<(), sqlx::Error>) -> Result<(), sqlx::Error> {

@@ -9,6 +9,7 @@
 mod write;
 
 use super::{INBOX_LIMIT, NewMessage, Woken, acceptance_of, identity};
+use crate::audit::act;
 use crate::create::{Continues, NewSession, not_admitted};
 use crate::error::missed_fence;
 use crate::{Error, Result};
@@ -139,6 +140,10 @@ pub(super) async fn wake(
     match written {
         // A condition missed, or another message of the same key or another first message was faster.
         Err(Error::Database(error)) if missed_fence(&error) || is_taken(&error) => Ok(None),
+        Ok(Some(woken)) => {
+            act::is_written();
+            Ok(Some(woken))
+        }
         written => written,
     }
 }

@@ -136,14 +136,7 @@ impl Caller {
     }
 
     fn in_space(mut self, headers: &HeaderMap) -> Result<Caller, Problem> {
-        let named = match headers.get(SPACE) {
-            Some(name) => {
-                let name = name.to_str().ok().filter(|name| is_space(name));
-                Some(name.ok_or_else(|| Problem::bad_request(format!("`{SPACE}` names no space")))?)
-            }
-            None => None,
-        };
-        match (&self.reach.space_id, named) {
+        match (&self.reach.space_id, named_space(headers)?) {
             (Some(own), Some(named)) if own != named => {
                 let detail = format!("this token is of the space {own} only");
                 return Err(Problem::new(StatusCode::FORBIDDEN, detail));
@@ -241,6 +234,16 @@ impl Caller {
         }
         Ok(())
     }
+}
+
+/// The space that a request names in its header.
+///
+/// # Errors
+/// 400 for what cannot be a space.
+pub(crate) fn named_space(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
+    let Some(name) = headers.get(SPACE) else { return Ok(None) };
+    let name = name.to_str().ok().filter(|name| is_space(name));
+    name.map(Some).ok_or_else(|| Problem::bad_request(format!("`{SPACE}` names no space")))
 }
 
 /// The bearer token that the request gives, or an empty text.

@@ -1,6 +1,6 @@
 //! Exports a session as a bundle, with a token of its own, and imports bundles.
 
-use crate::access::Caller;
+use crate::access::{Caller, named_space};
 use crate::body::Id;
 use crate::problem::Problem;
 use axum::Json;
@@ -50,7 +50,8 @@ pub(super) async fn export(
     admit(&ctx, &headers)?;
     let (Id(id), Query(query)) = (id?, query?);
     let redact = flag("redact", query.redact.as_deref())?;
-    let session = ctx.store.session(Some(DEFAULT_SPACE), &id).await?;
+    let space = named_space(&headers)?.unwrap_or(DEFAULT_SPACE);
+    let session = ctx.store.session(Some(space), &id).await?;
     let export = ctx.store.export(&session.session_id, redact).await?;
     info!(session.id = %id, redact, "A session is exported");
     let name = format!("attachment; filename=\"{}.jsonl\"", file_name(&id));

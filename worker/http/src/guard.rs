@@ -2,6 +2,7 @@
 //! messages while the intake is full.
 
 use crate::access::{Caller, Rule, Who};
+use crate::audit;
 use crate::door::is_of_sns;
 use crate::problem::Problem;
 use axum::extract::{MatchedPath, Request, State};
@@ -15,25 +16,36 @@ use wakeful_engine::ingest::Refused;
 
 /// Lets a request pass whose caller has what the route needs.
 pub async fn guard(State(ctx): State<Arc<Ctx>>, mut request: Request, next: Next) -> Response {
+    let path = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
+    let rule = path.as_deref().and_then(|path| Rule::of(request.method().as_str(), path));
+    let mut act = audit::act_of(&request, rule);
     let caller = match Caller::identify(&ctx, request.headers()).await {
         Ok(caller) => caller,
-        Err(problem) => return refused(problem, "Bearer"),
+        Err(problem) => {
+            let response = refused(problem, "Bearer");
+            audit::refused(&ctx, act, response.status()).await;
+            return response;
+        }
     };
-    if caller.who == Who::ThisMachine
-        && let Some(problem) = of_a_stranger(request.headers())
-    {
-        return problem.into_response();
-    }
-    let path = request.extensions().get::<MatchedPath>().map(MatchedPath::as_str);
-    let Some(rule) = path.and_then(|path| Rule::of(request.method().as_str(), path)) else {
-        let detail = "no rule says which scope this route needs";
-        return Problem::new(StatusCode::FORBIDDEN, detail).into_response();
+    audit::name(&mut act, &caller);
+    let permitted = match (rule, of_a_stranger(&caller, request.headers())) {
+        (_, Some(problem)) => Err(problem),
+        (None, None) => Err(Problem::new(StatusCode::FORBIDDEN, "no rule says which scope this route needs")),
+        (Some(rule), None) => caller.may(rule).map(|()| rule),
     };
-    if let Err(problem) = caller.may(rule) {
-        return refused(problem, "Bearer error=\"insufficient_scope\"");
-    }
+    let rule = match permitted {
+        Ok(rule) => rule,
+        Err(problem) => {
+            let response = refused(problem, "Bearer error=\"insufficient_scope\"");
+            audit::refused(&ctx, act, response.status()).await;
+            return response;
+        }
+    };
     request.extensions_mut().insert(caller);
-    next.run(request).await
+    if rule.verb.is_none() {
+        return next.run(request).await;
+    }
+    audit::carry_out(&ctx, act, next.run(request)).await
 }
 
 fn refused(problem: Problem, challenge: &'static str) -> Response {
@@ -46,7 +58,10 @@ fn refused(problem: Problem, challenge: &'static str) -> Response {
 
 /// Without a token the process listens on loopback only. A web page in a browser on this machine can reach loopback too,
 /// so a foreign `Host` or `Origin` is refused.
-fn of_a_stranger(headers: &HeaderMap) -> Option<Problem> {
+fn of_a_stranger(caller: &Caller, headers: &HeaderMap) -> Option<Problem> {
+    if caller.who != Who::ThisMachine {
+        return None;
+    }
     let stranger = [HOST, ORIGIN]
         .into_iter()
         .find(|name| headers.get_all(name).iter().any(|value| !value.to_str().is_ok_and(is_local)))?;

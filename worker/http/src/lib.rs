@@ -4,6 +4,7 @@
 //! This crate is internal and not stable. Programs use the crate `wakeful`.
 
 pub mod access;
+mod audit;
 pub mod body;
 pub mod bundle;
 pub mod context;
@@ -37,6 +38,7 @@ use wakeful_engine::ctx::Ctx;
 /// bodies of all of them come through the door.
 pub fn router(ctx: Arc<Ctx>, guarded: Router<Arc<Ctx>>, webhooks: Router<Arc<Ctx>>, own: Router) -> Router {
     let door = from_fn_with_state(Door::new(Arc::clone(&ctx)), door::held);
+    audit::count_refusals(&ctx);
     let followers = stream::Followers::start(&ctx, ctx.config.server.streams);
     let imports = Router::new().route("/sessions/import", post(bundle::import).layer(from_fn(door::spooled)));
     let v1 = Router::new()
@@ -64,6 +66,7 @@ pub fn router(ctx: Arc<Ctx>, guarded: Router<Arc<Ctx>>, webhooks: Router<Arc<Ctx
         .route("/conversations/{id}/new", post(conversations::restart))
         .route("/tokens", get(tokens::list).post(tokens::create))
         .route("/tokens/{id}", delete(tokens::revoke))
+        .route("/audit", get(audit::list))
         .route("/user-tokens", post(tokens::of_user))
         .merge(guarded)
         .layer(door.clone())

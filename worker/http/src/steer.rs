@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use wakeful_engine::ctx::Ctx;
 use wakeful_engine::telemetry;
+use wakeful_store::audit::act::because;
 use wakeful_store::resolve::{Decision, Effect, Resolved};
 use wakeful_workflow::resolve::Resolution;
 
@@ -145,6 +146,7 @@ async fn reason(ctx: &Ctx, caller: &Caller, id: &str, body: &[u8]) -> Result<Opt
     let given: Reason = if body.is_empty() { Reason::default() } else { parse(body)? };
     check_text("reason", given.reason.as_deref(), REASON_BYTES)?;
     ctx.store.session_within(&caller.reach, id).await?;
+    because(given.reason.as_deref());
     Ok(given.reason)
 }
 

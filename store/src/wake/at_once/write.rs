@@ -1,6 +1,7 @@
 //! The statements that write a message, each with its conditions.
 
 use super::{Arrived, Seen};
+use crate::audit::act;
 use crate::create::NewSession;
 use crate::run;
 use crate::step::to_json;
@@ -13,7 +14,7 @@ use wakeful_workflow::prefix::Prefix;
 use wakeful_workflow::record::Record;
 use wakeful_workflow::session::{InboxMessage, SessionStatus};
 
-/// Writes a message that opens a run, after a CTE `s` that has the session. The parameters from $1 to $15 are the same for
+/// Writes a message that opens a run, after a CTE `s` that has the session. The parameters from $1 to $16 are the same for
 /// each such statement.
 macro_rules! opens_run {
     ($with:literal, $run:expr, $($parameter:expr),+) => {
@@ -48,6 +49,14 @@ macro_rules! opens_run {
                     do update set runner = excluded.runner, step_number = excluded.step_number,
                         trace_context = excluded.trace_context, run_at = clock_timestamp(), lease = null,
                         worker_id = null, stuck = 0, died = 0, attempt = 0, last_error = null
+            ), audit as (
+                insert into audit_log
+                    (actor_kind, actor, token_id, user_id, verb, target, space_id, reason, address, outcome)
+                select a.actor_kind, a.actor, a.token_id, a.user_id, a.verb, s.session_id, a.space_id, a.reason,
+                    a.address, 'done'
+                from s, jsonb_to_record($16::text::jsonb) as a (actor_kind text, actor text, token_id text,
+                    user_id text, verb text, space_id text, reason text, address text)
+                where $16::text is not null
             )
             select 1 / count(*) as \"written!\" from s",
             $run.run_id,
@@ -65,6 +74,7 @@ macro_rules! opens_run {
             to_json(&$run.record.details)?,
             $run.record.step_number,
             $run.trace_context,
+            act::row(),
             $($parameter),+
         )
     };
@@ -85,7 +95,7 @@ pub(super) async fn join_run(
             update conversation_sessions
             set last_event_seq = last_event_seq + 1, wake_seq = wake_seq + 1
             -- If the conversation began anew meanwhile, the same message may have been sent to its new session.
-            where session_id = $1 and status = $2 and wake_seq = $3 and superseded = $13
+            where session_id = $1 and status = $2 and wake_seq = $3 and superseded = $14
             returning session_id, last_event_seq
         ), message as (
             insert into session_inbox
@@ -93,6 +103,14 @@ pub(super) async fn join_run(
             overriding system value
             select s.session_id, $4, $5, $6, $7, $8, $9, $10
             from s
+        ), audit as (
+            insert into audit_log
+                (actor_kind, actor, token_id, user_id, verb, target, space_id, reason, address, outcome)
+            select a.actor_kind, a.actor, a.token_id, a.user_id, a.verb, s.session_id, a.space_id, a.reason,
+                a.address, 'done'
+            from s, jsonb_to_record($13::text::jsonb) as a (actor_kind text, actor text, token_id text,
+                user_id text, verb text, space_id text, reason text, address text)
+            where $13::text is not null
         )
         insert into session_events (session_id, seq, type, run_id, dedupe_key, payload)
         select s.session_id, s.last_event_seq, $11, $9, 'message/' || $5::text, $12::text::jsonb
@@ -109,6 +127,7 @@ pub(super) async fn join_run(
         outcome.as_str(),
         kind,
         payload.to_string(),
+        act::row(),
         seen.superseded
     )
     .execute(connection)
@@ -210,21 +229,21 @@ pub(super) async fn open_run(
         "c as (
             update conversation_counters
             set open_run_id = $1
-            where conversation_id = $16 and open_run_id is null and last_message_number = $17
+            where conversation_id = $17 and open_run_id is null and last_message_number = $18
             returning conversation_id, last_message_number
         ), s as (
             update conversation_sessions s
             set status = 'queued', error = null, completed_at = null, cancel_requested = false,
                 cancel_reason = null,
                 -- As in `run::start`: only the first run sets where the session's numbers begin.
-                base_message_number = case when $18 then s.base_message_number else c.last_message_number end,
-                to_message_number = case when $18 then s.to_message_number else c.last_message_number end,
+                base_message_number = case when $19 then s.base_message_number else c.last_message_number end,
+                to_message_number = case when $19 then s.to_message_number else c.last_message_number end,
                 last_message_number = $10,
                 last_event_seq = s.last_event_seq + cardinality($8::text[]),
                 wake_seq = s.wake_seq + 1
             from c
-            where s.session_id = $19 and s.conversation_id = c.conversation_id and s.status = $20
-                and s.wake_seq = $21 and s.superseded = $22
+            where s.session_id = $20 and s.conversation_id = c.conversation_id and s.status = $21
+                and s.wake_seq = $22 and s.superseded = $23
             returning s.session_id, s.conversation_id, s.space_id, s.last_event_seq
         )",
         run,
@@ -270,12 +289,12 @@ pub(super) async fn first_message(
         "c as (
             insert into conversation_counters
                 (conversation_id, space_id, mailbox_id, last_message_number, open_run_id, user_id)
-            values ($16, $17, $18, $19, $1, $34)
+            values ($17, $18, $19, $20, $1, $35)
             on conflict (conversation_id) do nothing
             returning conversation_id, space_id, mailbox_id, last_message_number
         ), prefix as (
             insert into blobs (sha256, size, media_type, bytes)
-            select $20, length($21::bytea), 'application/json', $21
+            select $21, length($22::bytea), 'application/json', $22
             from c
             on conflict (sha256) do nothing
         ), s as (
@@ -284,15 +303,15 @@ pub(super) async fn first_message(
                  model_context_window, status, policy, tool_names, seed_message_count, prefix_sha256,
                  repository_id, base_message_number, to_message_number, last_message_number, last_event_seq,
                  wake_seq)
-            select $22, c.conversation_id, c.space_id, c.mailbox_id, $23, $24, $25, $26, $27, 'queued', $28, $29,
-                $19::bigint::integer, $20, $30, c.last_message_number, c.last_message_number, $10,
+            select $23, c.conversation_id, c.space_id, c.mailbox_id, $24, $25, $26, $27, $28, 'queued', $29, $30,
+                $20::bigint::integer, $21, $31, c.last_message_number, c.last_message_number, $10,
                 cardinality($8::text[]), 1
             from c
             returning session_id, conversation_id, space_id, last_event_seq
         ), seeds as (
             insert into session_seed_messages (session_id, ordinal, role, content, is_new)
             select s.session_id, seed.ordinal - 1, seed.role, seed.content, seed.is_new
-            from s, unnest($31::text[], $32::text[], $33::boolean[])
+            from s, unnest($32::text[], $33::text[], $34::boolean[])
                 with ordinality as seed (role, content, is_new, ordinal)
         )",
         run,

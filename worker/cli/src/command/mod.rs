@@ -1,5 +1,6 @@
 //! The command line, with one file per noun. stdout is data; stderr is progress and logs.
 
+mod audit;
 mod conversation;
 mod delivery;
 mod demo;
@@ -20,7 +21,7 @@ mod trigger;
 use crate::App;
 use crate::serve::CannotListen;
 use anyhow::Context as _;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use secrecy::ExposeSecret;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -64,6 +65,9 @@ struct Cli {
     /// The configuration file; without it ./wakeful.toml, if present.
     #[arg(long, global = true, value_name = "FILE")]
     config: Option<PathBuf>,
+    /// Who acts, for the audit and the journal; without it the system's user.
+    #[arg(long = "as", global = true, value_name = "NAME")]
+    actor: Option<String>,
     #[command(subcommand)]
     command: Command,
 }
@@ -97,6 +101,8 @@ enum Command {
     Trigger(trigger::Args),
     /// Make, list and revoke tokens of the HTTP interface.
     Token(token::Args),
+    /// List who did what: every write by the API and the command line, and refused requests.
+    Audit(audit::Args),
     /// Show the job queue.
     Queue(queue::Args),
 }
@@ -118,8 +124,11 @@ pub(crate) struct Usage(pub String);
 pub(crate) fn main(app: App) -> ExitCode {
     #[cfg(feature = "failpoints")]
     let _scenario = fail::FailScenario::setup();
-    let cli = match Cli::try_parse() {
-        Ok(cli) => cli,
+    let parsed = Cli::command()
+        .try_get_matches()
+        .and_then(|matches| Cli::from_arg_matches(&matches).map(|cli| (cli, matches)));
+    let (cli, matches) = match parsed {
+        Ok(parsed) => parsed,
         Err(error) => {
             // clap prints help and version to stdout with status 0, and everything else to stderr with 2.
             let _ = error.print();
@@ -128,7 +137,7 @@ pub(crate) fn main(app: App) -> ExitCode {
     };
     // `dev` and `demo` use a database of their own, which `doctor` does not look at.
     let doctor_helps = !matches!(cli.command, Command::Dev(_) | Command::Demo);
-    match run(app, cli) {
+    match run(app, cli, &matches) {
         Ok(exit) => exit.into(),
         Err(error) => {
             eprintln!("wakeful: {}", printable::printable_lines(&causes(&error)));
@@ -140,7 +149,8 @@ pub(crate) fn main(app: App) -> ExitCode {
     }
 }
 
-fn run(app: App, cli: Cli) -> anyhow::Result<Exit> {
+fn run(app: App, cli: Cli, matches: &clap::ArgMatches) -> anyhow::Result<Exit> {
+    let act = audit::act_of(matches, cli.actor.as_deref())?;
     let config = match (app.load(cli.config.as_deref()), &cli.command) {
         (Ok(config), _) => config,
         (Err(error), Command::Doctor(args)) => return doctor::without_configuration(args, &error),
@@ -158,7 +168,7 @@ fn run(app: App, cli: Cli) -> anyhow::Result<Exit> {
     }
     let telemetry =
         (!matches!(cli.command, Command::Dev(_))).then(|| wakeful_engine::telemetry::init(&settings));
-    let exit = runtime.block_on(async {
+    let work = async {
         match cli.command {
             Command::Dev(args) => dev::run(app, config, args).await,
             Command::Demo => demo::run().await,
@@ -171,8 +181,15 @@ fn run(app: App, cli: Cli) -> anyhow::Result<Exit> {
             Command::Replay(args) => replay::run(app, config, *args).await,
             Command::Schedule(args) => schedule::run(&app, config, args).await,
             Command::Token(args) => token::run(config, args).await,
+            Command::Audit(args) => audit::run(config, args).await,
             Command::Queue(args) => queue::run(config, args).await,
             Command::Trigger(args) => trigger::run(config, args).await,
+        }
+    };
+    let exit = runtime.block_on(async {
+        match act {
+            Some(act) => wakeful_store::audit::act::acting(act, work).await.0,
+            None => work.await,
         }
     });
     // A blocking task, such as a hanging file operation, must not keep the process alive.

@@ -25,6 +25,7 @@ use places::{Given, Place, Places};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::convert::Infallible;
 use std::io;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
@@ -55,6 +56,10 @@ const FEWEST: usize = 16;
 
 /// Nothing may be loaded, and no page may show it in a frame.
 const NO_PAGE: &str = "default-src 'none'; frame-ancestors 'none'";
+
+/// Where a request comes from. Behind a proxy, this is the proxy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer(pub IpAddr);
 
 /// What the front line lets through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -210,7 +215,8 @@ async fn handled(
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         return Ok(response);
     }
-    let (request, served) = tracked::request(request, &place);
+    let (mut request, served) = tracked::request(request, &place);
+    request.extensions_mut().insert(Peer(place.address()));
     let response = router.call(request).await?;
     Ok(tracked::response(response, served))
 }

@@ -53,6 +53,7 @@ pub(super) struct Place {
     /// `None` for a place of the reserve.
     id: Option<u64>,
     pushed_out: CancellationToken,
+    address: IpAddr,
 }
 
 impl Places {
@@ -70,13 +71,13 @@ impl Places {
             taken.next += 1;
             let (doing, since) = (Doing::Waiting, Instant::now());
             taken.by_id.insert(id, Entry { address, doing, since, pushed_out: pushed_out.clone() });
-            return Given::Place(Place { places: Arc::clone(this), id: Some(id), pushed_out });
+            return Given::Place(Place { places: Arc::clone(this), id: Some(id), address, pushed_out });
         }
         if taken.in_reserve >= this.reserve {
             return Given::Nothing;
         }
         taken.in_reserve += 1;
-        Given::Reserve(Place { places: Arc::clone(this), id: None, pushed_out })
+        Given::Reserve(Place { places: Arc::clone(this), id: None, address, pushed_out })
     }
 
     /// Closes a connection that waits, if there is one.
@@ -111,6 +112,11 @@ impl Taken {
 impl Place {
     pub fn is_reserve(&self) -> bool {
         self.id.is_none()
+    }
+
+    /// Where the connection comes from.
+    pub fn address(&self) -> IpAddr {
+        self.address
     }
 
     /// Ends when another connection took this place.

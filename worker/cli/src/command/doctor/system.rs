@@ -184,6 +184,7 @@ async fn ask(config: &Config, url: &str, report: &mut Report) -> Result<(), Erro
         }
         Err(error) => return Err(error),
     }
+    role(&store, report).await?;
     work(config, &store, report).await?;
     schedules(&store, report).await?;
     troubles(&store.troubles(Duration::from_secs_f64(WAITING_S)).await?, report);
@@ -191,6 +192,31 @@ async fn ask(config: &Config, url: &str, report: &mut Report) -> Result<(), Erro
         report.ok("old chats", legacy::advice(&config.chat.legacy, &store.legacy_counts().await?));
     }
     store.close().await;
+    Ok(())
+}
+
+/// `serve` needs no more than the runtime role of `deploy/roles.sql`.
+async fn role(store: &Store, report: &mut Report) -> Result<(), Error> {
+    let facts = store.role_facts().await?;
+    let mut more = Vec::new();
+    if facts.superuser {
+        more.push("is a superuser");
+    }
+    if facts.ddl {
+        more.push("may change tables");
+    }
+    if facts.rewrites_logs {
+        more.push("may change or empty the logs");
+    }
+    if more.is_empty() {
+        report.ok("role", format!("{} has the rights that work needs, and no more", facts.role));
+    } else {
+        report.warning(
+            "role",
+            format!("{} {}", facts.role, more.join(", and ")),
+            "in production, run deploy/roles.sql and let `serve` log in as wakeful_runtime; migrations need more",
+        );
+    }
     Ok(())
 }
 

@@ -1,0 +1,97 @@
+-- The roles of Wakeful's database. Run it in Wakeful's database as a superuser once the schema is there, and again after
+-- each migration, then as wakeful_owner or a superuser. Running it again changes nothing that is right already.
+--
+--     psql --dbname=wakeful --set=ON_ERROR_STOP=1 --file=deploy/roles.sql
+--
+-- | role              | for                          | may                                                          |
+-- |-------------------|------------------------------|--------------------------------------------------------------|
+-- | wakeful_owner     | `wakeful migrate`            | everything in this schema: it owns the tables                |
+-- | wakeful_runtime   | `wakeful serve`, commands    | work: no DDL, no truncate, and logs are insert and select    |
+-- | wakeful_reader    | dashboards, analysts         | look, but not at the hashes of tokens and at signing keys    |
+-- | wakeful_retention | deleting what is old         | look and delete; the only one that may delete from the logs  |
+-- | wakeful_scaler    | an autoscaler                | see the one view queue_backlog                               |
+--
+-- They have no password yet, so they cannot log in over the network: `alter role wakeful_runtime password '…'`.
+
+do $$
+declare
+    role text;
+begin
+    foreach role in array array['wakeful_owner', 'wakeful_runtime', 'wakeful_reader', 'wakeful_retention', 'wakeful_scaler']
+    loop
+        -- The owner may run this file again, and may not make roles.
+        continue when exists (select from pg_roles where rolname = role);
+        begin
+            execute format('create role %I login nosuperuser nocreatedb nocreaterole noreplication nobypassrls', role);
+        exception
+            -- Somebody makes it at this moment, in another database of this server.
+            when duplicate_object or unique_violation then null;
+        end;
+    end loop;
+end
+$$;
+
+-- Nobody else has a right that is not given here.
+alter schema public owner to wakeful_owner;
+revoke all on schema public from public;
+grant usage on schema public to wakeful_runtime, wakeful_reader, wakeful_retention, wakeful_scaler;
+
+do $$
+declare
+    one record;
+    logs constant text[] := array['conversation_records', 'session_events', 'audit_log'];
+    -- What goes away when it is done.
+    passing constant text[] := array['jobs', 'generations', 'generation_chunks', 'workers', 'webhook_tokens', 'schedules',
+        'schedule_firings'];
+    secrets constant text[] := array['api_tokens', 'signing_keys'];
+begin
+    for one in
+        select c.relname as name, c.relkind as kind
+        from pg_class c
+        join pg_namespace n on n.oid = c.relnamespace
+        where n.nspname = 'public' and c.relkind in ('r', 'p', 'v', 'S')
+            -- A sequence of an identity column follows its table.
+            and not exists (select from pg_depend d
+                where d.objid = c.oid and d.deptype = 'i' and d.classid = 'pg_class'::regclass)
+    loop
+        execute format('alter %s public.%I owner to wakeful_owner',
+            case one.kind when 'v' then 'view' when 'S' then 'sequence' else 'table' end, one.name);
+    end loop;
+    for one in
+        select p.oid::regprocedure as name
+        from pg_proc p
+        join pg_namespace n on n.oid = p.pronamespace
+        where n.nspname = 'public'
+            and not exists (select from pg_depend d where d.objid = p.oid and d.deptype = 'e')
+    loop
+        execute format('alter function %s owner to wakeful_owner', one.name);
+    end loop;
+    for one in
+        select c.relname as name
+        from pg_class c
+        join pg_namespace n on n.oid = c.relnamespace
+        where n.nspname = 'public' and c.relkind in ('r', 'p')
+    loop
+        execute format('revoke all on public.%I from public, wakeful_runtime, wakeful_reader, wakeful_retention, wakeful_scaler',
+            one.name);
+        if one.name = '_sqlx_migrations' then
+            execute format('grant select on public.%I to wakeful_runtime, wakeful_reader, wakeful_retention', one.name);
+            continue;
+        end if;
+        execute format('grant select, insert on public.%I to wakeful_runtime', one.name);
+        if one.name <> all (logs) then
+            execute format('grant update on public.%I to wakeful_runtime', one.name);
+        end if;
+        if one.name = any (passing) then
+            execute format('grant delete on public.%I to wakeful_runtime', one.name);
+        end if;
+        execute format('grant select, delete on public.%I to wakeful_retention', one.name);
+        if one.name <> all (secrets) then
+            execute format('grant select on public.%I to wakeful_reader', one.name);
+        end if;
+    end loop;
+end
+$$;
+
+grant usage, select on all sequences in schema public to wakeful_runtime;
+grant select on queue_backlog to wakeful_runtime, wakeful_reader, wakeful_retention, wakeful_scaler;

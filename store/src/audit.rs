@@ -1,0 +1,201 @@
+//! The audit: who did what, on which row, why, from where, when, and how it ended.
+//!
+//! A write's row commits with the write: see [`act`]. A request that changed nothing (a duplicate) gets its row after that,
+//! in a commit of its own. So does a refused one. Refusals are bounded, because strangers cause them: the first of an
+//! address is written at once, the next ones are counted, and one row a [`WINDOW`] says how many. Of more than
+//! [`ADDRESSES`] addresses in a window, the rest is counted together.
+
+pub mod act;
+
+use crate::{Result, Store};
+use act::Act;
+use chrono::{DateTime, Utc};
+use serde::Serialize;
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long refusals of one address are counted before a row says how many they were.
+pub const WINDOW: Duration = Duration::from_secs(600);
+/// How many addresses have rows of their own in one window.
+pub const ADDRESSES: usize = 32;
+
+/// One row of the audit.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Audited {
+    pub audit_id: i64,
+    pub at: DateTime<Utc>,
+    pub actor_kind: String,
+    pub actor: String,
+    pub token_id: Option<String>,
+    pub user_id: Option<String>,
+    pub verb: String,
+    pub target: Option<String>,
+    pub space_id: Option<String>,
+    pub reason: Option<String>,
+    pub address: Option<String>,
+    /// `done` or `refused`.
+    pub outcome: String,
+    /// Of a refused request: the status of HTTP.
+    pub status: Option<i32>,
+    pub times: i64,
+}
+
+/// Which rows to list.
+#[derive(Clone, Debug, Default)]
+pub struct AuditFilter {
+    /// The actor's name, token or user.
+    pub actor: Option<String>,
+    /// The verb, or its beginning up to the point.
+    pub verb: Option<String>,
+    pub target: Option<String>,
+    pub outcome: Option<String>,
+    pub since: Option<DateTime<Utc>>,
+    /// The last row of the page before.
+    pub before: Option<i64>,
+    pub limit: i64,
+}
+
+/// Refusals of this process that no row says yet.
+#[derive(Debug, Default)]
+pub(crate) struct Refusals(Mutex<Window>);
+
+#[derive(Debug)]
+struct Window {
+    began: Instant,
+    by_address: HashMap<String, Counted>,
+    others: Option<Counted>,
+}
+
+impl Default for Window {
+    fn default() -> Window {
+        Window { began: Instant::now(), by_address: HashMap::new(), others: None }
+    }
+}
+
+/// What came after the first refusal of an address.
+#[derive(Debug)]
+struct Counted {
+    last: Act,
+    status: i32,
+    times: i64,
+}
+
+impl Refusals {
+    /// Counts a refusal. `true`: it is the first of its address, and gets a row of its own.
+    fn count(&self, act: &Act, status: i32) -> bool {
+        let mut window = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let address = act.address.clone().unwrap_or_default();
+        if let Some(counted) = window.by_address.get_mut(&address) {
+            *counted = Counted { last: act.clone(), status, times: counted.times + 1 };
+            return false;
+        }
+        if window.by_address.len() < ADDRESSES {
+            window.by_address.insert(address, Counted { last: act.clone(), status, times: 0 });
+            return true;
+        }
+        let times = window.others.as_ref().map_or(0, |others| others.times) + 1;
+        let last = Act { address: None, actor: "several".to_owned(), ..act.clone() };
+        window.others = Some(Counted { last, status, times });
+        false
+    }
+
+    /// Ends the window, if it is over or `now`, and returns what it counted.
+    fn end(&self, now: bool) -> Vec<Counted> {
+        let mut window = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if !now && window.began.elapsed() < WINDOW {
+            return Vec::new();
+        }
+        let ended = std::mem::take(&mut *window);
+        ended.by_address.into_values().chain(ended.others).filter(|counted| counted.times > 0).collect()
+    }
+}
+
+impl Store {
+    /// Writes the row of an act that changed nothing.
+    ///
+    /// # Errors
+    /// [`crate::Error::Database`].
+    pub async fn audit(&self, act: &Act) -> Result<()> {
+        Ok(act::insert(&mut *self.pool.acquire().await?, act, "done", None, 1).await?)
+    }
+
+    /// Writes or counts a refused request.
+    ///
+    /// # Errors
+    /// [`crate::Error::Database`].
+    pub async fn audit_refusal(&self, act: &Act, status: u16) -> Result<()> {
+        self.audit_refusals(false).await?;
+        if self.refusals.count(act, status.into()) {
+            let mut connection = self.pool.acquire().await?;
+            act::insert(&mut connection, act, "refused", Some(status.into()), 1).await?;
+        }
+        Ok(())
+    }
+
+    /// Writes what was counted, if the window is over, or `now`.
+    ///
+    /// # Errors
+    /// [`crate::Error::Database`].
+    pub async fn audit_refusals(&self, now: bool) -> Result<()> {
+        for counted in self.refusals.end(now) {
+            let mut connection = self.pool.acquire().await?;
+            act::insert(&mut connection, &counted.last, "refused", Some(counted.status), counted.times)
+                .await?;
+        }
+        Ok(())
+    }
+
+    /// The audit, newest first.
+    ///
+    /// # Errors
+    /// [`crate::Error::Database`].
+    pub async fn audited(&self, filter: &AuditFilter) -> Result<Vec<Audited>> {
+        Ok(sqlx::query_as!(
+            Audited,
+            "select audit_id, at, actor_kind, actor, token_id, user_id, verb, target, space_id, reason, address,
+                outcome, status, times
+            from audit_log
+            where ($1::text is null or actor = $1 or token_id = $1 or user_id = $1)
+                and ($2::text is null or verb = $2 or starts_with(verb, $2 || '.'))
+                and ($3::text is null or target = $3)
+                and ($4::text is null or outcome = $4)
+                and ($5::timestamptz is null or at >= $5)
+                and ($6::bigint is null or audit_id < $6)
+            order by audit_id desc
+            limit $7",
+            filter.actor,
+            filter.verb,
+            filter.target,
+            filter.outcome,
+            filter.since,
+            filter.before,
+            filter.limit
+        )
+        .fetch_all(&self.pool)
+        .await?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flood_of_refusals_makes_a_bounded_number_of_rows() {
+        let refusals = Refusals::default();
+        let of = |address: usize| Act { address: Some(address.to_string()), ..Act::default() };
+        let mut rows = 0;
+        for round in 0..100 {
+            for address in 0..1000 {
+                rows += usize::from(refusals.count(&of(address), 401));
+            }
+            assert_eq!(rows, ADDRESSES, "round {round}");
+        }
+        assert!(refusals.end(false).is_empty(), "the window goes on");
+        let counted = refusals.end(true);
+        assert_eq!(counted.len(), ADDRESSES + 1);
+        assert_eq!(counted.iter().map(|counted| counted.times).sum::<i64>(), 100_000 - ADDRESSES as i64);
+        assert!(refusals.end(true).is_empty());
+    }
+}

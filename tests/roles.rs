@@ -1,0 +1,205 @@
+//! The roles of `deploy/roles.sql`: what each may do, tried by logging in as it, and that the runtime role is enough.
+
+use crate::support::world::World;
+use crate::support::{Database, Options};
+use serde_json::json;
+use sqlx::postgres::PgConnectOptions;
+use sqlx::{AssertSqlSafe, Connection, PgConnection};
+use std::str::FromStr;
+
+const ROLES: &str = include_str!("../deploy/roles.sql");
+const LOGS: [&str; 3] = ["conversation_records", "session_events", "audit_log"];
+
+/// Gives the database its roles.
+async fn with_roles(database: &Database) {
+    run(&database.url, ROLES).await.expect("the roles are made");
+}
+
+/// The address of the database for a role. The server of the tests asks for no password.
+fn as_role(database: &Database, role: &str) -> String {
+    let (scheme, rest) = database.url.split_once("://").expect("a URL");
+    let host = rest.split_once('@').map_or(rest, |(_, host)| host);
+    format!("{scheme}://{role}@{host}")
+}
+
+async fn run(url: &str, sql: &str) -> Result<(), sqlx::Error> {
+    let mut connection = PgConnection::connect_with(&PgConnectOptions::from_str(url)?).await?;
+    let done = sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(&mut connection).await;
+    connection.close().await?;
+    done.map(|_| ())
+}
+
+/// Whether the role may not do this.
+async fn is_denied(url: &str, sql: &str) -> bool {
+    match run(url, sql).await {
+        Ok(()) => false,
+        Err(error) => {
+            let code = error.as_database_error().and_then(|error| error.code().map(|code| code.into_owned()));
+            assert_eq!(code.as_deref(), Some("42501"), "{sql}: {error}");
+            true
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_whole_session_runs_in_the_runtime_role_which_can_rewrite_no_log() {
+    let mut world = World::new("c1", &["charge", "reserve", "compose_email"]).await;
+    with_roles(&world.database).await;
+    let runtime = as_role(&world.database, "wakeful_runtime");
+    let process = world.options.spawn(&runtime);
+    process.wait_for_log("\"Listening\"").await;
+    let client = process.client();
+    world.begin(&client).await;
+    world.finish(&client).await;
+    // Schedules, forks, tokens and retries write where a session does not.
+    let made =
+        client.post("/v1/schedules", &json!({"name": "s", "cron": "0 9 * * *", "prompt": "Go."})).await;
+    assert_eq!(made.0.as_u16(), 201, "{}", made.1);
+    let id = world.session_id.clone();
+    for (path, body, status) in [
+        ("/v1/schedules/s/trigger".to_owned(), json!({}), 202),
+        (format!("/v1/sessions/{id}/fork"), json!({"at": "last-user"}), 201),
+        (format!("/v1/sessions/{id}/wake"), json!({}), 202),
+        (format!("/v1/sessions/{id}/archive"), json!({}), 202),
+        ("/v1/tokens".to_owned(), json!({"scope": "read"}), 201),
+        ("/v1/user-tokens".to_owned(), json!({"user_id": "ann"}), 201),
+    ] {
+        let (got, body) = client.post(&path, &body).await;
+        assert_eq!(got.as_u16(), status, "{path}: {body}");
+    }
+    let deleted = reqwest::Client::new().delete(format!("{}/v1/schedules/s", process.url())).send().await;
+    assert_eq!(deleted.expect("the server answers").status().as_u16(), 204);
+    assert!(!process.log().contains("permission denied"), "{}", process.log());
+    let mut doctor = world.options.clone();
+    doctor.args = ["doctor", "-o", "json"].map(str::to_owned).to_vec();
+    let (_, doctor) = doctor.spawn(&runtime).ended().await;
+    let report: serde_json::Value = serde_json::from_str(&doctor.output()).expect("a report");
+    let role = report
+        .as_array()
+        .expect("checks")
+        .iter()
+        .find(|check| check["name"] == "role")
+        .expect("it is checked");
+    assert_eq!(role["level"], "ok", "{role}");
+    assert!(process.terminate().success());
+    for log in LOGS {
+        for sql in [
+            format!("drop table {log}"),
+            format!("truncate {log}"),
+            format!("delete from {log}"),
+            format!("update {log} set {} = {0}", if log == "audit_log" { "actor" } else { "session_id" }),
+            format!("alter table {log} disable trigger all"),
+            format!("drop trigger append_only on {log}"),
+        ] {
+            assert!(is_denied(&runtime, &sql).await, "{sql}");
+        }
+        run(&runtime, &format!("select count(*) from {log}")).await.expect(log);
+    }
+    for sql in [
+        "create table x (y int)",
+        "drop table jobs",
+        "truncate jobs",
+        "delete from conversation_sessions",
+        "delete from tool_calls",
+        "delete from _sqlx_migrations",
+        "set session_replication_role = replica",
+        "create role x",
+        "create or replace function refuse_rewrite() returns trigger language plpgsql as 'begin return new; end'",
+    ] {
+        assert!(is_denied(&runtime, sql).await, "{sql}");
+    }
+}
+
+#[tokio::test]
+async fn a_reader_writes_nothing_and_sees_no_secret_and_a_scaler_sees_one_view() {
+    let mut world = World::new("c1", &["reserve"]).await;
+    with_roles(&world.database).await;
+    let process = world.serve().await;
+    let client = process.client();
+    world.begin(&client).await;
+    client.wait_for(&world.session_id, "completed").await;
+    let reader = as_role(&world.database, "wakeful_reader");
+    let scaler = as_role(&world.database, "wakeful_scaler");
+    run(&reader, "select count(*) from conversation_records").await.expect("a reader reads");
+    run(&reader, "select * from queue_backlog").await.expect("a reader reads");
+    run(&scaler, "select kind, ready, leased, delayed, oldest_ready_s from queue_backlog")
+        .await
+        .expect("it scales");
+    let tables: Vec<String> = world
+        .database
+        .value(
+            "select array_agg(tablename::text) from pg_tables where schemaname = 'public' and $1 <> ''",
+            "x",
+        )
+        .await;
+    assert!(tables.len() > 20, "{tables:?}");
+    for table in &tables {
+        for role in [&reader, &scaler] {
+            for sql in [
+                format!("insert into {table} default values"),
+                format!("delete from {table}"),
+                format!("truncate {table}"),
+                format!("drop table {table}"),
+            ] {
+                assert!(is_denied(role, &sql).await, "{sql}");
+            }
+        }
+        assert!(is_denied(&scaler, &format!("select from {table}")).await, "{table}");
+        let is_secret = ["api_tokens", "signing_keys"].contains(&table.as_str());
+        assert_eq!(is_denied(&reader, &format!("select from {table}")).await, is_secret, "{table}");
+    }
+}
+
+#[tokio::test]
+async fn only_retention_deletes_from_the_logs_and_it_changes_nothing_else() {
+    let mut world = World::new("c1", &["reserve"]).await;
+    with_roles(&world.database).await;
+    let process = world.serve().await;
+    let client = process.client();
+    world.begin(&client).await;
+    client.wait_for(&world.session_id, "completed").await;
+    assert!(process.terminate().success());
+    let retention = as_role(&world.database, "wakeful_retention");
+    for log in LOGS {
+        let column = if log == "audit_log" { "actor" } else { "session_id" };
+        for sql in [
+            format!("update {log} set {column} = {column}"),
+            format!("truncate {log}"),
+            format!("drop table {log}"),
+            format!("insert into {log} default values"),
+        ] {
+            assert!(is_denied(&retention, &sql).await, "{sql}");
+        }
+        run(&retention, &format!("delete from {log}")).await.expect(log);
+    }
+    let left: i64 = world
+        .database
+        .value(
+            "select (select count(*) from session_events) + (select count(*) from audit_log) where $1 <> ''",
+            "x",
+        )
+        .await;
+    assert_eq!(left, 0);
+}
+
+#[tokio::test]
+async fn the_owner_migrates_a_database_and_renews_the_roles() {
+    let database = Database::without_schema().await;
+    let url = database.url.clone();
+    let migrate = |url: String| async move {
+        let mut options = Options::new();
+        options.args = vec!["migrate".into(), "up".into()];
+        let (status, process) = options.spawn(&url).ended().await;
+        assert!(status.success(), "{}", process.log());
+    };
+    migrate(url.clone()).await;
+    run(&url, ROLES).await.expect("the roles are made");
+    let owner = as_role(&database, "wakeful_owner");
+    // As if a later version brought a table.
+    run(&owner, "create table later (x int)").await.expect("the owner makes tables");
+    migrate(owner.clone()).await;
+    run(&owner, ROLES).await.expect("the owner renews the rights");
+    let runtime = as_role(&database, "wakeful_runtime");
+    run(&runtime, "insert into later values (1)").await.expect("the runtime role uses the new table");
+    assert!(is_denied(&runtime, "truncate later").await);
+}

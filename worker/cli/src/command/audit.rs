@@ -1,0 +1,139 @@
+//! `wakeful audit`: lists who did what. Also the act of each command that writes.
+
+use super::output::{Cell, Column, Output, Table, Tone, age, until_reader_goes};
+use super::{Exit, Usage};
+use chrono::Utc;
+use clap::ArgMatches;
+use wakeful_config::Config;
+use wakeful_store::audit::act::Act;
+use wakeful_store::audit::{AuditFilter, Audited};
+
+pub(super) type Args = super::Noun<Verb>;
+
+#[derive(Debug, clap::Subcommand)]
+pub(super) enum Verb {
+    /// List who did what, newest first.
+    List {
+        /// Only of this actor: a name, a token's id, a user's id.
+        #[arg(long, value_name = "WHO")]
+        actor: Option<String>,
+        /// Only this verb, such as session.retry, or all that begin with session.
+        #[arg(long)]
+        verb: Option<String>,
+        /// Only what was done to this row: an id.
+        #[arg(long, value_name = "ID")]
+        target: Option<String>,
+        /// Only refused requests.
+        #[arg(long)]
+        refused: bool,
+        /// Show at most this many.
+        #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(i64).range(1..=10_000))]
+        limit: i64,
+    },
+}
+
+/// The commands that write, as the audit calls them. `replay` is not among them: it runs an agent, which is no act of a
+/// person. `migrate` changes the schema, not the data.
+const WRITES: [&str; 19] = [
+    "session.send",
+    "session.new",
+    "session.retry",
+    "session.cancel",
+    "session.resolve",
+    "session.fork",
+    "session.archive",
+    "session.terminate",
+    "session.import",
+    "session.wake",
+    "delivery.resend",
+    "schedule.create",
+    "schedule.edit",
+    "schedule.delete",
+    "schedule.pause",
+    "schedule.resume",
+    "schedule.trigger",
+    "token.create",
+    "token.revoke",
+];
+
+/// The act of a command, if it writes.
+///
+/// # Errors
+/// A name that cannot be one.
+pub(super) fn act_of(matches: &ArgMatches, name: Option<&str>) -> anyhow::Result<Option<Act>> {
+    let Some((noun, of_noun)) = matches.subcommand() else { return Ok(None) };
+    let Some((verb, args)) = of_noun.subcommand() else { return Ok(None) };
+    let verb = format!("{noun}.{verb}");
+    if !WRITES.contains(&verb.as_str()) {
+        return Ok(None);
+    }
+    let actor = match name {
+        Some(name) if name.is_empty() || name.len() > 256 || name.chars().any(char::is_control) => {
+            return Err(Usage("--as has 1 to 256 bytes and no control characters".to_owned()).into());
+        }
+        Some(name) => name.to_owned(),
+        None => system_user(),
+    };
+    let text = |id: &str| args.try_get_one::<String>(id).ok().flatten().cloned();
+    // `token create` has a name too, and its row has an id that is not known yet.
+    let names = if noun == "schedule" { &["name"][..] } else { &["id", "session", "conversation"] };
+    Ok(Some(Act {
+        actor_kind: "cli",
+        actor,
+        target: names.iter().find_map(|name| text(name)),
+        reason: text("reason"),
+        verb,
+        ..Act::default()
+    }))
+}
+
+/// The name of the system's user: the one who called `sudo`, if it was called.
+fn system_user() -> String {
+    let named = |name: &str| std::env::var(name).ok().filter(|name| !name.is_empty() && name.len() <= 256);
+    let user = named("SUDO_USER").or_else(|| named("USER")).or_else(|| named("LOGNAME"));
+    let user = user.filter(|user| !user.chars().any(char::is_control));
+    user.unwrap_or_else(|| format!("uid {}", rustix::process::getuid().as_raw()))
+}
+
+pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
+    let store = super::open_store(&config, "wakeful audit").await?;
+    let output = Output::new(&args.output);
+    let Verb::List { actor, verb, target, refused, limit } = args.verb;
+    let outcome = refused.then(|| "refused".to_owned());
+    let filter = AuditFilter { actor, verb, target, outcome, limit, ..AuditFilter::default() };
+    let rows = store.audited(&filter).await;
+    store.close().await;
+    let rows = rows?;
+    until_reader_goes(output.items(&rows, || table(&rows)).map(|()| Exit::Ok))
+}
+
+fn table(rows: &[Audited]) -> Table {
+    let mut table = Table::new(&[
+        Column::number("AGE"),
+        Column::fixed("WHO"),
+        Column::fixed("VERB"),
+        Column::fixed("OUTCOME"),
+        Column::fixed("TARGET"),
+        Column::fixed("FROM").extra(),
+        Column::flexible("WHY").extra(),
+    ]);
+    for row in rows {
+        let outcome = match (row.status, row.times) {
+            (None, _) => row.outcome.clone(),
+            (Some(status), 1) => format!("{} {status}", row.outcome),
+            (Some(status), times) => format!("{} {status} ×{times}", row.outcome),
+        };
+        let tone = if row.outcome == "done" { Tone::Plain } else { Tone::Bad };
+        let or_none = |text: &Option<String>| text.clone().unwrap_or_else(|| "-".to_owned());
+        table.row([
+            (if Utc::now() < row.at { "0s".to_owned() } else { age(row.at) }).into(),
+            row.actor.as_str().into(),
+            row.verb.as_str().into(),
+            Cell::new(outcome, tone),
+            or_none(&row.target).as_str().into(),
+            or_none(&row.address).as_str().into(),
+            row.reason.as_deref().unwrap_or_default().into(),
+        ]);
+    }
+    table
+}
