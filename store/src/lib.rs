@@ -45,6 +45,7 @@ pub mod export;
 #[doc(hidden)]
 pub mod failpoint;
 pub mod fork;
+pub mod gate;
 pub mod generation;
 pub mod heal;
 pub mod history;

@@ -191,6 +191,7 @@ impl Logs {
             | Event::GenStart { .. }
             | Event::GenResumed { .. }
             | Event::GenFailed { .. }
+            | Event::AttemptFailed { .. }
             | Event::SessionTerminated { .. }
             | Event::InvocationResult { .. }
             | Event::ContextUpdate { .. } => {}
