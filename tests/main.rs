@@ -33,6 +33,7 @@ mod email_out;
 mod expiry;
 mod fork;
 mod front;
+mod gates;
 mod heal;
 mod herald;
 mod histories;

@@ -169,7 +169,8 @@ async fn a_retry_goes_on_from_the_last_commit() {
         })
         .await
     };
-    let options = options(&model).config("limits = { attempts = 2 }");
+    // The second fault comes half a second after the first.
+    let options = options(&model).config("limits = { outage_s = 0.2 }");
     let process = options.serve(&database).await;
     let client = process.client();
     let first = client.chat("c1", "A table for two.").await;

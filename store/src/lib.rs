@@ -48,6 +48,7 @@ pub mod export;
 #[doc(hidden)]
 pub mod failpoint;
 pub mod fork;
+pub mod gate;
 pub mod generation;
 pub mod heal;
 pub mod history;

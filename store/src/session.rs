@@ -159,10 +159,13 @@ impl Store {
                 q.content::text as "asked?", q.call_id as "asked_by?",
                 case when j.job_id is not null then json_build_object(
                     'step_number', j.step_number, 'attempt', j.attempt, 'stuck', j.stuck, 'worker_id', j.worker_id,
-                    'leased', j.lease is not null, 'run_at', j.run_at, 'last_error', j.last_error) end as job
+                    'leased', j.lease is not null, 'run_at', j.run_at, 'last_error', j.last_error,
+                    'outage_since', j.outage_since, 'outage_faults', j.outage_faults, 'waits_for', g.provider,
+                    'provider_down_since', g.since, 'next_probe_at', g.probe_at) end as job
             from conversation_sessions s
             left join conversation_counters c on c.conversation_id = s.conversation_id
             left join jobs j on j.kind = 'step' and j.session_id = s.session_id
+            left join provider_gates g on g.gate_id = j.waits_for
             left join lateral (
                 select r.content, c.call_id
                 from tool_calls c

@@ -67,6 +67,14 @@ pub struct JobView {
     /// lease's end.
     pub due_in_s: f64,
     pub last_error: Option<String>,
+    /// Seconds since a provider's outage began to hold up the step, and how many of its calls failed since.
+    pub outage_s: Option<f64>,
+    pub outage_faults: i32,
+    /// The provider whose gate the job waits for, since how many seconds that provider has been failing, and in how many
+    /// seconds the next probe is due (none while the gate opens).
+    pub waits_for: Option<String>,
+    pub provider_down_s: Option<f64>,
+    pub next_probe_in_s: Option<f64>,
 }
 
 /// An unsettled call for display.
@@ -119,11 +127,15 @@ impl Store {
                 j.worker_id,
                 extract(epoch from clock_timestamp() - w.beat_at)::float8 as worker_beat_age_s,
                 extract(epoch from j.run_at - clock_timestamp())::float8 as "due_in_s!",
-                j.last_error
+                j.last_error, extract(epoch from clock_timestamp() - j.outage_since)::float8 as outage_s, j.outage_faults,
+                g.provider as "waits_for?",
+                extract(epoch from clock_timestamp() - g.since)::float8 as provider_down_s,
+                extract(epoch from g.probe_at - clock_timestamp())::float8 as next_probe_in_s
             from conversation_sessions s
             join jobs j on j.conversation_id = s.conversation_id
                 and (j.session_id = s.session_id or j.kind = 'deliver')
             left join workers w on w.worker_id = j.worker_id
+            left join provider_gates g on g.gate_id = j.waits_for
             where s.session_id = $1
             order by j.kind desc, j.channel
             limit 20

@@ -9,7 +9,7 @@ use axum::routing::post;
 use serde_json::{Value, json};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 /// The answer to one request.
@@ -20,6 +20,8 @@ pub enum Answer {
     Calls(Vec<(String, String)>),
     /// An HTTP error.
     Error(u16),
+    /// An HTTP error that asks for a pause of this many milliseconds.
+    Busy(u16, u64),
     /// Text whose stream ends without its end marker.
     Cut(String),
 }
@@ -45,6 +47,8 @@ pub struct ModelServer {
 
 struct Shared {
     bodies: Mutex<Vec<String>>,
+    /// When each of them came.
+    arrivals: Mutex<Vec<Instant>>,
     script: Box<Script>,
     /// From this request number on, answers stop after their first piece.
     held_from: watch::Sender<usize>,
@@ -59,6 +63,7 @@ impl ModelServer {
     pub async fn start(script: impl Fn(&Value, usize) -> Answer + Send + Sync + 'static) -> ModelServer {
         let shared = Arc::new(Shared {
             bodies: Mutex::default(),
+            arrivals: Mutex::default(),
             script: Box::new(script),
             held_from: watch::channel(usize::MAX).0,
             pace_ms: AtomicU64::new(0),
@@ -86,6 +91,11 @@ impl ModelServer {
     /// Every request body so far, as it came.
     pub fn bodies(&self) -> Vec<String> {
         self.shared.bodies.lock().expect("no handler panics").clone()
+    }
+
+    /// When each request came.
+    pub fn arrivals(&self) -> Vec<Instant> {
+        self.shared.arrivals.lock().expect("no handler panics").clone()
     }
 
     /// Waits until `times` requests have arrived.
@@ -145,6 +155,7 @@ async fn complete(State(shared): State<Arc<Shared>>, body: Bytes) -> Response {
     let number = {
         let mut bodies = shared.bodies.lock().expect("no handler panics");
         bodies.push(text);
+        shared.arrivals.lock().expect("no handler panics").push(Instant::now());
         bodies.len() - 1
     };
     let answer = (shared.script)(&value, number);
@@ -153,6 +164,11 @@ async fn complete(State(shared): State<Arc<Shared>>, body: Bytes) -> Response {
         return (status, json!({"error": {"message": "as told"}}).to_string()).into_response();
     }
     let turn = value["messages"].as_array().map_or(0, Vec::len);
+    if let Answer::Busy(status, pause_ms) = answer {
+        let status = StatusCode::from_u16(status).expect("a status");
+        let pause = [("retry-after-ms", pause_ms.to_string())];
+        return (status, pause, json!({"error": {"message": "as told"}}).to_string()).into_response();
+    }
     let (pieces, end) = pieces(&answer, turn);
     let held = shared.held_from.subscribe();
     let pace = Duration::from_millis(shared.pace_ms.load(Ordering::SeqCst));
@@ -208,6 +224,6 @@ fn pieces(answer: &Answer, turn: usize) -> (Vec<String>, bool) {
             ];
             (pieces, true)
         }
-        Answer::Error(_) => unreachable!("errors are no stream"),
+        Answer::Error(_) | Answer::Busy(..) => unreachable!("errors are no stream"),
     }
 }

@@ -15,6 +15,9 @@ pub struct Agent {
     pub system_prompt: String,
     /// `provider/model`, for example `anthropic/claude-sonnet-5`.
     pub model: String,
+    /// The models that answer, in this order, while the provider of `model` fails.
+    #[serde(default)]
+    pub fallback: Vec<String>,
     /// Names of the tools that the agent may use.
     pub tools: Vec<String>,
     /// Limits of each of its runs.
@@ -69,10 +72,12 @@ pub struct Limits {
     pub steps: i64,
     /// Input and output tokens per run.
     pub tokens: i64,
-    /// Claims of one step without progress before its run fails. The delays between eight claims add up to
-    /// about a minute, so a short outage of a provider does not fail a run. Claims whose process died count
-    /// only from [`Limits::DEATHS`] deaths on.
+    /// Claims of one step without progress before its run fails. Faults that are an outage of the provider do not
+    /// count. Claims whose process died count only from [`Limits::DEATHS`] deaths on.
     pub attempts: i64,
+    /// Milliseconds that a provider's outage may hold up one step before its run fails.
+    #[serde(default = "Limits::default_outage_ms")]
+    pub outage_ms: u64,
     /// Seconds that one tool call may take.
     pub tool_s: u64,
 }
@@ -83,11 +88,15 @@ impl Limits {
     /// twice before the bad step is claimed alone, and once more each time the bad step made some progress
     /// first. This limit keeps the runs of harmless steps from failing.
     pub const DEATHS: i64 = 5;
+
+    fn default_outage_ms() -> u64 {
+        Limits::default().outage_ms
+    }
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Limits { steps: 50, tokens: 2_000_000, attempts: 8, tool_s: 60 }
+        Limits { steps: 50, tokens: 2_000_000, attempts: 8, outage_ms: 6 * 3_600_000, tool_s: 60 }
     }
 }
 

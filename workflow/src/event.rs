@@ -81,6 +81,24 @@ pub enum Event {
     /// A call was interrupted and is not repeated: its run was cancelled or failed.
     #[serde(rename = "GEN_FAILED")]
     GenFailed { generation_id: GenerationId, reason: String },
+    /// An attempt at the step failed and is repeated later. The call that failed gets its own entries when the next one
+    /// ends.
+    #[serde(rename = "ATTEMPT_FAILED")]
+    AttemptFailed {
+        /// `provider/model`.
+        model: String,
+        /// The fault's kind as one word.
+        fault: String,
+        reason: String,
+        /// How many attempts of this step have failed since its last progress, this one included.
+        attempt: i64,
+        /// After how many of them the run fails. `None`: not their number counts, but the time of the outage.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        attempts: Option<i64>,
+        /// When the next attempt is made. `None`: when the provider's gate lets it through.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        retry_in_ms: Option<i64>,
+    },
     /// The model's answer is complete. The transcript has its text.
     #[serde(rename = "GEN_COMPLETE")]
     GenComplete { generation_id: GenerationId, message_number: i64, reason: String },

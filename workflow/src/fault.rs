@@ -106,6 +106,18 @@ pub enum Fault {
         /// The text of the last fault.
         last_error: String,
     },
+    /// The provider failed for longer than the agent's `limits.outage_s`.
+    #[error("{provider} did not answer for {for_s} s, in {attempts} attempts; last error: {last_error}")]
+    ProviderDown {
+        /// The provider, as the model's name begins.
+        provider: String,
+        /// Since the first fault, or since the wait for the provider began.
+        for_s: u64,
+        /// How many calls of this step failed.
+        attempts: i64,
+        /// The text of the last fault.
+        last_error: String,
+    },
     /// A replay of recorded answers reached the end of its source's answers.
     #[error("the recording ends here: {message}")]
     RecordingOver {
@@ -175,12 +187,42 @@ impl Fault {
                          name none, the process was killed, most often for its memory), fix or remove the cause, then \
                          retry the session; it goes on where it stood",
             },
+            Fault::ProviderDown { .. } => Verdict::Fail {
+                remedy: "look at the provider's status page and at the network; raise `limits.outage_s` of the agent, or give \
+                         it a `fallback` of another provider; then retry the session; it goes on where it stood",
+            },
             Fault::RecordingOver { .. } => Verdict::Fail {
                 remedy: "replay with a model that is called (`wakeful replay --model`), or begin at another message",
             },
             Fault::Stuck { .. } => Verdict::Fail {
                 remedy: "fix the cause that the last error names, then retry the session; it goes on where it stood",
             },
+        }
+    }
+
+    /// Returns whether the provider is down or overloaded for now, so that the same request may succeed later. Such a fault
+    /// uses up the agent's `limits.outage_s` and no attempt.
+    pub fn is_outage(&self) -> bool {
+        matches!(
+            self,
+            Fault::RateLimited { .. }
+                | Fault::Overloaded { .. }
+                | Fault::Timeout { .. }
+                | Fault::Unreachable { .. }
+        )
+    }
+
+    /// Returns whether the fault counts towards shutting the provider's gate. A stream that is cut does, because a proxy in
+    /// front of a dead provider cuts every stream. It uses up attempts all the same: what was streamed is paid for.
+    pub fn shuts_gate(&self) -> bool {
+        self.is_outage() || *self == Fault::StreamCut
+    }
+
+    /// Returns when the provider allows the next call, if it said so.
+    pub fn retry_after_ms(&self) -> Option<u64> {
+        match self.verdict() {
+            Verdict::Retry { after_ms } => after_ms,
+            Verdict::Fail { .. } => None,
         }
     }
 
@@ -203,6 +245,7 @@ impl Fault {
             Fault::TokenLimit { .. } => "token_limit",
             Fault::WorkerDied { .. } => "worker_died",
             Fault::Stuck { .. } => "stuck",
+            Fault::ProviderDown { .. } => "provider_down",
             Fault::RecordingOver { .. } => "recording_over",
             Fault::Internal { .. } => "internal",
         }

@@ -41,6 +41,7 @@ pub mod event;
 pub mod fault;
 pub mod files;
 pub mod fork;
+pub mod gate;
 pub mod generation;
 pub mod id;
 pub mod inbox;

@@ -280,6 +280,7 @@ mod tests {
             name: "a".into(),
             system_prompt: String::new(),
             model: "openai/one".into(),
+            fallback: Vec::new(),
             tools: vec!["x".into()],
             limits: crate::agent::Limits::default(),
             on_uncertain: crate::agent::OnUncertain::default(),

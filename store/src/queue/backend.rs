@@ -5,7 +5,7 @@
 //! but it does not end.
 
 use super::notify::Claimant;
-use super::{Hold, Holdings, Job, Lease, News, Room, Settings, Slot, boottime_ms};
+use super::{Hold, Holdings, Job, Lease, News, Outage, Room, Settings, Slot, boottime_ms};
 use crate::{Error, Store};
 use apalis_core::backend::{Backend, BackendConfig, finalize::Ephemeral};
 use apalis_core::task::{Task, builder::TaskBuilder};
@@ -242,6 +242,11 @@ impl Claimer {
             stuck: row.stuck,
             died: row.died,
             last_error: row.last_error,
+            outage: Outage {
+                faults: row.outage_faults.into(),
+                lasted: row.outage_s.map(|s| Duration::from_secs_f64(s.max(0.0))),
+            },
+            gate_pass: row.gate_pass,
             slot: Arc::new(slot),
         };
         // If sending fails, the drain began during the claim and the channel has no receiver any more. Give

@@ -14,6 +14,7 @@
 
 mod backend;
 mod delay;
+mod depth;
 mod heartbeat;
 mod liveness;
 mod notify;
@@ -24,9 +25,10 @@ mod workers;
 
 pub use backend::Queue;
 pub use delay::{delay, jittered};
+pub use depth::Depth;
 pub use heartbeat::Heartbeat;
 pub use liveness::Liveness;
-pub(crate) use notify::{CANCEL, SESSIONS};
+pub(crate) use notify::{CANCEL, GATES, SESSIONS};
 pub use notify::{EVERY_SESSION, News, Notifier, heard, heard_cancel};
 pub use readers::{Audience, READS_EVERY};
 pub use workers::{APPLICATION, Connections, WorkerView};
@@ -176,6 +178,9 @@ pub struct Job {
     /// How many earlier claims were never given back, because their process died or its heartbeat stopped.
     pub died: i32,
     pub last_error: Option<String>,
+    pub outage: Outage,
+    /// The opening at which a provider's gate let this job through.
+    pub gate_pass: Option<i64>,
     slot: Arc<Slot>,
 }
 
@@ -185,6 +190,15 @@ impl Job {
     pub fn has_room_beside(&self) -> bool {
         self.slot.room.free() > 0
     }
+}
+
+/// A provider's outage that holds up a step, as the claim found it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Outage {
+    /// How many calls of the step failed since its last progress.
+    pub faults: i64,
+    /// How long the outage had lasted at the claim. `None`: there was none.
+    pub lasted: Option<Duration>,
 }
 
 #[derive(Debug)]
@@ -292,6 +306,9 @@ struct ClaimedRow {
     stuck: i32,
     died: i32,
     last_error: Option<String>,
+    outage_faults: i32,
+    outage_s: Option<f64>,
+    gate_pass: Option<i64>,
     trace_context: Option<String>,
 }
 
@@ -338,11 +355,13 @@ impl Store {
                 run_at = clock_timestamp() + make_interval(secs => $5),
                 stuck = stuck + 1,
                 died = died + case when lease is not null and stuck > 0 then 1 else 0 end,
-                attempt = attempt + 1
+                attempt = attempt + 1,
+                waits_for = null
             -- An array, not a join: Postgres may plan a join for an empty table and keep it when the table is full.
             where job_id = any (array(select job_id from ready union all select job_id from suspect))
             returning job_id, lease as "token!", job_id = any (array(select job_id from suspect)) as "suspect!",
-                conversation_id, session_id, channel, step_number, attempt, stuck, died, last_error, trace_context
+                conversation_id, session_id, channel, step_number, attempt, stuck, died, last_error, trace_context,
+                outage_faults, extract(epoch from clock_timestamp() - outage_since)::float8 as outage_s, gate_pass
             "#,
             settings.kind.as_str(),
             limit as i64,
@@ -452,39 +471,4 @@ impl Store {
         .fetch_one(&self.pool)
         .await?)
     }
-
-    /// Counts the deployed workers' jobs by kind: ready, leased, delayed, and for how many seconds the oldest
-    /// ready job has been ready. Leaves out jobs of replays, because only their own process runs them.
-    ///
-    /// # Errors
-    /// [`crate::Error::Database`].
-    pub async fn queue_depth(&self) -> Result<Vec<Depth>> {
-        Ok(sqlx::query_as!(
-            Depth,
-            r#"
-            select kind,
-                count(*) filter (where run_at <= clock_timestamp()) as "ready!",
-                count(*) filter (where run_at > clock_timestamp() and lease is not null) as "leased!",
-                count(*) filter (where run_at > clock_timestamp() and lease is null) as "delayed!",
-                coalesce(extract(epoch from clock_timestamp()
-                    - min(run_at) filter (where run_at <= clock_timestamp())), 0)::float8 as "oldest_ready_s!"
-            from jobs
-            where runner = ''
-            group by kind
-            order by kind
-            "#
-        )
-        .fetch_all(&self.pool)
-        .await?)
-    }
-}
-
-/// Number of jobs of one kind.
-#[derive(Clone, Debug, serde::Serialize)]
-pub struct Depth {
-    pub kind: String,
-    pub ready: i64,
-    pub leased: i64,
-    pub delayed: i64,
-    pub oldest_ready_s: f64,
 }

@@ -23,6 +23,8 @@ use tracing::{debug, warn};
 
 const JOBS: &str = "wakeful_jobs";
 pub(crate) const SESSIONS: &str = "wakeful_sessions";
+/// A provider's gate shuts or opens.
+pub(crate) const GATES: &str = "wakeful_gates";
 /// Postgres takes payloads of less than 8000 bytes.
 const PAYLOAD_BYTES: usize = 7900;
 /// Names all sessions.
@@ -243,6 +245,7 @@ pub struct News {
     claimants: Claimants,
     sessions: broadcast::Sender<Arc<str>>,
     schedules: broadcast::Sender<()>,
+    gates: broadcast::Sender<()>,
     readers: Readers,
 }
 
@@ -281,6 +284,7 @@ impl News {
             claimants: Claimants::default(),
             sessions: broadcast::channel(1024).0,
             schedules: broadcast::channel(16).0,
+            gates: broadcast::channel(16).0,
             readers: Readers::default(),
         };
         tokio::spawn(news.clone().run(store.clone(), stop));
@@ -316,6 +320,11 @@ impl News {
         self.schedules.subscribe()
     }
 
+    /// Fires when a provider's gate shuts or opens.
+    pub fn gates(&self) -> broadcast::Receiver<()> {
+        self.gates.subscribe()
+    }
+
     async fn run(self, store: Store, stop: CancellationToken) {
         let mut faults = 0;
         while !stop.is_cancelled() {
@@ -340,11 +349,12 @@ impl News {
     }
 
     async fn try_receive(&self, store: &Store, faults: &mut i32) -> Result<Infallible, Lost> {
-        let mut listener = ProvenListener::connect(store, &[JOBS, SESSIONS, schedule::CHANNEL]).await?;
+        let mut listener = ProvenListener::connect(store, &[JOBS, SESSIONS, GATES, schedule::CHANNEL]).await?;
         *faults = 0;
         // Postgres does not repeat notifications that were sent while we did not listen. So wake every waiter once.
         self.tell(JOBS, "");
         self.tell(SESSIONS, EVERY_SESSION);
+        self.tell(GATES, "");
         self.tell(schedule::CHANNEL, "");
         loop {
             let notification = listener.recv().await?;
@@ -360,6 +370,8 @@ impl News {
             }
         } else if channel == schedule::CHANNEL {
             let _ = self.schedules.send(());
+        } else if channel == GATES {
+            let _ = self.gates.send(());
         } else {
             for session_id in payload.split(',') {
                 match session_id.strip_prefix(READ) {

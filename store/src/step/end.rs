@@ -78,6 +78,8 @@ impl Statement<'_> {
     set step_number = given.step_number + given.ends_step::integer,
         stuck = case when given.progress then 0 else job.stuck end,
         died = case when given.progress then 0 else job.died end,
+        outage_since = case when not given.progress then job.outage_since end,
+        outage_faults = case when given.progress then 0 else job.outage_faults end,
         attempt = case when given.ends_step then 1 else job.attempt end,
         last_error = null,
         trace_context = given.trace_context

@@ -11,6 +11,7 @@ use wakeful_config::{Config, ConfigError, Invalid};
 use wakeful_engine::cancels::Cancels;
 use wakeful_engine::channel::Channel;
 use wakeful_engine::ctx::{Bus, Ctx, Plugins, Shutdown};
+use wakeful_engine::gates::Gates;
 use wakeful_engine::identity::Identity;
 use wakeful_engine::ingest::Intake;
 use wakeful_engine::model::renderings::Renderings;
@@ -176,6 +177,7 @@ impl App {
             bus: Bus { notifier: Notifier::start(store.clone(), &news), news },
             intake: Intake::new(&store, config.server.ingest_concurrency, intake_wait),
             cancels: Cancels::default(),
+            gates: Gates::new(config.gate, config.queue.lease),
             chunks: Chunks::default(),
             watchdog: Watchdog::default(),
             recordings: Recordings::default(),

@@ -16,6 +16,14 @@ pub(crate) fn summary(entry: &JournalEntry) -> String {
             format!("{} in place of {} ({})", text("generation_id"), text("replaces"), text("strategy"))
         }
         "GEN_FAILED" => format!("{}: {}", text("generation_id"), text("reason")),
+        "ATTEMPT_FAILED" => {
+            let of = payload["attempts"].as_i64().map(|limit| format!(" of {limit}")).unwrap_or_default();
+            let next = payload["retry_in_ms"].as_i64().map_or_else(
+                || "waits for the provider".to_owned(),
+                |ms| format!("next in {:.1} s", ms as f64 / 1000.0),
+            );
+            format!("attempt {}{of} of {}: {}; {next}", number("attempt"), text("model"), text("reason"))
+        }
         "GEN_COMPLETE" => {
             format!("#{} {}: {}", number("message_number"), text("reason"), text("text"))
         }

@@ -15,6 +15,7 @@ use std::time::Duration;
 use secrecy::{ExposeSecret, SecretString};
 use wakeful_workflow::agent::{Agent, JournalLevel, Limits, OnExpired, OnUncertain};
 use wakeful_workflow::bundle;
+use wakeful_workflow::gate::GatePolicy;
 use wakeful_workflow::policy::{PARTICIPANTS, WebPolicy};
 use wakeful_workflow::strategy::ContextPolicy;
 
@@ -77,6 +78,8 @@ pub struct Config {
     pub server: Server,
     pub database: Database,
     pub queue: Queue,
+    /// When the gates of the providers shut and open.
+    pub gate: GatePolicy,
     /// As configured. [`Config::agent`] fills in the defaults.
     pub agents: BTreeMap<String, AgentSettings>,
     /// By `provider/model`.
@@ -172,6 +175,8 @@ pub struct AgentSettings {
     pub system_prompt: Option<String>,
     /// `provider/model`.
     pub model: Option<String>,
+    /// The models that answer while the provider of `model` fails.
+    pub fallback: Vec<String>,
     /// `None` means `DEFAULT_TOOLS`; an empty list means no tools.
     pub tools: Option<Vec<String>>,
     pub on_uncertain: OnUncertain,
@@ -354,6 +359,7 @@ impl Config {
             name: name.to_owned(),
             system_prompt: settings.system_prompt.unwrap_or_else(|| DEFAULT_PROMPT.to_owned()),
             model,
+            fallback: settings.fallback,
             tools: settings.tools.unwrap_or_else(default_tools),
             limits: settings.limits,
             on_uncertain: settings.on_uncertain,

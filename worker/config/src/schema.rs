@@ -7,6 +7,7 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use wakeful_workflow::agent::{JournalLevel, Limits, OnExpired, OnUncertain};
+use wakeful_workflow::gate::GatePolicy;
 use wakeful_workflow::strategy::{ContextPolicy, Strategy};
 
 use super::price::Price;
@@ -35,6 +36,7 @@ pub(super) fn read(table: Table, added: &[&str]) -> (Config, Vec<Problem>) {
         server: server(root.section("server")),
         database: database(root.section("database")),
         queue: queue(root.section("queue")),
+        gate: gate(root.section("gate")),
         agents: agents(&mut root, &names),
         models: models(&mut root, &names),
         providers: providers(root.section("providers")),
@@ -131,6 +133,24 @@ fn queue(mut section: Section<'_>) -> Queue {
     queue
 }
 
+/// What the times of `gate` may be.
+const GATE_TIMES: RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_secs(3600);
+
+fn gate(mut section: Section<'_>) -> GatePolicy {
+    let default = GatePolicy::default();
+    let ms = |given: Option<Duration>, default: i64| {
+        given.map_or(default, |given| i64::try_from(given.as_millis()).unwrap_or(default))
+    };
+    let gate = GatePolicy {
+        faults: section.number("faults", 1..=1000).unwrap_or(default.faults),
+        probe_ms: ms(section.seconds("probe_s", GATE_TIMES), default.probe_ms),
+        probe_max_ms: ms(section.seconds("probe_max_s", GATE_TIMES), default.probe_max_ms),
+        wave_ms: ms(section.seconds("wave_s", GATE_TIMES), default.wave_ms),
+    };
+    section.finish();
+    gate
+}
+
 /// The heartbeat of a lease whose heartbeat is not configured: whole seconds, at most a third of the lease, and at most 10 s.
 /// A lease under 3 s is too short for that and beats at half its length, at most every second.
 fn default_heartbeat(lease: Duration) -> Duration {
@@ -148,6 +168,7 @@ fn agents(root: &mut Section<'_>, names: &ModelNames<'_>) -> BTreeMap<String, Ag
         let settings = AgentSettings {
             system_prompt: section.text("system_prompt", "must be text", |text| Some(text.to_owned())),
             model: section.text("model", &names.rule(), |text| names.has(text).then(|| text.to_owned())),
+            fallback: fallback(&mut section, names),
             tools: section.list("tools"),
             on_uncertain: section
                 .text("on_uncertain", "must be tell_model or needs_attention", on_uncertain)
@@ -167,6 +188,18 @@ fn agents(root: &mut Section<'_>, names: &ModelNames<'_>) -> BTreeMap<String, Ag
         agents.insert(name, settings);
     }
     agents
+}
+
+fn fallback(section: &mut Section<'_>, names: &ModelNames<'_>) -> Vec<String> {
+    let origin = section.origin("fallback");
+    let models = section.list("fallback").unwrap_or_default();
+    for wrong in models.iter().filter(|model| !names.has(model)) {
+        if let Some(origin) = origin.clone() {
+            let text = format!("{} has {wrong:?}: each {}", section.full("fallback"), names.rule());
+            section.problem(origin, text);
+        }
+    }
+    models
 }
 
 fn on_uncertain(text: &str) -> Option<OnUncertain> {
@@ -202,12 +235,18 @@ fn journal(text: &str) -> Option<JournalLevel> {
     }
 }
 
+/// What `limits.outage_s` may be: up to 30 days.
+const OUTAGE: RangeInclusive<Duration> = Duration::ZERO..=Duration::from_secs(2_592_000);
+
 fn limits(mut section: Section<'_>) -> Limits {
     let default = Limits::default();
     let limits = Limits {
         steps: section.number("steps", 1..=10_000).unwrap_or(default.steps),
         tokens: section.number("tokens", 1..=1_000_000_000_000).unwrap_or(default.tokens),
         attempts: section.number("attempts", 1..=100).unwrap_or(default.attempts),
+        outage_ms: section
+            .seconds("outage_s", OUTAGE)
+            .map_or(default.outage_ms, |outage| u64::try_from(outage.as_millis()).unwrap_or(u64::MAX)),
         tool_s: narrow(section.number("tool_s", 1..=3600), default.tool_s),
     };
     section.finish();

@@ -402,6 +402,7 @@ high = 30
             name: "support".to_owned(),
             system_prompt: "Help.".to_owned(),
             model: "openai/vendor/model-1".to_owned(),
+            fallback: Vec::new(),
             tools: Vec::new(),
             limits: Limits { steps: 3, tool_s: 5, ..Limits::default() },
             on_uncertain: OnUncertain::NeedsAttention,

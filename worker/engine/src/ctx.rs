@@ -2,6 +2,7 @@
 
 use crate::cancels::Cancels;
 use crate::channel::Channel;
+use crate::gates::Gates;
 use crate::identity::Identity;
 use crate::ingest::Intake;
 use crate::model::Models;
@@ -37,6 +38,8 @@ pub struct Ctx {
     /// Limits how many messages come in at once.
     pub intake: Intake,
     pub watchdog: Watchdog,
+    /// This process's view of the providers' gates.
+    pub gates: Gates,
     /// Source recordings of the replays that run in this process.
     pub recordings: Recordings,
     /// What the next requests of this process's sessions begin with.
@@ -102,6 +105,7 @@ impl Ctx {
                 name: session.agent.clone(),
                 system_prompt: String::new(),
                 model: model.clone(),
+                fallback: Vec::new(),
                 tools: Vec::new(),
                 limits: Limits::default(),
                 on_uncertain: OnUncertain::default(),
@@ -113,6 +117,10 @@ impl Ctx {
             (configured, _) => configured?,
         };
         let mut agent = session.policy.of(configured);
+        if session.policy.model.is_some() {
+            // The session asks for this model and no other.
+            agent.fallback.clear();
+        }
         if wakeful_workflow::replay::has_recorded_replies(session) {
             // The recording bounds the replay, so the agent's limits do not apply. If a run of the source
             // ended at a limit, the source went on in its next run, and the replay must get past that limit

@@ -12,6 +12,7 @@
 //! | how a program starts a session and continues it | [`handle`] |
 //! | how a replay gets its source's messages | [`replay`] |
 //! | how a cancel reaches a step in flight | [`cancels`] |
+//! | how a provider's outage is waited for | [`gates`] |
 //! | how code that never yields is stopped | [`watchdog`] |
 //! | which tools and models there are, and how one is added | [`tool`], [`model`] |
 //! | the objects that all of these share | [`ctx`] |
@@ -22,6 +23,7 @@
 pub mod cancels;
 pub mod channel;
 pub mod ctx;
+pub mod gates;
 pub mod handle;
 pub mod identity;
 pub mod ingest;

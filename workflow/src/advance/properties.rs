@@ -23,7 +23,7 @@ use proptest::strategy::Strategy;
 use serde_json::Value;
 use std::collections::HashMap;
 
-const LIMITS: Limits = Limits { steps: 4, tokens: 150, attempts: 5, tool_s: 1 };
+const LIMITS: Limits = Limits { steps: 4, tokens: 150, attempts: 5, outage_ms: 1000, tool_s: 1 };
 
 /// The tools of these sessions. Each name says the tool's kind.
 const TOOLS: [(&str, Effect); 4] = [

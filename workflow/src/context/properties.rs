@@ -35,6 +35,7 @@ fn agent(strategy: Selection) -> Agent {
         name: "assistant".into(),
         system_prompt: String::new(),
         model: "m".into(),
+        fallback: Vec::new(),
         tools: vec!["tool".into()],
         limits: Limits { steps: 10_000, tokens: i64::MAX, ..Limits::default() },
         on_uncertain: OnUncertain::default(),

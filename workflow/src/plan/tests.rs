@@ -4,7 +4,7 @@ use super::*;
 use crate::example::{message, outcome, result, row, session, settled, tool_call, turn, turn_of_earlier_run};
 use crate::session::{Call, InboxMessage};
 
-const LIMITS: Limits = Limits { steps: 3, tokens: 100, attempts: 5, tool_s: 1 };
+const LIMITS: Limits = Limits { steps: 3, tokens: 100, attempts: 5, outage_ms: 1000, tool_s: 1 };
 const EFFECTS: [Effect; 3] = [Effect::Pure, Effect::Idempotent, Effect::Guarded];
 
 fn planned(session: &Session) -> Action {

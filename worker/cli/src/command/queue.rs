@@ -1,10 +1,12 @@
 //! `wakeful queue`.
 
 use super::Exit;
-use super::output::{Cell, Column, Output, Table, Tone, age, printable, span, until_reader_goes};
+use super::output::{Cell, Column, Output, Table, Tone, age, count, printable, span, until_reader_goes};
+use chrono::Utc;
 use serde_json::json;
 use std::fmt::Write as _;
 use wakeful_config::Config;
+use wakeful_store::gate::ClosedGate;
 use wakeful_store::queue::{Depth, WorkerView};
 
 pub(super) type Args = super::Noun<Verb>;
@@ -20,16 +22,43 @@ pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
     let output = Output::new(&args.output);
     let Verb::Status = args.verb;
     let (depth, workers) = (store.queue_depth().await?, store.workers().await?);
+    let gates = store.closed_gates().await?;
     store.close().await;
     let silent_after_s = config.queue.heartbeat.as_secs_f64() * 3.0;
-    let printed = output.one(&json!({"queues": depth, "workers": workers}), || {
+    let printed = output.one(&json!({"queues": depth, "workers": workers, "gates": gates}), || {
         if output.for_people() {
-            pretty(&output, &depth, &workers, silent_after_s)
+            failing(&output, &gates) + &pretty(&output, &depth, &workers, silent_after_s)
         } else {
             plain(&depth, &workers, silent_after_s)
+                + &gates.iter().map(|gate| format!("gate\t{}\n", said(gate))).collect::<String>()
         }
     });
     until_reader_goes(printed.map(|()| Exit::Ok))
+}
+
+/// The providers that fail, and what waits for each.
+fn failing(output: &Output, gates: &[ClosedGate]) -> String {
+    let lines = gates.iter().map(|gate| format!("{}\n", output.paint(Tone::Bad, &said(gate))));
+    lines.collect()
+}
+
+/// Says what is wrong with a provider, and what comes next.
+pub(super) fn said(gate: &ClosedGate) -> String {
+    let next = match gate.next_probe_at {
+        Some(at) if at > Utc::now() => format!("next probe in {}", span((at - Utc::now()).as_seconds_f64())),
+        Some(_) => "a probe is under way or due".to_owned(),
+        None => "it is back, and they go on in their order".to_owned(),
+    };
+    let error = gate.last_error.as_deref().map(|error| format!(": {}", error.trim_end_matches('.')));
+    let waiting = count(gate.waiting, "session");
+    let wait = if gate.waiting == 1 { "waits" } else { "wait" };
+    printable(&format!(
+        "Provider {} has failed for {}{}; {waiting} {wait}, {next}",
+        gate.provider,
+        age(gate.since),
+        error.unwrap_or_default()
+    ))
+    .to_string()
 }
 
 fn state(worker: &WorkerView, silent_after_s: f64) -> &'static str {

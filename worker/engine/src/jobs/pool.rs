@@ -2,11 +2,12 @@
 
 use super::{deliver::deliver, expire, heal, step::step};
 use crate::ctx::Ctx;
+use crate::gates;
 use apalis::prelude::{Monitor, ParallelizeExt, WorkerBuilder};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
-use tracing::{error, info};
+use tracing::{error, info, warn};
 use wakeful_store::queue::{Heartbeat, Holdings, Kind, Liveness, News, Queue, Settings};
 
 /// How long running jobs may go on after a drain begins. Then they are dropped and their leases are given
@@ -27,6 +28,8 @@ pub async fn run(ctx: Arc<Ctx>, news: News) -> anyhow::Result<()> {
     let liveness = tokio::spawn(liveness(&ctx, &holdings).run(heartbeat_stop.clone()));
     let healer = tokio::spawn(heal::run(Arc::clone(&ctx)));
     let expiry = tokio::spawn(expire::run(Arc::clone(&ctx)));
+    know_the_gates(&ctx).await;
+    let gates = tokio::spawn(gates::run(Arc::clone(&ctx), heartbeat_stop.clone()));
     let draining = ctx.shutdown.draining.clone();
     // Slightly longer than the drain: jobs that are dropped at its end still have to give back their leases.
     let last = DRAIN + Duration::from_secs(2);
@@ -78,6 +81,7 @@ pub async fn run(ctx: Arc<Ctx>, news: News) -> anyhow::Result<()> {
     healer.abort();
     expiry.abort();
     heartbeat_stop.cancel();
+    let _ = gates.await;
     // Wait for the heartbeat, which continues until the last lease is given back.
     let _ = heartbeat.await;
     let _ = liveness.await;
@@ -101,6 +105,8 @@ pub async fn run_steps(ctx: Arc<Ctx>, runner: Arc<str>, stop: CancellationToken)
     let heartbeat_stop = CancellationToken::new();
     let heartbeat = tokio::spawn(heartbeat(&ctx, &holdings, false).run(heartbeat_stop.clone()));
     let liveness = tokio::spawn(liveness(&ctx, &holdings).run(heartbeat_stop.clone()));
+    know_the_gates(&ctx).await;
+    let gates = tokio::spawn(gates::run(Arc::clone(&ctx), heartbeat_stop.clone()));
     let settings = settings(&ctx, Kind::Step, &runner, 1);
     let (step_ctx, stopped) = (Arc::clone(&ctx), stop.clone());
     let ran = Monitor::new()
@@ -124,9 +130,17 @@ pub async fn run_steps(ctx: Arc<Ctx>, runner: Arc<str>, stop: CancellationToken)
         })
         .await;
     heartbeat_stop.cancel();
+    let _ = gates.await;
     let _ = heartbeat.await;
     let _ = liveness.await;
     ran.map_err(|error| anyhow::anyhow!("the job runtime failed: {error}"))
+}
+
+/// Reads the gates before the first claim, so that a new process makes no call that a shut gate forbids.
+async fn know_the_gates(ctx: &Ctx) {
+    if let Err(error) = ctx.gates.look(&ctx.store).await {
+        warn!(%error, "The providers' gates could not be read; trying again");
+    }
 }
 
 fn heartbeat(ctx: &Ctx, holdings: &Arc<Holdings>, listed: bool) -> Heartbeat {

@@ -6,6 +6,7 @@
 mod ahead;
 mod commit;
 mod end;
+mod provider;
 mod span;
 mod tries;
 
@@ -22,16 +23,18 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::{Instrument, Span, debug, warn};
+use provider::{Routed, Troubles};
 use tries::RetryCounts;
 use wakeful_store::Error;
 use wakeful_store::queue::{self, Job, Kind};
 use wakeful_store::step::{Commit, Performance};
-use wakeful_workflow::advance::{self, Compaction, CompactionEnd, Performed};
+use wakeful_workflow::advance::{self, Performed};
 use wakeful_workflow::agent::{Agent, AgentPolicy, Limits};
 use wakeful_workflow::context::compaction;
-use wakeful_workflow::fault::{Fault, Verdict};
+use wakeful_workflow::fault::Fault;
 use wakeful_workflow::id::{GenerationId, SessionId};
 use wakeful_workflow::plan::{Action, Stop, in_context, plan};
+use wakeful_workflow::replay::has_recorded_replies;
 use wakeful_workflow::session::Session;
 
 /// Claims without progress after which the run of an unreadable session fails. Its agent is unknown then, so the agent's own
@@ -67,6 +70,10 @@ pub async fn step(mut job: Job, ctx: Data<Arc<Ctx>>) -> Result<(), BoxDynError> 
             telemetry::failed(&Span::current(), kind);
             retry(&ctx, &job, error, *at_least).await;
         }
+        if let ClaimEnd::SetBack { kind, back } = &end {
+            telemetry::failed(&Span::current(), kind);
+            provider::set_back(&ctx, &job, back).await;
+        }
     }
     .instrument(span)
     .await;
@@ -83,7 +90,12 @@ async fn work(ctx: &Ctx, job: &Job) -> ClaimEnd {
     let mut faults = 0;
     // `run_steps` resets these when a step makes progress. They live outside the loop so that a database fault
     // after the reset does not bring the old counts back.
-    let mut counts = Counts { tries: RetryCounts::of(job), attempt: job.attempt, uncalled: None };
+    let mut counts = Counts {
+        tries: RetryCounts::of(job),
+        troubles: Troubles::of(job),
+        attempt: job.attempt,
+        uncalled: None,
+    };
     loop {
         match hydrate_and_run(ctx, job, session_id, &mut counts).await {
             Ok(end) => return end,
@@ -130,6 +142,7 @@ async fn hydrate_and_run(
 /// call that was not made yet.
 struct Counts {
     tries: RetryCounts,
+    troubles: Troubles,
     attempt: i32,
     uncalled: Option<GenerationId>,
 }
@@ -201,7 +214,7 @@ async fn run_steps(
         if let Performed::Stopped(Stop::Failed(fault)) = &performed {
             telemetry::failed(&Span::current(), fault.kind());
         }
-        let ends_claim = retry_summary_later(&session, &performed);
+        let ends_claim = provider::retry_summary_later(&session, &performed);
         let mut transition = advance::advance(&session, performed, policy);
         if let Ok(agent) = &agent {
             started = StartedCalls::with_commit(ctx, &job.lease, &session, agent, &mut transition);
@@ -254,6 +267,7 @@ async fn run_steps(
                 // whatever follows.
                 if progress {
                     counts.tries = RetryCounts::default();
+                    counts.troubles.over();
                 }
                 if transition.step.is_some() {
                     (counts.attempt, began) = (1, Instant::now());
@@ -307,6 +321,7 @@ async fn run_steps(
                 // arrived. So new records and new steps count as progress.
                 if read.last_message_number > session.last_message_number {
                     counts.tries = RetryCounts::default();
+                    counts.troubles.over();
                 }
                 if read.last_step_number > session.last_step_number {
                     (counts.attempt, began) = (1, Instant::now());
@@ -364,6 +379,23 @@ async fn decide(
     {
         return Ok(Decided::Performed(Performed::Stopped(Stop::Failed(fault))));
     }
+    let mut way = None;
+    if matches!(action, Action::CallModel | Action::Compact) && !has_recorded_replies(session) {
+        match provider::route(ctx, job, agent, &counts.troubles).await? {
+            Routed::Call(chosen) => way = Some(chosen),
+            Routed::Wait(end) => {
+                withdraw(ctx, job, &session.session_id, counts).await?;
+                return Ok(Decided::End(end));
+            }
+            Routed::Fail(fault) => {
+                withdraw(ctx, job, &session.session_id, counts).await?;
+                ctx.store.refresh(session).await?;
+                return Ok(Decided::Performed(Performed::Stopped(Stop::Failed(fault))));
+            }
+        }
+    }
+    let configured = agent;
+    let agent = way.as_ref().map_or(configured, |way| &way.agent);
     let mut action = match ctx.configured_tools(session, agent) {
         Ok(tools) => {
             let window = ctx.config.context_window(&agent.model);
@@ -378,7 +410,8 @@ async fn decide(
     {
         return Ok(Decided::Performed(results));
     }
-    let mut committed = made.call.filter(|_| action == Action::CallModel);
+    let mut committed =
+        made.call.filter(|one| action == Action::CallModel && one.call.is_of(&agent.model));
     if committed.is_some() {
         counts.uncalled = None;
     } else {
@@ -407,7 +440,12 @@ async fn decide(
         }
     };
     Ok(match performed {
-        Ok(performed) => Decided::Performed(performed),
+        Ok(performed) => {
+            if let Some(way) = way {
+                provider::answered(ctx, way, &mut counts.troubles).await;
+            }
+            Decided::Performed(performed)
+        }
         Err(Unperformed::Reread) => {
             // The lease may be lost before the heartbeat notices. Ask the database now: otherwise this would
             // plan and be interrupted again and again until the next heartbeat.
@@ -419,18 +457,9 @@ async fn decide(
         }
         Err(Unperformed::Store(error)) => return Err(error),
         Err(Unperformed::Fault(fault)) => {
-            let stop = match fault.verdict() {
-                Verdict::Fail { .. } => fault,
-                Verdict::Retry { .. } if tries.ended_by_faults() >= agent.limits.attempts => {
-                    Fault::Stuck { attempts: tries.stuck.max(1), last_error: fault.to_string() }
-                }
-                Verdict::Retry { after_ms } => {
-                    return Ok(Decided::End(ClaimEnd::Retry {
-                        kind: fault.kind(),
-                        error: fault.to_string(),
-                        at_least: after_ms.map(Duration::from_millis),
-                    }));
-                }
+            let stop = match provider::after_fault(ctx, job, session, (configured, way), fault, counts).await? {
+                Ok(end) => return Ok(Decided::End(end)),
+                Err(fault) => fault,
             };
             // The failed call began after the session was read. Read it now: the closing commit journals its
             // end.
@@ -438,25 +467,6 @@ async fn decide(
             Decided::Performed(Performed::Stopped(Stop::Failed(stop)))
         }
     })
-}
-
-/// If `performed` is a failed summary and the run will ask for the summary again, returns a retry with a delay,
-/// so that the provider has time to recover. Returns `None` if the run goes on in this claim: no summary
-/// failed, a retry cannot help, or [`compaction::FAILURES`] summaries have failed.
-fn retry_summary_later(session: &Session, performed: &Performed) -> Option<ClaimEnd> {
-    let Performed::Compacted(Compaction { end: CompactionEnd::Failed(fault), .. }) = performed else {
-        return None;
-    };
-    match fault.verdict() {
-        Verdict::Retry { after_ms } if session.compaction_failures + 1 < compaction::FAILURES => {
-            Some(ClaimEnd::Retry {
-                kind: fault.kind(),
-                error: format!("no summary of the context: {fault}"),
-                at_least: after_ms.map(Duration::from_millis),
-            })
-        }
-        Verdict::Retry { .. } | Verdict::Fail { .. } => None,
-    }
 }
 
 /// Returns whether the job's slice (`queue.slice_steps`) ends after `steps` steps of this claim, so that it is to be given

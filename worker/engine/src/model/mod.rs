@@ -7,6 +7,8 @@
 
 use crate::web::{self, Reach};
 use async_trait::async_trait;
+use secrecy::ExposeSecret;
+use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -70,6 +72,8 @@ pub type Factory = Arc<dyn Fn(&str) -> Result<Arc<dyn Model>, Fault> + Send + Sy
 #[derive(Default)]
 pub struct Models {
     providers: BTreeMap<String, Factory>,
+    /// The gate of each provider whose calls can fail by an outage.
+    gates: BTreeMap<String, String>,
     made: Mutex<BTreeMap<String, Arc<dyn Model>>>,
 }
 
@@ -107,6 +111,7 @@ impl Models {
             }
         });
         let at = endpoint(&config.providers.anthropic, anthropic::BASE_URL)?;
+        let anthropic_gate = gate_id("anthropic", &at);
         let limit = max_tokens("anthropic");
         let unpriced = Arc::clone(&warn_unpriced);
         let prefill = config.models.clone();
@@ -119,6 +124,7 @@ impl Models {
             Ok(Arc::new(anthropic::Anthropic::new(at.clone(), options)))
         });
         let at = endpoint(&config.providers.openai, openai::BASE_URL)?;
+        let openai_gate = gate_id("openai", &at);
         let limit = max_tokens("openai");
         models.add("openai", move |name| {
             warn_unpriced(format!("openai/{name}"));
@@ -131,6 +137,10 @@ impl Models {
                 .map_err(|error| Fault::NotConfigured { message: error.to_string() })?;
             Ok(Arc::new(scripted))
         });
+        // A script answers without a network, and one script's fault says nothing about another's.
+        models.gates.remove("scripted");
+        models.gates.insert("anthropic".to_owned(), anthropic_gate);
+        models.gates.insert("openai".to_owned(), openai_gate);
         Ok(models)
     }
 
@@ -141,6 +151,12 @@ impl Models {
         factory: impl Fn(&str) -> Result<Arc<dyn Model>, Fault> + Send + Sync + 'static,
     ) {
         self.providers.insert(provider.to_owned(), Arc::new(factory));
+        self.gates.insert(provider.to_owned(), provider.to_owned());
+    }
+
+    /// Returns the gate that the calls of the model with this name pass. `None`: they pass none.
+    pub fn gate_of(&self, name: &str) -> Option<&str> {
+        self.gates.get(provider_of(name)).map(String::as_str)
     }
 
     /// Returns the model of that name.
@@ -163,6 +179,19 @@ impl Models {
         made.insert(name.to_owned(), Arc::clone(&model));
         Ok(model)
     }
+}
+
+/// The provider in a model's name.
+pub(crate) fn provider_of(name: &str) -> &str {
+    name.split_once('/').map_or(name, |(provider, _)| provider)
+}
+
+/// The gate of one address and one credential: another account, or another server, may well answer.
+fn gate_id(provider: &str, at: &call::Endpoint) -> String {
+    let key = at.api_key.as_ref().map_or("", |key| key.expose_secret());
+    let hash = Sha256::digest(format!("{}\n{key}", at.base_url));
+    let start: String = hash.iter().take(6).map(|byte| format!("{byte:02x}")).collect();
+    format!("{provider}@{start}")
 }
 
 /// Receives the text of a running call.

@@ -66,6 +66,8 @@ pub(super) async fn compact(
                 }
                 CompactionEnd::Failed(fault)
             }
+            // Nothing is wrong with the request, so the summary is asked for again when the provider is back.
+            Err(fault) if fault.is_outage() => return Err(fault.into()),
             Err(fault) => CompactionEnd::Failed(fault),
             Ok((text, mut reply)) => {
                 reply.usage.cost_micros = ctx.config.price(&agent.model).cost_micros(&reply.usage);

@@ -50,6 +50,11 @@ pub struct PreparedCall {
 }
 
 impl PreparedCall {
+    /// Returns whether it is a call of this model.
+    pub(crate) fn is_of(&self, model: &str) -> bool {
+        self.model_name == model
+    }
+
     /// Returns the row of `generations` that records the intent to make this call.
     pub(crate) fn intent<'a>(&'a self, session: &'a Session) -> NewGeneration<'a> {
         NewGeneration {
@@ -94,7 +99,9 @@ pub(crate) async fn next_call(
     // text in the database.
     let simple =
         session.policy.replay.is_none() && (session.interrupted.is_empty() || transition.generation_over);
-    if !goes_on || !simple || !may_try || ctx.shutdown.draining.is_cancelled() {
+    // While the provider's gate is not open, another model may be called, or none.
+    let free = ctx.plugins.models.gate_of(&agent.model).is_none_or(|gate| ctx.gates.is_open(gate));
+    if !goes_on || !simple || !may_try || !free || ctx.shutdown.draining.is_cancelled() {
         return None;
     }
     let before = apply(session, transition);

@@ -192,6 +192,7 @@ impl Logs {
             | Event::GenResumed { .. }
             | Event::GenFailed { .. }
             | Event::SessionSteered { .. }
+            | Event::AttemptFailed { .. }
             | Event::SessionTerminated { .. }
             | Event::InvocationResult { .. }
             | Event::ContextUpdate { .. } => {}

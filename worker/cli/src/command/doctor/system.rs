@@ -255,6 +255,18 @@ async fn work(config: &Config, store: &Store, report: &mut Report) -> Result<(),
             ),
         ),
     }
+    let gates = store.closed_gates().await?;
+    for gate in &gates {
+        report.warning(
+            "providers",
+            crate::command::queue::said(gate),
+            "nothing is lost: the sessions go on when it answers. Look at its status page; `fallback` of an agent names models \
+             that answer meanwhile",
+        );
+    }
+    if gates.is_empty() {
+        report.ok("providers", "none is known to fail");
+    }
     let depth = store.queue_depth().await?;
     let waiting: Vec<_> = depth.iter().filter(|one| one.oldest_ready_s > WAITING_S).collect();
     for one in &waiting {

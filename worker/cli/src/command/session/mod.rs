@@ -5,6 +5,7 @@ mod diff;
 mod export;
 mod fork;
 mod import;
+mod job;
 mod new;
 mod progress;
 mod recover;
@@ -241,7 +242,9 @@ pub(super) fn list_table(sessions: &[SessionSummary]) -> Table {
         Column::flexible("NOTE").extra(),
     ]);
     for session in sessions {
-        let note = session.error.as_deref().or(session.question.as_deref()).unwrap_or_default();
+        let held = session.job.as_ref().and_then(job::note);
+        let note =
+            session.error.as_deref().or(session.question.as_deref()).or(held.as_deref()).unwrap_or_default();
         table.row([
             session.session_id.as_str().into(),
             Cell::status(&session.status),

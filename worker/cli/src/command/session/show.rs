@@ -1,6 +1,7 @@
 //! `wakeful session show`.
 
 use super::super::output::{Cell, Column, Output, Table, Tone, age, count, dollars, printable, span};
+use super::job::note;
 use super::why::{resolve_call, resolve_delivery};
 use super::{Exit, tokens};
 use serde_json::Value;
@@ -155,6 +156,10 @@ fn trouble(session: &SessionSummary, output: &Output) -> String {
     if let Some(question) = &session.question {
         let _ = writeln!(text, "  {}", output.paint(Tone::Busy, "It asks:"));
         text.push_str(&output.block(question, 4));
+    }
+    if let Some(note) = session.job.as_ref().and_then(note) {
+        let _ = writeln!(text, "  {}", output.paint(Tone::Busy, "Now:"));
+        text.push_str(&output.block(&note, 4));
     }
     if let Some(error) = &session.error {
         let _ = writeln!(text, "  {}", output.paint(Tone::Bad, "Error:"));

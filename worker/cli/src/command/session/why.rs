@@ -3,6 +3,7 @@
 use super::super::delivery::{remedy, waits_for};
 use super::super::output::{Cell, Column, Output, Table, Tone, age, count, printable, span};
 use super::Exit;
+use super::job::{of_outage, of_replay};
 use super::show::header;
 use serde::Serialize;
 use serde_json::json;
@@ -28,6 +29,8 @@ pub(super) struct Surroundings {
     pub silent_after_s: f64,
     /// Attempts at one step after which the run fails. `None` if this configuration does not know the agent.
     pub attempts: Option<i64>,
+    /// Seconds of a provider's outage after which the run fails. `None` if this configuration does not know the agent.
+    pub outage_s: Option<f64>,
 }
 
 /// A reason, and what to do about it. No remedy means that nothing needs to be done.
@@ -41,10 +44,12 @@ pub(super) async fn why(store: &Store, config: &Config, output: &Output, id: &st
     let standing = store.standing(None, id).await?;
     let silent_after_s = config.queue.heartbeat.as_secs_f64() * 3.0;
     let workers = store.workers().await?;
+    let limits = config.agent(&standing.session.agent).ok().map(|agent| agent.limits);
     let around = Surroundings {
         workers_alive: workers.iter().filter(|worker| worker.beat_age_s < silent_after_s).count(),
         silent_after_s,
-        attempts: config.agent(&standing.session.agent).ok().map(|agent| agent.limits.attempts),
+        attempts: limits.map(|limits| limits.attempts),
+        outage_s: limits.map(|limits| limits.outage_ms as f64 / 1000.0),
     };
     let mut findings = explain(&standing, around);
     findings.extend(store.loop_suspicion(&standing.session.session_id).await?.into_iter().map(loop_finding));
@@ -208,35 +213,12 @@ fn no_job(session_id: &str) -> Finding {
     }
 }
 
-/// Explains a replay's job. Only the process of `wakeful replay` runs it, and that process is not in the list
-/// of workers.
-fn of_replay(job: &JobView, session_id: &str) -> Finding {
-    let step = job.step_number.unwrap_or(0);
-    if job.leased && job.due_in_s > 0.0 {
-        return Finding {
-            why: format!(
-                "A `wakeful replay` command ({}) is at step {step}. If it died, its lease ends in {}.",
-                job.worker_id.as_deref().unwrap_or("an unknown process"),
-                span(job.due_in_s)
-            ),
-            remedy: None,
-        };
-    }
-    let last = job.last_error.as_deref().map(|error| format!(" The last attempt failed: {error}"));
-    Finding {
-        why: format!(
-            "Step {step} waits for the `wakeful replay` command that started it; no other worker takes it.{}",
-            last.unwrap_or_default()
-        ),
-        remedy: Some(format!(
-            "If that command is over, run it again: it continues here. Or end the run:\nwakeful session cancel {session_id}"
-        )),
-    }
-}
-
 fn of_job(job: &JobView, standing: &Standing, around: Surroundings) -> Finding {
     if standing.session.trigger_type == "replay" {
         return of_replay(job, &standing.session.session_id);
+    }
+    if let Some(finding) = of_outage(job, around) {
+        return finding;
     }
     let step = job.step_number.unwrap_or(0);
     let tried = match around.attempts {

@@ -6,7 +6,7 @@ use wakeful_workflow::mail::policy::Exchange;
 use wakeful_workflow::session::{DebugMeta, Totals};
 use wakeful_workflow::trigger::TriggerSource;
 
-const AROUND: Surroundings = Surroundings { workers_alive: 2, silent_after_s: 30.0, attempts: Some(5) };
+const AROUND: Surroundings = Surroundings { workers_alive: 2, silent_after_s: 30.0, attempts: Some(5) , outage_s: Some(21_600.0)};
 
 fn standing(status: &str) -> Standing {
     let session = SessionSummary {
@@ -73,6 +73,11 @@ fn job(leased: bool, due_in_s: f64) -> JobView {
         worker_beat_age_s: leased.then_some(2.0),
         due_in_s,
         last_error: None,
+        outage_s: None,
+        outage_faults: 0,
+        waits_for: None,
+        provider_down_s: None,
+        next_probe_in_s: None,
     }
 }
 
@@ -131,6 +136,26 @@ fn a_delayed_step_names_its_error_and_its_next_attempt() {
         text.contains("tried again in 8s. The last attempt failed: the model's provider is failing. "),
         "{text}"
     );
+}
+
+#[test]
+fn a_step_that_waits_for_its_provider_says_since_when_and_what_comes_next() {
+    let mut waits = running(job(false, 200.0));
+    let waiting = &mut waits.jobs[0];
+    waiting.last_error = Some("the model's provider is failing (status 503)".into());
+    (waiting.outage_s, waiting.outage_faults) = (Some(100.0), 2);
+    (waiting.waits_for, waiting.provider_down_s) = (Some("openai".into()), Some(120.0));
+    waiting.next_probe_in_s = Some(9.0);
+    let text = first(&waits, AROUND);
+    for part in ["provider openai", "failed for 2m", "next probe is in 9s", "503", "2 calls failed", "fallback"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    waits.jobs[0].next_probe_in_s = None;
+    assert!(first(&waits, AROUND).contains("it is back"), "{}", first(&waits, AROUND));
+    waits.jobs[0].waits_for = None;
+    assert!(first(&waits, AROUND).contains("is tried again in"), "{}", first(&waits, AROUND));
+    waits.jobs[0].leased = true;
+    assert!(first(&waits, AROUND).contains("took step 3"), "{}", first(&waits, AROUND));
 }
 
 #[test]

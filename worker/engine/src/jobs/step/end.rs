@@ -1,5 +1,6 @@
 //! How a claim of a step job ends.
 
+use super::provider::Back;
 use crate::ctx::Ctx;
 use std::time::Duration;
 use tracing::warn;
@@ -17,6 +18,8 @@ pub(super) enum ClaimEnd {
     /// The job is tried again later, after `at_least` if the fault names a delay. `kind` is the span's
     /// `error.type`.
     Retry { kind: &'static str, error: String, at_least: Option<Duration> },
+    /// The job was not done because of its model's provider, or of a fault of the model call.
+    SetBack { kind: &'static str, back: Box<Back> },
 }
 
 /// Fails the run of a session that cannot be read.

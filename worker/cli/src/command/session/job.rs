@@ -1,0 +1,108 @@
+//! What a step's job waits for when the reason is not a worker: a provider's outage, or the command of a replay.
+
+use super::super::output::{age, span};
+use super::why::{Finding, Surroundings};
+use chrono::{DateTime, Utc};
+use serde_json::Value;
+use wakeful_store::standing::JobView;
+
+/// Explains a job that a provider's outage holds up. `None`: none does, or a worker has the job.
+pub(super) fn of_outage(job: &JobView, around: Surroundings) -> Option<Finding> {
+    let lasted = job.outage_s.filter(|_| !job.leased)?;
+    let step = job.step_number.unwrap_or(0);
+    let last = job.last_error.as_deref().map(|error| format!(" Last error: {}.", error.trim_end_matches('.')));
+    let last = last.unwrap_or_default();
+    let calls = match job.outage_faults {
+        0 => String::new(),
+        1 => " One call failed.".to_owned(),
+        calls => format!(" {calls} calls failed."),
+    };
+    let end = around.outage_s.map(|limit| format!(" The run fails after an outage of {}.", span(limit)));
+    let end = end.unwrap_or_default();
+    let why = match &job.waits_for {
+        Some(provider) => {
+            let since = span(job.provider_down_s.unwrap_or(lasted));
+            let next = match job.next_probe_in_s {
+                Some(due) if due > 0.0 => format!("the next probe is in {}", span(due)),
+                Some(_) => "a probe is under way or due".to_owned(),
+                None => "it is back, and the waiting sessions go on in their order".to_owned(),
+            };
+            format!("Step {step} waits for provider {provider}, which has failed for {since}: {next}.{last}{calls}{end}")
+        }
+        None if job.due_in_s > 0.0 => format!(
+            "The provider has failed for {}; step {step} is tried again in {}.{last}{calls}{end}",
+            span(lasted),
+            span(job.due_in_s)
+        ),
+        None => return None,
+    };
+    let remedy = "It goes on by itself when the provider answers. To answer meanwhile, give the agent a model of another \
+                  provider ([agents.NAME] fallback) and restart the workers. All providers that fail: wakeful queue status";
+    Some(Finding { why, remedy: Some(remedy.to_owned()) })
+}
+
+/// Says in a few words what holds up a session's step, for lists: `job` is that of its summary.
+pub(super) fn note(job: &Value) -> Option<String> {
+    let time = |key: &str| job[key].as_str().and_then(|at| at.parse::<DateTime<Utc>>().ok());
+    let ahead = |at: DateTime<Utc>| span((at - Utc::now()).as_seconds_f64().max(0.0));
+    if job["leased"] == true {
+        return None;
+    }
+    if let Some(provider) = job["waits_for"].as_str() {
+        let since = time("provider_down_since").map(|at| format!(" for {}", age(at))).unwrap_or_default();
+        let next = time("next_probe_at").map(|at| format!(", next probe in {}", ahead(at)));
+        return Some(format!("waits for {provider}, which has failed{since}{}", next.unwrap_or_default()));
+    }
+    let error = job["last_error"].as_str()?;
+    let next = time("run_at").filter(|at| *at > Utc::now())?;
+    let failed = job["outage_faults"].as_i64().filter(|faults| *faults > 0).or(job["stuck"].as_i64()).unwrap_or(1);
+    Some(format!("retrying, {failed} failed: {}; next in {}", error.trim_end_matches('.'), ahead(next)))
+}
+
+/// Explains a replay's job. Only the process of `wakeful replay` runs it, and that process is not in the list
+/// of workers.
+pub(super) fn of_replay(job: &JobView, session_id: &str) -> Finding {
+    let step = job.step_number.unwrap_or(0);
+    if job.leased && job.due_in_s > 0.0 {
+        return Finding {
+            why: format!(
+                "A `wakeful replay` command ({}) is at step {step}. If it died, its lease ends in {}.",
+                job.worker_id.as_deref().unwrap_or("an unknown process"),
+                span(job.due_in_s)
+            ),
+            remedy: None,
+        };
+    }
+    let last = job.last_error.as_deref().map(|error| format!(" The last attempt failed: {error}"));
+    Finding {
+        why: format!(
+            "Step {step} waits for the `wakeful replay` command that started it; no other worker takes it.{}",
+            last.unwrap_or_default()
+        ),
+        remedy: Some(format!(
+            "If that command is over, run it again: it continues here. Or end the run:\nwakeful session cancel {session_id}"
+        )),
+    }
+}
+
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_note_says_what_a_step_waits_for() {
+        let now = Utc::now();
+        let at = |s: i64| (now + chrono::Duration::seconds(s)).to_rfc3339();
+        let waits = json!({"leased": false, "waits_for": "openai", "provider_down_since": at(-185), "next_probe_at": at(9),
+            "last_error": "x"});
+        let note_of = |job: &Value| note(job).unwrap_or_default();
+        assert!(note_of(&waits).starts_with("waits for openai, which has failed for 3m"), "{}", note_of(&waits));
+        assert!(note_of(&waits).contains("next probe in"), "{}", note_of(&waits));
+        let retries = json!({"leased": false, "stuck": 3, "outage_faults": 0, "last_error": "503.", "run_at": at(9)});
+        assert!(note_of(&retries).starts_with("retrying, 3 failed: 503; next in"), "{}", note_of(&retries));
+        assert_eq!(note(&json!({"leased": true, "last_error": "503", "run_at": at(9)})), None);
+        assert_eq!(note(&json!({"leased": false, "last_error": null, "run_at": at(9)})), None);
+    }
+}

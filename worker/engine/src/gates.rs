@@ -1,0 +1,227 @@
+//! The gates of the providers, as this process knows them.
+//!
+//! The gates themselves are rows that all workers share ([`wakeful_store::gate`]). A process asks its own copy before each
+//! model call, so a healthy step costs no statement. The copy changes by what the process sees itself, by notifications,
+//! and by looks: twice a minute, and more often while a gate is not open.
+
+use crate::ctx::Ctx;
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+use wakeful_store::gate::GateView;
+use wakeful_store::queue::Lease;
+use wakeful_store::{Result, Store};
+use wakeful_workflow::gate::{GatePolicy, Phase, Seen};
+
+/// How often to look while every gate is open.
+const EVERY: Duration = Duration::from_secs(30);
+
+/// A worker that makes a probe and dies holds it for at most this long.
+const HOLD: Duration = Duration::from_secs(10);
+
+/// The gates as this process knows them.
+#[derive(Debug)]
+pub struct Gates {
+    pub policy: GatePolicy,
+    hold: Duration,
+    known: Mutex<Known>,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    /// The gates that are not open.
+    closed: HashMap<String, (GateView, Instant)>,
+    /// Open gates at which this process saw a fault and no success since.
+    faulty: HashSet<String>,
+    /// The probes that this process makes: gate and job.
+    probes: HashSet<(String, i64)>,
+}
+
+/// Whether a job may call its model.
+#[derive(Debug)]
+pub enum Admission<'a> {
+    Free,
+    /// It may, as the only one.
+    Probe(Probe<'a>),
+    /// The gate is not open. The reason is the last fault.
+    Wait(Option<String>),
+}
+
+/// The right to make a probe. It is renewed until this is dropped.
+#[derive(Debug)]
+pub struct Probe<'a> {
+    gates: &'a Gates,
+    key: (String, i64),
+}
+
+impl Drop for Probe<'_> {
+    fn drop(&mut self) {
+        self.gates.known().probes.remove(&self.key);
+    }
+}
+
+impl Gates {
+    /// `lease` is the length of a job's lease: a probe is not held for longer.
+    pub fn new(policy: GatePolicy, lease: Duration) -> Gates {
+        Gates { policy, hold: lease.min(HOLD), known: Mutex::default() }
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns whether every job may pass.
+    pub fn is_open(&self, gate_id: &str) -> bool {
+        !self.known().closed.contains_key(gate_id)
+    }
+
+    /// Returns whether the job of `lease` may call its model now. `pass` is the opening at which it was let through.
+    ///
+    /// # Errors
+    /// When the database cannot be asked for the probe.
+    pub async fn admit(
+        &self,
+        store: &Store,
+        gate_id: &str,
+        lease: &Lease,
+        pass: Option<i64>,
+    ) -> Result<Admission<'_>> {
+        let error = {
+            let known = self.known();
+            let Some((view, read)) = known.closed.get(gate_id) else { return Ok(Admission::Free) };
+            let error = view.last_error.clone();
+            let now_ms = view.now_ms + i64::try_from(read.elapsed().as_millis()).unwrap_or(i64::MAX);
+            match view.gate.phase {
+                Phase::Open => return Ok(Admission::Free),
+                Phase::Opening { .. } if pass == Some(view.opening) => return Ok(Admission::Free),
+                Phase::Shut { probe_at_ms, .. } if now_ms >= probe_at_ms => error,
+                Phase::Opening { .. } | Phase::Shut { .. } => return Ok(Admission::Wait(error)),
+            }
+        };
+        if !store.take_probe(gate_id, lease, self.hold).await? {
+            return Ok(Admission::Wait(error));
+        }
+        let key = (gate_id.to_owned(), lease.job_id);
+        self.known().probes.insert(key.clone());
+        info!(gate = gate_id, "Calls the provider to see whether it is back");
+        Ok(Admission::Probe(Probe { gates: self, key }))
+    }
+
+    /// Records a fault of the provider. Returns whether its gate is open after that.
+    ///
+    /// # Errors
+    /// When the database cannot record it.
+    pub async fn saw_fault(&self, store: &Store, gate_id: &str, seen: Seen, error: &str) -> Result<bool> {
+        let was_open = self.is_open(gate_id);
+        let view = store.gate_saw(gate_id, provider(gate_id), seen, Some(error), &self.policy).await?;
+        let is_open = view.gate.is_open();
+        if is_open {
+            self.known().faulty.insert(gate_id.to_owned());
+        }
+        if was_open && !is_open {
+            warn!(gate = gate_id, error, "The provider fails: its calls wait until a probe succeeds");
+        }
+        self.learn(view);
+        Ok(is_open)
+    }
+
+    /// Records that the provider answered. Returns the opening that lets the job of a probe go on. Without a probe, and
+    /// without an earlier fault, it writes nothing.
+    ///
+    /// # Errors
+    /// When the database cannot record it.
+    pub async fn saw_success(&self, store: &Store, gate_id: &str, probe: bool) -> Result<Option<i64>> {
+        if !self.known().faulty.remove(gate_id) && !probe {
+            return Ok(None);
+        }
+        let seen = Seen::Success { probe };
+        let view = store.gate_saw(gate_id, provider(gate_id), seen, None, &self.policy).await?;
+        let opening = view.opening;
+        if probe {
+            info!(gate = gate_id, "The provider is back: its waiting calls go on");
+        }
+        self.learn(view);
+        Ok(probe.then_some(opening))
+    }
+
+    fn learn(&self, view: GateView) {
+        let mut known = self.known();
+        if known.closed.get(&view.gate_id).is_some_and(|(newer, _)| newer.now_ms > view.now_ms) {
+            return;
+        }
+        if view.gate.is_open() {
+            known.closed.remove(&view.gate_id);
+        } else {
+            known.closed.insert(view.gate_id.clone(), (view, Instant::now()));
+        }
+    }
+
+    /// Reads the gates.
+    ///
+    /// # Errors
+    /// When the database cannot be read: what is known stays.
+    pub async fn look(&self, store: &Store) -> Result<()> {
+        let began = Instant::now();
+        let views = store.gates().await?;
+        let still: HashSet<String> = views.iter().map(|view| view.gate_id.clone()).collect();
+        // What was learned during the statement is newer than its answer.
+        self.known().closed.retain(|id, (_, read)| still.contains(id) || *read > began);
+        for view in views {
+            self.learn(view);
+        }
+        Ok(())
+    }
+
+    /// Renews this process's probes, and wakes the jobs whose turn it is.
+    async fn tend(&self, ctx: &Ctx) -> Result<()> {
+        let (closed, probes): (Vec<String>, Vec<(String, i64)>) = {
+            let known = self.known();
+            (known.closed.keys().cloned().collect(), known.probes.iter().cloned().collect())
+        };
+        for (gate_id, job_id) in probes {
+            ctx.store.keep_probe(&gate_id, job_id, self.hold).await?;
+        }
+        for gate_id in closed {
+            if ctx.store.tend_gate(&gate_id, self.hold, &self.policy).await? > 0 {
+                ctx.bus.notifier.any_job();
+            }
+        }
+        Ok(())
+    }
+
+    /// How long the timer may sleep: until the next wave or probe, or to renew a probe in time.
+    fn pause(&self) -> Duration {
+        if self.known().closed.is_empty() {
+            return EVERY;
+        }
+        Duration::from_millis(self.policy.wave_ms.unsigned_abs()).min(self.hold / 3)
+    }
+}
+
+/// The provider in a gate's id.
+fn provider(gate_id: &str) -> &str {
+    gate_id.split_once('@').map_or(gate_id, |(provider, _)| provider)
+}
+
+/// Looks at the gates and tends those that are not open, until `stop` fires. A process reads them before its first claim.
+pub(crate) async fn run(ctx: Arc<Ctx>, stop: CancellationToken) {
+    let mut news = ctx.bus.news.gates();
+    loop {
+        let looked = async {
+            ctx.gates.look(&ctx.store).await?;
+            ctx.gates.tend(&ctx).await?;
+            // A gate may have opened just now.
+            if ctx.gates.known().closed.is_empty() { Ok(()) } else { ctx.gates.look(&ctx.store).await }
+        };
+        if let Err(error) = looked.await {
+            warn!(%error, "The providers' gates could not be read; trying again");
+        }
+        tokio::select! {
+            () = tokio::time::sleep(ctx.gates.pause()) => {}
+            _ = news.recv() => {}
+            () = stop.cancelled() => return,
+        }
+    }
+}

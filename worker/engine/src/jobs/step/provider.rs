@@ -1,0 +1,253 @@
+//! Which model a step calls, and what follows when its provider fails.
+//!
+//! A fault that is an outage of the provider uses up no attempt. It uses up the time of `limits.outage_s`, which begins with
+//! the first fault and stands on the job's row. While the provider's gate is not open, the job waits without a slot.
+
+use super::{ClaimEnd, Counts};
+use crate::ctx::Ctx;
+use crate::gates::{Admission, Probe};
+use crate::model::provider_of;
+use std::time::{Duration, Instant};
+use tracing::warn;
+use wakeful_store::Result;
+use wakeful_store::gate::SetBack;
+use wakeful_store::queue::{self, Job, Outage};
+use wakeful_workflow::advance::{Compaction, CompactionEnd, Performed};
+use wakeful_workflow::agent::Agent;
+use wakeful_workflow::context::compaction;
+use wakeful_workflow::event::Event;
+use wakeful_workflow::fault::{Fault, Verdict};
+use wakeful_workflow::gate::Seen;
+use wakeful_workflow::id::RunId;
+use wakeful_workflow::session::Session;
+
+/// A waiting job looks by itself after this time, in case that no process opens its gate.
+const LOOK: Duration = Duration::from_secs(300);
+
+/// The outage that holds up the step, and the pass for its provider's gate.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Troubles {
+    outage: Outage,
+    claimed: Instant,
+    pass: Option<i64>,
+}
+
+impl Troubles {
+    pub(super) fn of(job: &Job) -> Troubles {
+        Troubles { outage: job.outage, claimed: Instant::now(), pass: job.gate_pass }
+    }
+
+    /// The step made progress.
+    pub(super) fn over(&mut self) {
+        self.outage = Outage::default();
+    }
+
+    fn lasted(&self) -> Duration {
+        self.outage.lasted.map_or(Duration::ZERO, |before| before + self.claimed.elapsed())
+    }
+}
+
+/// The model that the step calls: the agent's own, or the first of `fallback` that may be called.
+pub(super) struct Way<'a> {
+    /// The agent with that model.
+    pub(super) agent: Agent,
+    probe: Option<Probe<'a>>,
+}
+
+pub(super) enum Routed<'a> {
+    Call(Way<'a>),
+    Wait(ClaimEnd),
+    Fail(Fault),
+}
+
+/// Where a failed call or a shut gate leads.
+#[derive(Debug, PartialEq)]
+pub(super) struct Back {
+    error: String,
+    gate: Option<(String, Duration)>,
+    delay: Duration,
+    failed: Option<(Option<RunId>, Event)>,
+    outage: bool,
+}
+
+/// The models that may be called, the next one first. After as many faults as shut a gate, it is the next one's turn.
+fn candidates<'a>(ctx: &Ctx, agent: &'a Agent, faults: i64) -> impl Iterator<Item = &'a str> {
+    let models = 1 + agent.fallback.len();
+    let turn = usize::try_from(faults / ctx.gates.policy.faults.max(1)).unwrap_or(0).min(models - 1);
+    let at = |index: usize| if index == 0 { agent.model.as_str() } else { agent.fallback[index - 1].as_str() };
+    (0..models).map(move |step| at((turn + step) % models))
+}
+
+/// Chooses the model of the step's next call. Asks the database only while a gate is shut.
+pub(super) async fn route<'a>(ctx: &'a Ctx, job: &Job, agent: &Agent, troubles: &Troubles) -> Result<Routed<'a>> {
+    let mut reason = None;
+    for model in candidates(ctx, agent, troubles.outage.faults) {
+        let admission = match ctx.plugins.models.gate_of(model) {
+            Some(gate_id) => ctx.gates.admit(&ctx.store, gate_id, &job.lease, troubles.pass).await?,
+            None => Admission::Free,
+        };
+        let probe = match admission {
+            Admission::Free => None,
+            Admission::Probe(probe) => Some(probe),
+            Admission::Wait(error) => {
+                reason.get_or_insert((model, error));
+                continue;
+            }
+        };
+        return Ok(Routed::Call(Way { agent: Agent { model: model.to_owned(), ..agent.clone() }, probe }));
+    }
+    let (model, error) = reason.unwrap_or((&agent.model, None));
+    let error = job.last_error.clone().or(error).unwrap_or_else(|| "the provider fails".to_owned());
+    if let Some(fault) = used_up(agent, model, troubles, &error) {
+        return Ok(Routed::Fail(fault));
+    }
+    let gate = ctx.plugins.models.gate_of(model).map(|gate| (gate.to_owned(), look(ctx, agent, troubles)));
+    let back = Back { error, gate, delay: Duration::ZERO, failed: None, outage: true };
+    Ok(Routed::Wait(ClaimEnd::SetBack { kind: "waits", back: Box::new(back) }))
+}
+
+/// The fault that ends the run if the outage has lasted for the agent's `limits.outage_s`.
+fn used_up(agent: &Agent, model: &str, troubles: &Troubles, error: &str) -> Option<Fault> {
+    let (lasted, limit) = (troubles.lasted(), Duration::from_millis(agent.limits.outage_ms));
+    (lasted >= limit && (troubles.outage.lasted.is_some() || limit.is_zero())).then(|| Fault::ProviderDown {
+        provider: provider_of(model).to_owned(),
+        for_s: lasted.as_secs(),
+        attempts: troubles.outage.faults,
+        last_error: error.to_owned(),
+    })
+}
+
+/// How long a job sleeps at a gate before it looks by itself: never beyond its budget, and less if another model may answer
+/// first.
+fn look(ctx: &Ctx, agent: &Agent, troubles: &Troubles) -> Duration {
+    let most = if agent.fallback.is_empty() {
+        LOOK
+    } else {
+        Duration::from_millis(ctx.gates.policy.probe_max_ms.unsigned_abs())
+    };
+    let left = Duration::from_millis(agent.limits.outage_ms).saturating_sub(troubles.lasted());
+    queue::jittered(most).min(left + Duration::from_millis(10))
+}
+
+/// Tells the gate that the provider answered.
+pub(super) async fn answered(ctx: &Ctx, way: Way<'_>, troubles: &mut Troubles) {
+    let Some(gate_id) = ctx.plugins.models.gate_of(&way.agent.model) else { return };
+    match ctx.gates.saw_success(&ctx.store, gate_id, way.probe.is_some()).await {
+        Ok(opening) => troubles.pass = opening.or(troubles.pass),
+        Err(error) => warn!(%error, "A provider's answer was not recorded at its gate; the next one is"),
+    }
+}
+
+/// Decides what follows from a fault of the call that went this `way`: an end of the claim, or the fault that ends the run.
+/// `tries` is the number of attempts that faults ended, and `stuck` that of claims without progress.
+pub(super) async fn after_fault(
+    ctx: &Ctx,
+    job: &Job,
+    session: &Session,
+    (configured, way): (&Agent, Option<Way<'_>>),
+    fault: Fault,
+    counts: &mut Counts,
+) -> Result<std::result::Result<ClaimEnd, Fault>> {
+    let model = way.as_ref().map_or(&configured.model, |way| &way.agent.model).clone();
+    let gate_id = ctx.plugins.models.gate_of(&model).filter(|_| way.is_some());
+    let probes = way.as_ref().is_some_and(|way| way.probe.is_some());
+    let text = fault.to_string();
+    // A probe's stream that was cut proves that the provider is still failing, so it costs no attempt.
+    let outage = fault.is_outage() || (probes && fault.shuts_gate());
+    let mut open = true;
+    match (gate_id, Seen::of(&fault, probes)) {
+        (Some(gate_id), Some(seen)) => {
+            open = ctx.gates.saw_fault(&ctx.store, gate_id, seen, &text).await?;
+        }
+        // The provider answered, if only with a refusal.
+        (Some(_), None) if probes => {
+            if let Some(way) = way {
+                answered(ctx, way, &mut counts.troubles).await;
+            }
+        }
+        (_, _) => {}
+    }
+    let Verdict::Retry { after_ms } = fault.verdict() else { return Ok(Err(fault)) };
+    let (troubles, limit) = (&counts.troubles, configured.limits.attempts);
+    let tries = counts.tries.ended_by_faults();
+    let faults = troubles.outage.faults + 1;
+    if outage {
+        let troubles = Troubles { outage: Outage { faults, ..troubles.outage }, ..*troubles };
+        if let Some(fault) = used_up(configured, &model, &troubles, &text) {
+            return Ok(Err(fault));
+        }
+    } else if tries >= limit {
+        return Ok(Err(Fault::Stuck { attempts: counts.tries.stuck.max(1), last_error: text }));
+    }
+    let other = candidates(ctx, configured, faults).find(|other| {
+        *other != model && ctx.plugins.models.gate_of(other).is_none_or(|gate| ctx.gates.is_open(gate))
+    });
+    // The next model is tried at once: when this one's gate is shut, or when it has failed as often as shuts a gate.
+    let turns = candidates(ctx, configured, faults).next() != Some(model.as_str());
+    let delay = match other {
+        Some(_) if outage && (turns || !open) => Duration::ZERO,
+        _ => {
+            let failed = if outage { i32::try_from(faults).unwrap_or(i32::MAX) } else { job.stuck };
+            queue::delay(failed, after_ms.map(Duration::from_millis))
+        }
+    };
+    let gate = gate_id.filter(|_| outage && !open && other.is_none());
+    let gate = gate.map(|gate| (gate.to_owned(), look(ctx, configured, troubles)));
+    let event = Event::AttemptFailed {
+        model,
+        fault: fault.kind().to_owned(),
+        reason: text.clone(),
+        attempt: if outage { faults } else { tries },
+        attempts: (!outage).then_some(limit),
+        retry_in_ms: gate.is_none().then(|| i64::try_from(delay.as_millis()).unwrap_or(i64::MAX)),
+    };
+    let run_id = session.run.as_ref().map(|run| run.run_id.clone());
+    let back = Back { error: text, gate, delay, failed: Some((run_id, event)), outage };
+    Ok(Ok(ClaimEnd::SetBack { kind: fault.kind(), back: Box::new(back) }))
+}
+
+/// If `performed` is a failed summary and the run will ask for the summary again, returns a retry with a delay,
+/// so that the provider has time to recover. Returns `None` if the run goes on in this claim: no summary
+/// failed, a retry cannot help, or [`compaction::FAILURES`] summaries have failed.
+pub(super) fn retry_summary_later(session: &Session, performed: &Performed) -> Option<ClaimEnd> {
+    let Performed::Compacted(Compaction { end: CompactionEnd::Failed(fault), .. }) = performed else {
+        return None;
+    };
+    match fault.verdict() {
+        Verdict::Retry { after_ms } if session.compaction_failures + 1 < compaction::FAILURES => {
+            Some(ClaimEnd::Retry {
+                kind: fault.kind(),
+                error: format!("no summary of the context: {fault}"),
+                at_least: after_ms.map(Duration::from_millis),
+            })
+        }
+        Verdict::Retry { .. } | Verdict::Fail { .. } => None,
+    }
+}
+
+/// Gives the job back.
+pub(super) async fn set_back(ctx: &Ctx, job: &Job, back: &Back) {
+    let Some(session_id) = job.session_id.as_deref().map(Into::into) else { return };
+    let wait = match &back.gate {
+        Some((gate, _)) => format!("it waits for {gate}"),
+        None => format!("trying again in {} ms", back.delay.as_millis()),
+    };
+    if back.failed.is_some() {
+        warn!(session.id = %session_id, error = back.error, "The step failed; {wait}");
+    }
+    let set_back = SetBack {
+        error: &back.error,
+        gate: back.gate.as_ref().map(|(gate, look)| (gate.as_str(), *look)),
+        delay: back.delay,
+        failed: back.failed.as_ref().map(|(run_id, event)| (&session_id, run_id.as_ref(), event)),
+        outage: back.outage,
+    };
+    if let Err(error) = ctx.store.set_back(&job.lease, &set_back).await {
+        warn!(%error, "The job could not be given back; workers can claim it when its lease ends");
+        return;
+    }
+    ctx.bus.notifier.session(session_id.as_str());
+    if back.delay.is_zero() {
+        ctx.bus.notifier.job_of(job.kind, &job.runner);
+    }
+}

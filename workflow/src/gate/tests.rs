@@ -1,0 +1,115 @@
+use super::*;
+use proptest::prelude::*;
+
+const POLICY: GatePolicy = GatePolicy { faults: 3, probe_ms: 100, probe_max_ms: 400, wave_ms: 10 };
+
+fn fault() -> Seen {
+    Seen::Fault { probe: false, retry_after_ms: None }
+}
+
+fn asked(retry_after_ms: u64) -> Seen {
+    Seen::Fault { probe: false, retry_after_ms: Some(retry_after_ms) }
+}
+
+const PROBE_FAILED: Seen = Seen::Fault { probe: true, retry_after_ms: None };
+const PROBE_ANSWERED: Seen = Seen::Success { probe: true };
+const ANSWERED: Seen = Seen::Success { probe: false };
+
+/// The phase after these events, each at its time.
+fn phase(events: &[(i64, Seen)]) -> Phase {
+    let seen = |gate: Gate, (at, seen): &(i64, Seen)| gate.after(*seen, *at, &POLICY);
+    events.iter().fold(Gate::default(), seen).phase
+}
+
+fn shut(since_ms: i64, probe_at_ms: i64, probes: i64) -> Phase {
+    Phase::Shut { since_ms, probe_at_ms, probes }
+}
+
+#[test]
+fn what_is_seen_moves_the_gate() {
+    let down = [(0, fault()), (1, fault()), (2, fault())];
+    let after = |more: &[(i64, Seen)]| phase(&[&down, more].concat());
+    let opening = Phase::Opening { since_ms: 2, wave: 0 };
+    let table = [
+        ("nothing was seen", phase(&[]), Phase::Open),
+        ("two faults", phase(&down[..2]), Phase::Open),
+        ("three faults", phase(&down), shut(2, 102, 0)),
+        ("a success between them", phase(&[down[0], down[1], (1, ANSWERED), down[2]]), Phase::Open),
+        ("an hour between them", phase(&[down[0], down[1], (3_600_000, fault())]), Phase::Open),
+        ("the provider asks for a pause", phase(&[(5, asked(70))]), shut(5, 75, 0)),
+        ("for a day", phase(&[(0, asked(86_400_000))]), shut(0, LONGEST_WAIT_MS, 0)),
+        ("a call from before fails", after(&[(50, fault())]), shut(2, 102, 0)),
+        ("a call from before asks for a pause", after(&[(50, asked(300))]), shut(2, 350, 0)),
+        ("a call from before succeeds", after(&[(50, ANSWERED)]), shut(2, 102, 0)),
+        ("a probe fails", after(&[(110, PROBE_FAILED)]), shut(2, 310, 1)),
+        ("a second one", after(&[(110, PROBE_FAILED), (310, PROBE_FAILED)]), shut(2, 710, 2)),
+        (
+            "a third one: the pause grows no more",
+            after(&[(0, PROBE_FAILED), (0, PROBE_FAILED), (0, PROBE_FAILED)]),
+            shut(2, 400, 3),
+        ),
+        ("a probe succeeds", after(&[(110, PROBE_ANSWERED)]), opening),
+        ("others too", after(&[(110, PROBE_ANSWERED), (111, ANSWERED)]), opening),
+        ("one fault while it opens", after(&[(110, PROBE_ANSWERED), (120, fault())]), shut(2, 220, 0)),
+    ];
+    for (what, is, expected) in table {
+        assert_eq!(is, expected, "{what}");
+    }
+}
+
+#[test]
+fn waves_double_and_end_with_an_open_gate() {
+    let mut gate = Gate { phase: Phase::Opening { since_ms: 0, wave: 0 }, ..Gate::default() };
+    let (mut waiting, mut waves) = (20, Vec::new());
+    while !gate.is_open() {
+        let (through, next) = gate.wave(waiting, 0);
+        (waiting, gate) = (waiting - through, next);
+        waves.push(through);
+    }
+    assert_eq!(waves, [1, 2, 4, 8, 5, 0]);
+    let down = Gate { phase: shut(0, 10, 0), last_fault_ms: Some(0), ..Gate::default() };
+    assert_eq!(down.wave(20, 11), (1, down));
+    assert_eq!(down.wave(0, 11), (0, down));
+    assert!(down.wave(0, FORGOTTEN_MS + 1).1.is_open() && !down.wave(1, FORGOTTEN_MS + 1).1.is_open());
+}
+
+fn seen() -> impl Strategy<Value = Seen> {
+    let fault = (any::<bool>(), proptest::option::of(0..10_000_000_u64))
+        .prop_map(|(probe, retry_after_ms)| Seen::Fault { probe, retry_after_ms });
+    prop_oneof![fault, any::<bool>().prop_map(|probe| Seen::Success { probe })]
+}
+
+proptest! {
+    #[test]
+    fn whatever_is_seen_a_gate_opens_after_one_probe_that_succeeds(
+        events in proptest::collection::vec((0..5_000_i64, seen()), 0..40),
+        waiting in 0..5_000_i64,
+    ) {
+        let mut now = 0;
+        let mut gate = Gate::default();
+        for (later, event) in events {
+            now += later;
+            let before = gate;
+            gate = gate.after(event, now, &POLICY);
+            if let (Phase::Shut { since_ms, .. }, Phase::Shut { since_ms: still, .. }) = (before.phase, gate.phase) {
+                prop_assert_eq!(since_ms, still, "one outage has one beginning");
+            }
+            if let Phase::Shut { probe_at_ms, .. } = gate.phase {
+                prop_assert!(probe_at_ms <= now + LONGEST_WAIT_MS, "a shut gate always has a next probe");
+            }
+            if matches!(event, Seen::Success { .. }) {
+                prop_assert!(!before.is_open() || gate.is_open(), "a success shuts no gate");
+            } else {
+                prop_assert!(before.is_open() || !gate.is_open(), "a fault opens no gate");
+            }
+        }
+        gate = gate.after(PROBE_ANSWERED, now, &POLICY);
+        let mut left = waiting;
+        for _ in 0..20 {
+            let (through, next) = gate.wave(left, now);
+            prop_assert!((0..=left).contains(&through));
+            (left, gate) = (left - through, next);
+        }
+        prop_assert!(gate.is_open() && left == 0, "{:?} {}", gate, left);
+    }
+}
