@@ -21,7 +21,7 @@ use end::{ClaimEnd, give_up, release, retry};
 use futures::FutureExt;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use tracing::{Instrument, Span, debug, warn};
 use provider::{Routed, Troubles};
 use tries::RetryCounts;
