@@ -92,7 +92,9 @@ pub(crate) async fn next_call(
     may_try: bool,
 ) -> Option<PreparedCall> {
     let goes_on = match transition.next {
-        Next::SameStep | Next::NextStep => transition.calls_opened.is_empty(),
+        // The calls that it opened have ended.
+        Next::NextStep => true,
+        Next::SameStep => transition.calls_opened.is_empty(),
         Next::Close(_) => false,
     };
     // A replay may have to send itself a message first. An interrupted call may have to be resumed, from its
