@@ -145,7 +145,8 @@ async fn when_the_holder_of_the_probe_is_killed_another_one_probes() {
     .await;
     // The last call before may have failed while the provider came back, so look for the process that has the job.
     let pid: i64 = eventually("the holder", || async {
-        let holder = "select coalesce(max(w.pid), 0)::bigint from workers w join jobs j on j.worker_id = w.worker_id
+        let holder =
+            "select coalesce(max(w.pid), 0)::bigint from workers w join jobs j on j.worker_id = w.worker_id
             join provider_gates g on g.probe_job = j.job_id
             where j.lease is not null and g.probe_until > clock_timestamp() and $1 <> ''";
         Some(count(&database, holder).await).filter(|pid| *pid != 0)
@@ -156,7 +157,10 @@ async fn when_the_holder_of_the_probe_is_killed_another_one_probes() {
         if i64::from(first.pid()) == pid { (first, second) } else { (second, first) };
     holder.kill();
     model.asked(asked + 1).await;
-    assert_eq!(count(&database, "select count(*) from provider_gates where phase = 'shut' and $1 <> ''").await, 1);
+    assert_eq!(
+        count(&database, "select count(*) from provider_gates where phase = 'shut' and $1 <> ''").await,
+        1
+    );
     model.release();
     for id in ids {
         client.wait_for(&id, "completed").await;

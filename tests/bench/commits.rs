@@ -6,11 +6,11 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use wakeful_store::Store;
-use wakeful_workflow::advance::{CallEnd, EndedCall, Generated, Performed, advance};
+use wakeful_workflow::advance::{CallEnd, EndedCall, Generated, Performed, Transition, advance};
 use wakeful_workflow::agent::AgentPolicy;
 use wakeful_workflow::effect::Effect;
 use wakeful_workflow::record::{FinishReason, Reply};
-use wakeful_workflow::session::{CallOutcome, CallStatus};
+use wakeful_workflow::session::{CallOutcome, CallStatus, Session};
 
 /// How one step is committed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,8 +68,9 @@ pub async fn step(store: &Store, held: &mut Held, shape: Shape) -> Result<()> {
     Ok(())
 }
 
-async fn turn(store: &Store, held: &mut Held) -> Result<()> {
-    let step_number = held.session.last_step_number + 1;
+/// A reply that asks for one pure tool, and the tool's result.
+fn turn_of(session: &Session) -> (Transition, Performed) {
+    let step_number = session.last_step_number + 1;
     let call_id = format!("call_turn_{step_number}");
     let replied = Performed::Replied(Generated {
         generation_id: format!("gen_0193e8d7c4e07c3fa1b2c3d4{step_number:08}").as_str().into(),
@@ -85,7 +86,6 @@ async fn turn(store: &Store, held: &mut Held) -> Result<()> {
         reply: Reply::new(fixture::assistant_content(&call_id), FinishReason::ToolCalls, USAGE),
         effects: BTreeMap::from([("write_file".to_owned(), Effect::Pure)]),
     });
-    let mut asked = advance(&held.session, replied, AgentPolicy::default());
     let path = format!("notes-{:02}.txt", step_number % 10);
     let called = Performed::Called(vec![EndedCall {
         call: fixture::tool_call(&call_id),
@@ -100,6 +100,20 @@ async fn turn(store: &Store, held: &mut Held) -> Result<()> {
             },
         ),
     }]);
+    (advance(session, replied, AgentPolicy::default()), called)
+}
+
+/// What a turn leaves, as one transition.
+pub fn whole_turn(session: &Session) -> Result<Transition> {
+    let (mut asked, called) = turn_of(session);
+    let mut after = session.clone();
+    after.apply(&asked);
+    anyhow::ensure!(asked.join(advance(&after, called, AgentPolicy::default())), "they are of one step");
+    Ok(asked)
+}
+
+async fn turn(store: &Store, held: &mut Held) -> Result<()> {
+    let (mut asked, called) = turn_of(&held.session);
     let Some(mut queued) = held.queue(store, &asked)? else {
         held.commit(store, &asked).await?;
         let results = advance(&held.session, called, AgentPolicy::default());

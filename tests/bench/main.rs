@@ -232,8 +232,8 @@ async fn measure(
 /// One contestant of the rounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Contestant {
-    /// pgbench with this many clients.
-    Floor(usize),
+    /// pgbench with the rows of this shape and this many clients.
+    Floor(Shape, usize),
     /// The store's commits in this shape, at this many sessions.
     Commit(Shape, usize),
     /// This many processes.
@@ -246,10 +246,15 @@ impl Contestant {
         let sessions =
             |count: usize| if count == 1 { "1 session".to_owned() } else { format!("{count} sessions") };
         match self {
-            Contestant::Floor(clients) => format!("floor: pgbench, the same rows, {}", sessions(clients)),
+            Contestant::Floor(Shape::Step, clients) => {
+                format!("floor: pgbench, the same rows, {}", sessions(clients))
+            }
+            Contestant::Floor(Shape::Turn, clients) => {
+                format!("floor: pgbench, the rows of a tool turn, {}", sessions(clients))
+            }
             Contestant::Commit(Shape::Step, count) => format!("step commit, {}", sessions(count)),
             Contestant::Commit(Shape::Turn, count) => {
-                format!("tool turn: its two commits, {}", sessions(count))
+                format!("tool turn, {}", sessions(count))
             }
             Contestant::Worker(1) => "whole worker, 1 process".to_owned(),
             Contestant::Worker(count) => format!("whole worker, {count} processes"),
@@ -257,13 +262,13 @@ impl Contestant {
         }
     }
 
-    /// The clients of the floor that it is compared with.
-    fn floor(self) -> usize {
+    /// The floor that it is compared with. The whole worker and the peers are compared with the smaller step.
+    fn floor(self) -> Contestant {
         match self {
-            Contestant::Floor(1) | Contestant::Commit(_, 1) => 1,
-            Contestant::Floor(_) | Contestant::Commit(..) | Contestant::Worker(_) | Contestant::Peer(_) => {
-                SESSIONS
+            Contestant::Floor(shape, clients) | Contestant::Commit(shape, clients) => {
+                Contestant::Floor(shape, clients)
             }
+            Contestant::Worker(_) | Contestant::Peer(_) => Contestant::Floor(Shape::Step, SESSIONS),
         }
     }
 }
@@ -284,9 +289,10 @@ async fn rates(
     report: &mut Report,
     progress: &mut Progress,
 ) -> Result<()> {
-    let mut contestants = vec![Contestant::Floor(SESSIONS)];
+    let mut contestants = vec![Contestant::Floor(Shape::Step, SESSIONS)];
     if arguments.has(Part::Commit) {
-        contestants.push(Contestant::Floor(1));
+        contestants.push(Contestant::Floor(Shape::Step, 1));
+        contestants.extend([SESSIONS, 1].map(|clients| Contestant::Floor(Shape::Turn, clients)));
         for shape in [Shape::Step, Shape::Turn] {
             contestants.extend([Contestant::Commit(shape, SESSIONS), Contestant::Commit(shape, 1)]);
         }
@@ -320,8 +326,8 @@ async fn rates(
         }
     }
     let rate = |sample: &Sample| sample.steps / sample.seconds;
-    let floors = |clients: usize| -> Vec<f64> {
-        let at = contestants.iter().position(|one| *one == Contestant::Floor(clients));
+    let floors = |floor: Contestant| -> Vec<f64> {
+        let at = contestants.iter().position(|one| *one == floor);
         at.map_or(Vec::new(), |at| samples[at].iter().map(rate).collect())
     };
     for (one, samples) in contestants.iter().zip(&samples) {
@@ -376,8 +382,8 @@ impl Stage {
         floor_store.close().await;
         let mut stage = Stage { step, floor, store, sixteen, one, pgbench };
         // Warm up.
-        stage.pgbench.round(SESSIONS, 1.0).await?;
         for shape in [Shape::Step, Shape::Turn] {
+            stage.pgbench.round(shape, SESSIONS, 1.0).await?;
             commits::round(&stage.store, &mut stage.sixteen, shape, 0.5).await?;
         }
         Ok(stage)
@@ -391,9 +397,9 @@ impl Stage {
     ) -> Result<Sample> {
         let seconds = arguments.seconds();
         let (round, spent) = match contestant {
-            Contestant::Floor(clients) => {
+            Contestant::Floor(shape, clients) => {
                 let meter = server.start(&self.floor).await?;
-                let round = self.pgbench.round(clients, seconds).await?;
+                let round = self.pgbench.round(shape, clients, seconds).await?;
                 (round, server.stop(&self.floor, meter).await?)
             }
             Contestant::Commit(shape, count) => {

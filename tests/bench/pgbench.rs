@@ -1,11 +1,11 @@
 //! The rival: pgbench with one hand-written autocommit statement that leaves the same rows as
-//! [`fixture::step`].
+//! [`fixture::step`] or [`commits::whole_turn`].
 //!
 //! The statement knows its case in advance. It has no fence that can miss, no list of unknown length, and no
 //! tables that only some steps touch. A real commit takes longer, because it must handle every case and
 //! because it uses another client.
 
-use crate::commits::Round;
+use crate::commits::{self, Round, Shape};
 use crate::fixture::{self, Database, USAGE};
 use anyhow::{Context, Result, bail};
 use sqlx::Connection;
@@ -14,12 +14,13 @@ use std::process::Stdio;
 use tokio::process::Command;
 use wakeful::internal::dev::Binaries;
 use wakeful_store::Store;
+use wakeful_workflow::advance::Transition;
 
 const STATEMENT: &str = r#"
 with s as (
     update conversation_sessions
     set last_message_number = last_message_number + 2,
-        last_event_seq = last_event_seq + 3,
+        last_event_seq = last_event_seq + $events,
         to_message_number = last_message_number + 2,
         last_step_number = last_step_number + 1,
         total_turns = total_turns + 1,
@@ -45,9 +46,9 @@ with s as (
         as r (ordinal, role, content, details)
 ), events as (
     insert into session_events (session_id, seq, type, run_id, step_number, payload)
-    select s.session_id, s.last_event_seq - 3 + e.ordinal, e.type, 'run_' || substr(s.session_id, 6),
+    select s.session_id, s.last_event_seq - $events + e.ordinal, e.type, 'run_' || substr(s.session_id, 6),
         s.last_step_number, e.payload::jsonb
-    from s, j, (values (1, 'LLM_CALLED', :event_1), (2, 'GEN_START', :event_2), (3, 'GEN_COMPLETE', :event_3))
+    from s, j, (values $rows)
         as e (ordinal, type, payload)
 ), step as (
     insert into session_steps
@@ -64,16 +65,64 @@ with s as (
         tool_calls = tool_calls + 1
     from s, j
     where session_runs.run_id = 'run_' || substr(s.session_id, 6)
-)
+)$calls
 select max(s.wake_seq) / (1 / count(*)) from s, j;
 "#;
+
+/// The ledger's row of the tool call of a turn.
+const CALLS: &str = ", calls as (
+    insert into tool_calls
+        (session_id, call_id, run_id, step_number, message_number, name, args_sha256, effect, status,
+         result_message_number, settled_at)
+    select s.session_id, 'call_turn_' || s.last_step_number, 'run_' || substr(s.session_id, 6), s.last_step_number,
+        s.last_message_number - 1, 'write_file', :args_sha256, 'pure', 'done', s.last_message_number, clock_timestamp()
+    from s, j
+)";
 
 /// pgbench, ready to run.
 pub struct Pgbench {
     program: PathBuf,
     url: String,
+    step: Script,
+    turn: Script,
+}
+
+/// A statement with its variables.
+struct Script {
     variables: Vec<String>,
-    script: tempfile::NamedTempFile,
+    file: tempfile::NamedTempFile,
+}
+
+impl Script {
+    /// The statement that leaves the rows of `transition`.
+    fn new(transition: &Transition) -> Result<Script> {
+        let state = &transition.state_updates[0];
+        let mut variables =
+            vec![format!("state={}", serde_json::json!({ (state.key.as_str()): state.value }))];
+        for (number, record) in (1..).zip(&transition.records) {
+            variables.push(format!("content_{number}={}", serde_json::to_string(&record.content)?));
+            variables.push(format!("details_{number}={}", serde_json::to_string(&record.details)?));
+        }
+        let mut rows = Vec::new();
+        for (number, event) in (1..).zip(&transition.events) {
+            let (kind, payload) = event.to_row();
+            variables.push(format!("event_{number}={payload}"));
+            rows.push(format!("({number}, '{kind}', :event_{number})"));
+        }
+        let opened = transition.calls_opened.first();
+        variables.extend(opened.map(|call| format!("args_sha256={}", call.args_sha256)));
+        let statement = STATEMENT
+            .replace("$input", &USAGE.input_tokens.to_string())
+            .replace("$output", &USAGE.output_tokens.to_string())
+            .replace("$cached", &USAGE.cached_tokens.to_string())
+            .replace("$micros", &USAGE.cost_micros.to_string())
+            .replace("$events", &rows.len().to_string())
+            .replace("$rows", &rows.join(", "))
+            .replace("$calls", if opened.is_some() { CALLS } else { "" });
+        let file = tempfile::NamedTempFile::new()?;
+        std::fs::write(file.path(), statement)?;
+        Ok(Script { variables, file })
+    }
 }
 
 impl Pgbench {
@@ -92,37 +141,24 @@ impl Pgbench {
         }
         connection.close().await?;
 
-        let transition = fixture::step(&held[0].session);
-        let mut variables = vec![format!(
-            "state={}",
-            serde_json::json!({ (transition.state_updates[0].key.as_str()): transition.state_updates[0].value })
-        )];
-        for (number, record) in (1..).zip(&transition.records) {
-            variables.push(format!("content_{number}={}", serde_json::to_string(&record.content)?));
-            variables.push(format!("details_{number}={}", serde_json::to_string(&record.details)?));
-        }
-        for (number, event) in (1..).zip(&transition.events) {
-            variables.push(format!("event_{number}={}", event.to_row().1));
-        }
-        let statement = STATEMENT
-            .replace("$input", &USAGE.input_tokens.to_string())
-            .replace("$output", &USAGE.output_tokens.to_string())
-            .replace("$cached", &USAGE.cached_tokens.to_string())
-            .replace("$micros", &USAGE.cost_micros.to_string());
-        let script = tempfile::NamedTempFile::new()?;
-        std::fs::write(script.path(), statement)?;
-        Ok(Pgbench { program: program()?, url: database.url.clone(), variables, script })
+        let step = Script::new(&fixture::step(&held[0].session))?;
+        let turn = Script::new(&commits::whole_turn(&held[0].session)?)?;
+        Ok(Pgbench { program: program()?, url: database.url.clone(), step, turn })
     }
 
     /// At most as many clients as sessions were made.
-    pub async fn round(&self, clients: usize, seconds: f64) -> Result<Round> {
+    pub async fn round(&self, shape: Shape, clients: usize, seconds: f64) -> Result<Round> {
+        let script = match shape {
+            Shape::Step => &self.step,
+            Shape::Turn => &self.turn,
+        };
         let mut command = Command::new(&self.program);
         command
             .args(["-n", "-M", "prepared", "-j", &clients.min(2).to_string()])
             .args(["-c", &clients.to_string(), "-T", &seconds.ceil().to_string()])
             .arg("-f")
-            .arg(self.script.path());
-        for variable in &self.variables {
+            .arg(script.file.path());
+        for variable in &script.variables {
             command.args(["-D", variable]);
         }
         let output = command.arg(&self.url).stdin(Stdio::null()).kill_on_drop(true).output().await?;

@@ -19,11 +19,11 @@ use ahead::{results_of, run_ahead};
 use apalis::prelude::{BoxDynError, Data};
 use end::{ClaimEnd, give_up, release, retry};
 use futures::FutureExt;
+use provider::{Routed, Troubles};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Instant;
 use tracing::{Instrument, Span, debug, warn};
-use provider::{Routed, Troubles};
 use tries::RetryCounts;
 use wakeful_store::Error;
 use wakeful_store::queue::{self, Job, Kind};
@@ -410,8 +410,7 @@ async fn decide(
     {
         return Ok(Decided::Performed(results));
     }
-    let mut committed =
-        made.call.filter(|one| action == Action::CallModel && one.call.is_of(&agent.model));
+    let mut committed = made.call.filter(|one| action == Action::CallModel && one.call.is_of(&agent.model));
     if committed.is_some() {
         counts.uncalled = None;
     } else {
@@ -457,10 +456,11 @@ async fn decide(
         }
         Err(Unperformed::Store(error)) => return Err(error),
         Err(Unperformed::Fault(fault)) => {
-            let stop = match provider::after_fault(ctx, job, session, (configured, way), fault, counts).await? {
-                Ok(end) => return Ok(Decided::End(end)),
-                Err(fault) => fault,
-            };
+            let stop =
+                match provider::after_fault(ctx, job, session, (configured, way), fault, counts).await? {
+                    Ok(end) => return Ok(Decided::End(end)),
+                    Err(fault) => fault,
+                };
             // The failed call began after the session was read. Read it now: the closing commit journals its
             // end.
             ctx.store.refresh(session).await?;

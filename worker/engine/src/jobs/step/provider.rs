@@ -74,12 +74,18 @@ pub(super) struct Back {
 fn candidates<'a>(ctx: &Ctx, agent: &'a Agent, faults: i64) -> impl Iterator<Item = &'a str> {
     let models = 1 + agent.fallback.len();
     let turn = usize::try_from(faults / ctx.gates.policy.faults.max(1)).unwrap_or(0).min(models - 1);
-    let at = |index: usize| if index == 0 { agent.model.as_str() } else { agent.fallback[index - 1].as_str() };
+    let at =
+        |index: usize| if index == 0 { agent.model.as_str() } else { agent.fallback[index - 1].as_str() };
     (0..models).map(move |step| at((turn + step) % models))
 }
 
 /// Chooses the model of the step's next call. Asks the database only while a gate is shut.
-pub(super) async fn route<'a>(ctx: &'a Ctx, job: &Job, agent: &Agent, troubles: &Troubles) -> Result<Routed<'a>> {
+pub(super) async fn route<'a>(
+    ctx: &'a Ctx,
+    job: &Job,
+    agent: &Agent,
+    troubles: &Troubles,
+) -> Result<Routed<'a>> {
     let mut reason = None;
     for model in candidates(ctx, agent, troubles.outage.faults) {
         let admission = match ctx.plugins.models.gate_of(model) {
