@@ -138,8 +138,15 @@ async fn a_fork_answers_again_and_its_first_request_is_its_parents_byte_for_byte
     let journal = Traces::of(&sample.database, &child).await;
     let kinds: Vec<&str> = journal.events.iter().map(|event| event["type"].as_str().unwrap()).collect();
     assert_eq!(
-        kinds[..5],
-        ["SESSION_FORKED", "checkpoint", "trigger_event", "state_transition", "state_transition"]
+        kinds[..6],
+        [
+            "SESSION_FORKED",
+            "SESSION_STEERED",
+            "checkpoint",
+            "trigger_event",
+            "state_transition",
+            "state_transition"
+        ]
     );
     let payload = &journal.events[0]["payload"];
     assert_eq!(

@@ -104,6 +104,7 @@ pub struct Store {
     pub(crate) refusal: readiness::Refusal,
     pub(crate) committer: step::committer::Committer,
     pub(crate) user_key: Arc<token::Key>,
+    pub(crate) lookups: Arc<token::Lookups>,
     pub(crate) refusals: Arc<audit::Refusals>,
 }
 
@@ -118,6 +119,7 @@ impl Store {
         let (pool, intake) = Pool::new(server.clone(), connections as usize);
         drop(pool.acquire().await?);
         let committer = step::committer::Committer::new(server.clone());
+        let lookups = Arc::new(token::Lookups::new(pool.width()));
         Ok(Store {
             pool,
             intake,
@@ -125,6 +127,7 @@ impl Store {
             refusal: readiness::Refusal::default(),
             committer,
             user_key: Arc::default(),
+            lookups,
             refusals: Arc::default(),
         })
     }

@@ -14,6 +14,7 @@ use chrono::{DateTime, Utc};
 use serde::Serialize;
 use sha2::Digest;
 use std::time::Duration;
+use tokio::sync::Semaphore;
 use tracing::debug;
 use wakeful_workflow::access::Scope;
 
@@ -23,6 +24,21 @@ pub const PREFIX: &str = "wkt_";
 const ID_DIGITS: usize = 16;
 /// How exact the time of the last use is: a request writes it only if what is stored is older than this.
 const USE_EVERY: Duration = Duration::from_secs(60);
+
+/// How long a request waits until its token is looked up.
+const WAITS: Duration = Duration::from_secs(2);
+
+/// Bounds how many tokens are looked up at once. Strangers can send as many forged ones as they like, and must not take
+/// the connections that workers and readers need.
+#[derive(Debug)]
+pub(crate) struct Lookups(Semaphore);
+
+impl Lookups {
+    /// Up to half of the connections that statements may have.
+    pub(crate) fn new(connections: usize) -> Lookups {
+        Lookups(Semaphore::new((connections / 2).max(1)))
+    }
+}
 
 /// A token as it is shown: everything but its secret.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -206,6 +222,9 @@ impl Store {
     }
 
     async fn token_row(&self, token_id: &str) -> Result<Option<(Token, Vec<u8>)>> {
+        let entered = tokio::time::timeout(WAITS, self.lookups.0.acquire()).await;
+        let _entered =
+            entered.map_err(|_| sqlx::Error::PoolTimedOut)?.map_err(|_| sqlx::Error::PoolClosed)?;
         let row = sqlx::query!(
             "select token_id, name, scope, space_id, agent, created_at, expires_at, revoked_at, last_used_at,
                 secret_sha256

@@ -105,6 +105,27 @@ async fn the_last_use_is_kept_without_a_write_for_each_request() {
     assert!(used().await > first);
 }
 
+#[tokio::test]
+async fn a_flood_of_forged_tokens_holds_up_no_work() {
+    let stage = Stage::new("").await;
+    let forged = (0..400).map(|number| {
+        let token = format!("wkt_{number:016x}_{}", "0".repeat(64));
+        let request = stage.request(&token, Method::GET, "/v1/sessions");
+        async move { send(request).await.0.as_u16() }
+    });
+    let work = async {
+        let id = stage.chat(TOKEN, "c1", json!({"text": "Hi"})).await;
+        crate::support::eventually("the session to rest", || async {
+            let (_, session) = stage.get(TOKEN, &format!("/v1/sessions/{id}")).await;
+            (session["status"] == "completed").then_some(())
+        })
+        .await;
+    };
+    let (statuses, ()) = tokio::join!(futures::future::join_all(forged), work);
+    assert!(statuses.iter().all(|status| matches!(status, 401 | 503)), "{statuses:?}");
+    assert!(statuses.contains(&401));
+}
+
 /// What another space's caller gets for the session `id`, and for one that does not exist.
 async fn compare(stage: &Stage, token: &str, method: &str, path: &str, id: &str) {
     let ask = async |id: &str| {

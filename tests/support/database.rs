@@ -73,10 +73,12 @@ impl Database {
         sqlx::query_scalar(sql).bind(argument).fetch_one(&self.pool).await.expect(sql)
     }
 
-    /// The number of rows of each table. Leaves out `workers`, which has a row for each running worker.
+    /// The number of rows of each table. Leaves out `workers`, which has a row for each running worker, and the audit,
+    /// which has refused requests too.
     pub async fn rows(&self) -> BTreeMap<String, i64> {
         let tables: Vec<String> = sqlx::query_scalar(
-            "select tablename::text from pg_tables where schemaname = 'public' and tablename <> 'workers'",
+            "select tablename::text from pg_tables
+            where schemaname = 'public' and tablename not in ('workers', 'audit_log')",
         )
         .fetch_all(&self.pool)
         .await
