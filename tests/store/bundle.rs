@@ -403,3 +403,46 @@ async fn an_import_has_no_model_and_no_tools_of_its_bundles_choice() {
     let child = world.store.fork(&child).await.unwrap().session_id;
     assert_eq!(rules_of(&child, "policy").await, json!({"replies_as": trigger_type}));
 }
+
+/// Rows of tool_calls and deliveries that an export of `rows` of each reads from the tables.
+async fn read_by_an_export(rows: i32) -> i64 {
+    let world = World::new().await;
+    let session_id = world.wake("c1", "Hello").await;
+    sqlx::query(
+        "with calls as (
+            insert into tool_calls (session_id, call_id, run_id, step_number, message_number, result_message_number,
+                name, args_sha256, effect, status)
+            select $1, 'call_' || n, 'run', 1, 2, 2, 'read_file', repeat('0', 64), 'pure', 'done'
+            from generate_series(1, $2) as n
+        )
+        insert into deliveries (delivery_id, space_id, conversation_id, channel, ordinal, session_id, source_key,
+            content, status)
+        select 'dlv_' || n, 'default', 'default/c1', 'email', n, $1, 'call_' || n, '{}', 'sent'
+        from generate_series(1, $2) as n",
+    )
+    .bind(&session_id)
+    .bind(rows)
+    .execute(&world.database.pool)
+    .await
+    .unwrap();
+    world.run_sql("vacuum analyze").await;
+    let read =
+        "select sum(coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0))::bigint from pg_stat_user_tables
+        where relname in ('tool_calls', 'deliveries')";
+    let before = world.one(read).await;
+    let store = Store::connect(&world.database.url, 2, "exports").await.unwrap();
+    let bundle = export(&store, &session_id).await;
+    assert_eq!(super::bundle::rows(&bundle, "call").len(), rows as usize);
+    assert_eq!(super::bundle::rows(&bundle, "delivery").len(), rows as usize);
+    store.close().await;
+    // A connection reports what it has read at the latest when it ends.
+    world.until("select not exists (select from pg_stat_activity where application_name = 'exports')").await;
+    world.one(read).await - before
+}
+
+#[tokio::test]
+async fn an_export_reads_each_row_as_often_however_many_there_are() {
+    let (few, many) = (read_by_an_export(1000).await, read_by_an_export(8000).await);
+    assert!(few >= 2000, "{few} rows are counted");
+    assert!(many <= few * 9, "{few} rows read of 1000, and {many} of 8000");
+}

@@ -1,6 +1,8 @@
 //! The queue and its deliveries: one claim, one lease, one sending.
 
 use super::*;
+use tokio_util::sync::CancellationToken;
+use wakeful_store::queue::{Holdings, Liveness, News, Notifier};
 
 #[tokio::test]
 async fn what_is_enqueued_while_the_deliver_job_ends_is_sent() {
@@ -148,4 +150,86 @@ async fn a_claim_that_was_planned_for_an_empty_queue_does_not_walk_through_a_ful
     let read = "select seq_tup_read from pg_stat_user_tables where relname = 'jobs'";
     assert_eq!(world.one(read).await, 0, "rows that claims walked through");
     claims.stop();
+}
+
+const FINISHED: i64 = 20_000;
+
+/// Finishes jobs that a transaction still sees, so that their entries stay in the indexes.
+async fn finish_jobs_that_are_seen(world: &World) -> sqlx::Transaction<'static, sqlx::Postgres> {
+    world
+        .run_sql(
+            "insert into jobs (kind, space_id, conversation_id, session_id, step_number, run_at, lease, liveness_lock)
+            select 'step', 'default', 'default/c' || n, 'sess_' || n, 1,
+                clock_timestamp() - make_interval(secs => 60 + n), nextval('leases'), 7
+            from generate_series(1, 20000) as n",
+        )
+        .await;
+    let mut sees = world.database.pool.begin().await.unwrap();
+    sqlx::query("set transaction isolation level repeatable read").execute(&mut *sees).await.unwrap();
+    sqlx::query("select count(*) from jobs").execute(&mut *sees).await.unwrap();
+    world.run_sql("delete from jobs").await;
+    sees
+}
+
+#[tokio::test]
+async fn claims_walk_through_finished_jobs_that_somebody_still_sees_only_now_and_then() {
+    let world = World::new().await;
+    let sees = finish_jobs_that_are_seen(&world).await;
+    let mut claims = Claims::start(&world.store, Kind::Step, 1, LEASE);
+    let scans = "select idx_scan from pg_stat_user_indexes where indexrelname = 'jobs_ready'";
+    eventually("many claims", || async { (world.one(scans).await > 60).then_some(()) }).await;
+    world
+        .run_sql(
+            "insert into jobs (kind, space_id, conversation_id, session_id, step_number)
+            select 'step', 'default', 'default/c' || n, 'sess_' || n, 1 from generate_series(1, 20) as n",
+        )
+        .await;
+    for _ in 0..20 {
+        let job = claims.next().await;
+        world.store.end_job(&job.lease).await.unwrap();
+    }
+    claims.stop();
+    let read = "select idx_tup_read from pg_stat_user_indexes where indexrelname = 'jobs_ready'";
+    let read = world.one(read).await;
+    assert!(read < 4 * FINISHED, "{read} entries read");
+    sees.rollback().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_job_that_became_ready_long_ago_is_claimed_although_later_ones_were_claimed_before() {
+    let world = World::new().await;
+    let mut claims = Claims::start(&world.store, Kind::Step, 1, LEASE);
+    let scans = "select idx_scan from pg_stat_user_indexes where indexrelname = 'jobs_ready'";
+    eventually("claims of nothing", || async { (world.one(scans).await > 5).then_some(()) }).await;
+    // As if its transaction had taken a minute to commit.
+    world
+        .run_sql(
+            "insert into jobs (kind, space_id, conversation_id, session_id, step_number, run_at)
+            values ('step', 'default', 'default/c', 'sess_late', 1, clock_timestamp() - interval '1 minute')",
+        )
+        .await;
+    assert_eq!(claims.next().await.session_id.as_deref(), Some("sess_late"));
+    claims.stop();
+}
+
+#[tokio::test]
+async fn looks_for_dead_workers_read_no_finished_jobs_that_somebody_still_sees() {
+    let world = World::new().await;
+    let sees = finish_jobs_that_are_seen(&world).await;
+    let stop = CancellationToken::new();
+    let news = News::listen(&world.store, stop.clone());
+    let liveness = Liveness {
+        store: world.store.clone(),
+        holdings: Arc::new(Holdings::default()),
+        notifier: Notifier::start(world.store.clone(), &news),
+    };
+    let looks = tokio::spawn(liveness.run(stop.clone()));
+    let scans = "select idx_scan from pg_stat_user_indexes where indexrelname = 'jobs_by_liveness_lock'";
+    eventually("looks", || async { (world.one(scans).await >= 3).then_some(()) }).await;
+    let read = "select sum(idx_tup_read)::bigint from pg_stat_user_indexes where relname = 'jobs'";
+    let read = world.one(read).await;
+    assert!(read < FINISHED, "{read} entries read");
+    stop.cancel();
+    looks.await.unwrap();
+    sees.rollback().await.unwrap();
 }

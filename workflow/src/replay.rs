@@ -146,49 +146,183 @@ impl Input {
     }
 }
 
-/// A replay next to its source, from the cut on. Summaries do not count as positions.
-struct Alignment<'r, 's> {
-    own: Vec<&'r Record>,
-    source: Vec<&'s Record>,
-    /// Number of messages that the replay was given but has not taken yet.
-    pending: usize,
-    /// Number of the replay's summaries, and the summaries of the source.
+/// What was read of a replay so far. A replay asks before each step where it is: with the same follower, each of its messages
+/// and each of the source's is read once.
+#[derive(Debug, Default)]
+pub struct Follower {
+    /// Number of the last message that was read.
+    read_to: i64,
+    /// How many messages were read, the source's included.
+    messages_read: usize,
+    /// The replay's messages after the cut, by number. Summaries are no positions.
+    own: Vec<i64>,
     own_summaries: usize,
-    summaries: Vec<&'s Record>,
+    /// The source's messages after the cut, and its summaries: their places in the recording.
+    source: Option<(Vec<usize>, Vec<usize>)>,
+    /// At some position another role speaks than in the source.
+    differs: bool,
+    /// How many calls of this likeness were read, and for each call how many of them came before it.
+    alike: BTreeMap<(String, String), usize>,
+    before: BTreeMap<CallId, ((String, String), usize)>,
 }
 
-impl<'r, 's> Alignment<'r, 's> {
-    fn new(replay: &'r Session, rules: &Replay, recording: &'s Recording) -> Alignment<'r, 's> {
+impl Follower {
+    /// Reads what is new in the replay. Use one follower for one replay.
+    pub fn follow<'f, 'r, 's>(
+        &'f mut self,
+        replay: &'r Session,
+        rules: &Replay,
+        recording: &'s Recording,
+    ) -> Alignment<'f, 'r, 's> {
         let cut = rules.after_message_number;
-        let (summaries, source) =
-            after(&recording.session.records, cut).iter().partition(|record| record.is_summary());
-        let (own_summaries, own): (Vec<_>, Vec<_>) =
-            after(&replay.records, cut).iter().partition(|record| record.is_summary());
-        Alignment { own, source, pending: replay.inbox.len(), own_summaries: own_summaries.len(), summaries }
+        let records = &recording.session.records;
+        let (source, _) = self.source.get_or_insert_with(|| {
+            let first = records.len() - after(records, cut).len();
+            self.messages_read += records.len() - first;
+            (first..records.len()).partition(|at| !records[*at].is_summary())
+        });
+        for record in after(&replay.records, self.read_to) {
+            self.read_to = record.message_number;
+            self.messages_read += 1;
+            for call in record.tool_calls() {
+                let likeness = likeness(call);
+                let alike = self.alike.entry(likeness.clone()).or_default();
+                self.before.insert(call.call_id.clone(), (likeness, *alike));
+                *alike += 1;
+            }
+            if record.message_number <= cut {
+                continue;
+            }
+            if record.is_summary() {
+                self.own_summaries += 1;
+                continue;
+            }
+            let there = source.get(self.own.len()).map(|at| &records[*at]);
+            self.differs |=
+                there.is_none_or(|there| there.role != record.role || is_input(there) != is_input(record));
+            self.own.push(record.message_number);
+        }
+        Alignment { follower: self, replay, recording, fed: rules.fed, cut }
+    }
+
+    /// How many messages were read, the source's included.
+    pub fn messages_read(&self) -> usize {
+        self.messages_read
+    }
+}
+
+/// A replay next to its source, from the cut on. Summaries do not count as positions.
+pub struct Alignment<'f, 'r, 's> {
+    follower: &'f Follower,
+    replay: &'r Session,
+    recording: &'s Recording,
+    fed: bool,
+    cut: i64,
+}
+
+impl<'r, 's> Alignment<'_, 'r, 's> {
+    /// The source's message at a position.
+    fn source(&self, position: usize) -> Option<&'s Record> {
+        let (positions, _) = self.follower.source.as_ref()?;
+        positions.get(position).map(|at| &self.recording.session.records[*at])
+    }
+
+    /// The position of the replay's next message. Messages count that it was given but has not taken yet.
+    fn place(&self) -> usize {
+        self.follower.own.len() + self.replay.inbox.len()
     }
 
     /// Returns whether the same role speaks at every position so far, waiting messages included.
     fn is_aligned(&self) -> bool {
-        let place = self.own.len() + self.pending;
-        self.source.len() >= place
-            && self
-                .own
-                .iter()
-                .zip(&self.source)
-                .all(|(own, source)| own.role == source.role && is_input(own) == is_input(source))
-            && self.source[self.own.len()..place].iter().all(|record| is_input(record))
+        !self.follower.differs
+            && (self.follower.own.len()..self.place()).all(|at| self.source(at).is_some_and(is_input))
     }
 
     /// The source's message at the position of the replay's next one.
     fn next(&self) -> Option<&'s Record> {
-        self.source.get(self.own.len() + self.pending).copied()
+        self.source(self.place())
     }
 
-    /// The summary that the source wrote before its next message, unless the replay has it already.
-    fn summary(&self) -> Option<&'s Record> {
+    /// The message that the source took right before the model call that the replay is about to make. Send it
+    /// before the call. `None` if there is none, or if the replay was given it already.
+    pub fn due(&self) -> Option<Input> {
+        let next = self.next().filter(|_| self.fed)?;
+        (next.role == Role::User && self.is_aligned()).then(|| Input::of(next))
+    }
+
+    /// The user's next message for a replay at rest: the first user message of the source that the replay does
+    /// not have yet. After a divergence the replay still gets the messages in order, one each time it rests.
+    pub fn next_input(&self) -> Option<Input> {
+        let own = after(&self.replay.records, self.cut).iter().filter(|record| !record.is_summary());
+        let given = own.filter(|record| is_input(record)).count() + self.replay.inbox.len();
+        let (positions, _) = self.follower.source.as_ref()?;
+        let source = positions.iter().map(|at| &self.recording.session.records[*at]);
+        source.filter(|record| is_input(record)).nth(given).map(Input::of)
+    }
+
+    /// Returns whether the replay has reached the end of its source while aligned. It then has nothing more to
+    /// do, even if its run ended because the recording did.
+    pub fn is_at_the_end(&self) -> bool {
+        self.is_aligned() && self.next().is_none()
+    }
+
+    /// The source's summary before the answer that the replay needs next. A replay with recorded answers must write
+    /// it first.
+    pub fn summary(&self) -> Option<RecordedReply<'s>> {
+        let (_, summaries) = self.follower.source.as_ref()?;
         let next = self.next().map_or(i64::MAX, |next| next.message_number);
-        let summary = self.summaries.get(self.own_summaries).copied();
-        summary.filter(|summary| summary.message_number < next)
+        let record = &self.recording.session.records[*summaries.get(self.follower.own_summaries)?];
+        (record.message_number < next)
+            .then(|| RecordedReply { record, call: self.recording.calls.get(&record.message_number) })
+    }
+
+    /// The source's answer at the position where the replay needs one.
+    ///
+    /// # Errors
+    /// [`Fault::RecordingOver`] if the source has no answer there.
+    pub fn answer(&self) -> Result<RecordedReply<'s>, Fault> {
+        let over = |message: String| Err(Fault::RecordingOver { message });
+        match self.next() {
+            None => over("the source has no further answer".to_owned()),
+            Some(_) if !self.is_aligned() => {
+                over("the replay has diverged from its source, so no recorded answer fits".to_owned())
+            }
+            Some(record) if record.role == Role::Assistant => {
+                Ok(RecordedReply { record, call: self.recording.calls.get(&record.message_number) })
+            }
+            Some(record) => over(format!(
+                "message {} of the source is no answer of its model (role {})",
+                record.message_number,
+                record.role.as_str()
+            )),
+        }
+    }
+
+    /// The outcome of `call_id` in the source. Matches the replay's n-th call with this name and these arguments
+    /// to the source's n-th such call. Without a match, takes the source's call at the same position if it has
+    /// the same name. `None` if the source recorded neither.
+    pub fn result(&self, call_id: &CallId) -> Option<RecordedResult<'s>> {
+        let (likeness, before) = self.follower.before.get(call_id)?;
+        let alike = self.recording.same.get(likeness);
+        if let Some(recorded) = alike.and_then(|alike| alike.get(*before)) {
+            return self.recording.result(recorded);
+        }
+        let (asked_in, index) = self.replay.records.iter().rev().find_map(|record| {
+            Some((record, record.tool_calls().position(|call| &call.call_id == call_id)?))
+        })?;
+        let place = self.follower.own.binary_search(&asked_in.message_number).ok()?;
+        let recorded = self.source(place)?.tool_calls().nth(index)?;
+        (recorded.name == likeness.0).then(|| self.recording.result(&recorded.call_id)).flatten()
+    }
+
+    /// The calls after the cut for which the source has no result, each with the number of the message that
+    /// asked. A replay with recorded tools runs these calls as in a dry run.
+    pub fn unrecorded(&self) -> Vec<(i64, &'r ToolCall)> {
+        after(&self.replay.records, self.cut)
+            .iter()
+            .flat_map(|record| record.tool_calls().map(|call| (record.message_number, call)))
+            .filter(|(_, call)| self.result(&call.call_id).is_none())
+            .collect()
     }
 }
 
@@ -203,111 +337,6 @@ fn is_input(record: &Record) -> bool {
         Role::Tool => record.details.inbox_id.is_some(),
         Role::System | Role::Assistant => false,
     }
-}
-
-/// The message that the source took right before the model call that `replay` is about to make. Send it
-/// before the call. `None` if there is none, or if the replay was given it already.
-pub fn due(replay: &Session, rules: &Replay, recording: &Recording) -> Option<Input> {
-    let alignment = Alignment::new(replay, rules, recording);
-    let next = alignment.next().filter(|_| rules.fed)?;
-    (next.role == Role::User && alignment.is_aligned()).then(|| Input::of(next))
-}
-
-/// The user's next message for a replay at rest: the first user message of the source that the replay does
-/// not have yet. After a divergence the replay still gets the messages in order, one each time it rests.
-pub fn next_input(replay: &Session, rules: &Replay, recording: &Recording) -> Option<Input> {
-    let alignment = Alignment::new(replay, rules, recording);
-    let given = alignment.own.iter().filter(|record| is_input(record)).count() + alignment.pending;
-    alignment.source.iter().filter(|record| is_input(record)).nth(given).map(|record| Input::of(record))
-}
-
-/// Returns whether the replay has reached the end of its source while aligned. It then has nothing more to
-/// do, even if its run ended because the recording did.
-pub fn is_at_the_end(replay: &Session, rules: &Replay, recording: &Recording) -> bool {
-    let alignment = Alignment::new(replay, rules, recording);
-    alignment.is_aligned() && alignment.next().is_none()
-}
-
-/// The source's summary before the answer that `replay` needs next. A replay with recorded answers must write
-/// it first.
-pub fn summary<'a>(replay: &Session, rules: &Replay, recording: &'a Recording) -> Option<RecordedReply<'a>> {
-    let record = Alignment::new(replay, rules, recording).summary()?;
-    Some(RecordedReply { record, call: recording.calls.get(&record.message_number) })
-}
-
-/// The source's answer at the position where `replay` needs one.
-///
-/// # Errors
-/// [`Fault::RecordingOver`] if the source has no answer there.
-pub fn answer<'a>(
-    replay: &Session,
-    rules: &Replay,
-    recording: &'a Recording,
-) -> Result<RecordedReply<'a>, Fault> {
-    let alignment = Alignment::new(replay, rules, recording);
-    let over = |message: String| Err(Fault::RecordingOver { message });
-    match alignment.next() {
-        None => over("the source has no further answer".to_owned()),
-        Some(_) if !alignment.is_aligned() => {
-            over("the replay has diverged from its source, so no recorded answer fits".to_owned())
-        }
-        Some(record) if record.role == Role::Assistant => {
-            Ok(RecordedReply { record, call: recording.calls.get(&record.message_number) })
-        }
-        Some(record) => over(format!(
-            "message {} of the source is no answer of its model (role {})",
-            record.message_number,
-            record.role.as_str()
-        )),
-    }
-}
-
-/// The outcome of `call_id` in the source. Matches the replay's n-th call with this name and these arguments
-/// to the source's n-th such call. Without a match, takes the source's call at the same position if it has
-/// the same name. `None` if the source recorded neither.
-pub fn result<'a>(
-    replay: &Session,
-    rules: &Replay,
-    recording: &'a Recording,
-    call_id: &CallId,
-) -> Option<RecordedResult<'a>> {
-    let (at, call) =
-        replay.records.iter().enumerate().rev().find_map(|(at, record)| {
-            Some((at, record.tool_calls().find(|call| &call.call_id == call_id)?))
-        })?;
-    let likeness = likeness(call);
-    if let Some(recorded) = recording.same.get(&likeness) {
-        let before = replay.records[..=at]
-            .iter()
-            .flat_map(Record::tool_calls)
-            .take_while(|other| &other.call_id != call_id)
-            .filter(|other| other.name == call.name && self::likeness(other) == likeness)
-            .count();
-        if let Some(recorded) = recorded.get(before) {
-            return recording.result(recorded);
-        }
-    }
-    let asked_in = &replay.records[at];
-    let alignment = Alignment::new(replay, rules, recording);
-    let place = alignment.own.iter().position(|own| own.message_number == asked_in.message_number)?;
-    let index = asked_in.tool_calls().position(|other| &other.call_id == call_id)?;
-    let alignment = alignment.source.get(place).copied()?;
-    let recorded = alignment.tool_calls().nth(index).filter(|recorded| recorded.name == call.name)?;
-    recording.result(&recorded.call_id)
-}
-
-/// The calls after the cut for which the source has no result, each with the number of the message that
-/// asked. A replay with recorded tools runs these calls as in a dry run.
-pub fn unrecorded<'a>(
-    replay: &'a Session,
-    rules: &Replay,
-    recording: &Recording,
-) -> Vec<(i64, &'a ToolCall)> {
-    after(&replay.records, rules.after_message_number)
-        .iter()
-        .flat_map(|record| record.tool_calls().map(|call| (record.message_number, call)))
-        .filter(|(_, call)| result(replay, rules, recording, &call.call_id).is_none())
-        .collect()
 }
 
 /// The prefill of a recorded call, which is the beginning of its answer.

@@ -2,7 +2,8 @@
 //!
 //! One short snapshot reads what may still change (the session's row, its runs, open calls, unsent
 //! deliveries, pending messages), and the numbers at which the logs end. The logs only grow, so pages read
-//! them by key up to those numbers, without a transaction. A snapshot that stayed open for a slow reader
+//! them by key up to those numbers, without a transaction. Calls and deliveries have no key in the bundle's order, so one
+//! statement each reads those that have settled, into a temporary file. A snapshot that stayed open for a slow reader
 //! would keep every dead row of a busy queue. Whatever the session's size, memory holds only a page of it and
 //! one blob.
 
@@ -15,7 +16,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use pages::Page;
 use sha2::{Digest, Sha256};
-use snapshot::Snapshot;
+use snapshot::{Snapshot, SnapshotRows};
 use std::collections::{BTreeMap, VecDeque};
 use wakeful_workflow::bundle::redact::{KEY_BYTES, Redaction};
 use wakeful_workflow::bundle::{BlobPart, Header, Line, PART_BYTES, Trailer, blobs_of, line};
@@ -36,6 +37,8 @@ pub struct Export {
     /// Blobs to write: the stored name, by the name in the bundle.
     blobs: BTreeMap<String, String>,
     pager: Pager,
+    /// Rows of the present section that are not in the last page, if one statement read all of the section.
+    settled: Option<SnapshotRows>,
     /// Rows of the last page that are not written yet, and the stage after them if there is no further page.
     queue: VecDeque<Line>,
     ended: Option<Stage>,
@@ -122,6 +125,7 @@ impl Store {
             hash: Sha256::new(),
             blobs: BTreeMap::new(),
             pager: Pager { rows: 50 },
+            settled: None,
             queue: VecDeque::new(),
             ended: None,
             places: 0,

@@ -1,7 +1,7 @@
 //! Pages: reads rows that no longer change, by key, up to the cut, about a megabyte at a time.
 
 use super::row::{self, object, time, word};
-use super::{Export, PAGE_BYTES, PAGE_ROWS, Stage};
+use super::{Export, PAGE_BYTES, PAGE_ROWS, Stage, snapshot};
 use crate::hydrate::from_text;
 use crate::{Error, Result};
 use wakeful_workflow::bundle::{
@@ -21,14 +21,13 @@ type Rows = Vec<(Line, i64)>;
 impl Export {
     /// Reads the next rows of `stage`. The stage after them begins after the last row, or with the next
     /// section.
-    pub(super) async fn page(&self, stage: &Stage) -> Result<Page> {
+    pub(super) async fn page(&mut self, stage: &Stage) -> Result<Page> {
         let rows = match stage {
             Stage::Seeds(after) => self.seeds(*after).await?,
             Stage::Records(after) => self.records(*after).await?,
             Stage::Steps(after) => self.steps(*after).await?,
             Stage::Events(after) => self.events(*after).await?,
-            Stage::Calls(message, call) => self.calls(*message, call).await?,
-            Stage::Deliveries(after) => self.deliveries(*after).await?,
+            Stage::Calls(..) | Stage::Deliveries(_) => self.settled(stage).await?,
             Stage::Inbox(after) => self.inbox(*after).await?,
             // The snapshot has all runs; the other stages have no rows.
             Stage::Runs | Stage::Head | Stage::Blobs | Stage::Trailer | Stage::Done => Vec::new(),
@@ -37,6 +36,22 @@ impl Export {
         let lines: Vec<Line> = rows.into_iter().map(|(line, _)| line).collect();
         let next = lines.last().map_or_else(|| stage.section_after(), Stage::after);
         Ok(Page { lines, next, bytes })
+    }
+
+    /// The next rows of a section that one statement read.
+    async fn settled(&mut self, stage: &Stage) -> Result<Rows> {
+        let mut rows = match self.settled.take() {
+            Some(rows) => rows,
+            None if matches!(stage, Stage::Calls(..)) => {
+                let last = self.snapshot.header.cut.message_number;
+                snapshot::settled_calls(&self.store, self.id(), last).await?
+            }
+            None => snapshot::sent_deliveries(&self.store, self.id(), self.snapshot.last_ordinal).await?,
+        };
+        let page = rows.take_page(PAGE_BYTES)?;
+        // An empty page ends the section.
+        self.settled = if page.is_empty() { None } else { Some(rows) };
+        Ok(page)
     }
 
     async fn seeds(&self, after: i32) -> Result<Rows> {
@@ -212,84 +227,6 @@ impl Export {
             (line, i64::from(row.weight))
         });
         Ok(rows.collect())
-    }
-
-    async fn calls(&self, message: i64, call: &str) -> Result<Rows> {
-        let rows = sqlx::query!(
-            r#"
-            select call_id as "call_id!", run_id as "run_id!", step_number as "step_number!",
-                message_number as "message_number!", result_message_number, name as "name!",
-                args_sha256 as "args_sha256!", effect as "effect!", status as "status!", attempts as "attempts!",
-                outcome, receipt, resolution, started_at, settled_at, weight as "weight!"
-            from (
-                select calls.*, row_number() over page as place, sum(weight) over page as weighed
-                from (
-                    select call_id, run_id, step_number, message_number, result_message_number, name, args_sha256,
-                        effect, status, attempts, outcome::text as outcome, receipt::text as receipt, resolution,
-                        started_at, settled_at,
-                        coalesce(octet_length(outcome::text), 0) + coalesce(octet_length(receipt::text), 0) as weight
-                    from tool_calls
-                    where session_id = $1
-                        and (message_number, call_id collate "C") > ($2, $3)
-                        and result_message_number <= $4
-                        and status in ('done', 'failed', 'abandoned')
-                    order by message_number, call_id collate "C"
-                    limit $5
-                ) calls
-                window page as (order by message_number, call_id collate "C")
-            ) weighed
-            where place = 1 or weighed <= $6
-            order by message_number, call_id collate "C"
-            "#,
-            self.id(),
-            message,
-            call,
-            self.snapshot.header.cut.message_number,
-            self.pager.rows,
-            PAGE_BYTES
-        )
-        .fetch_all(&self.store.pool)
-        .await?;
-        let rows = rows.into_iter().map(|row| Ok((row::call!(row), i64::from(row.weight))));
-        rows.collect()
-    }
-
-    async fn deliveries(&self, after: i64) -> Result<Rows> {
-        let rows = sqlx::query!(
-            r#"
-            select ordinal as "ordinal!", delivery_id as "delivery_id!", channel as "channel!",
-                source_key as "source_key!", content as "content!", status as "status!", attempt as "attempt!",
-                not_after, receipt, last_error, resolution, undelivered as "undelivered!",
-                created_at as "created_at!", settled_at, weight as "weight!"
-            from (
-                select sent.*, row_number() over page as place, sum(weight) over page as weighed
-                from (
-                    select ordinal, delivery_id, channel, source_key, content::text as content, status, attempt,
-                        not_after, receipt::text as receipt, last_error, resolution, undelivered, created_at,
-                        settled_at, octet_length(content::text) as weight
-                    from deliveries
-                    where session_id = $1
-                        and ordinal > $2
-                        and ordinal <= $3
-                        and status = 'sent'
-                    order by ordinal
-                    limit $4
-                ) sent
-                window page as (order by ordinal)
-            ) weighed
-            where place = 1 or weighed <= $5
-            order by ordinal
-            "#,
-            self.id(),
-            after,
-            self.snapshot.last_ordinal,
-            self.pager.rows,
-            PAGE_BYTES
-        )
-        .fetch_all(&self.store.pool)
-        .await?;
-        let rows = rows.into_iter().map(|row| Ok((row::delivery!(row), i64::from(row.weight))));
-        rows.collect()
     }
 
     async fn inbox(&self, after: i64) -> Result<Rows> {

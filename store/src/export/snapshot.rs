@@ -28,6 +28,8 @@ pub(super) struct Snapshot {
 pub(super) struct SnapshotRows {
     rows: BufReader<SpooledTempFile>,
     next: Option<Line>,
+    /// Size of the next row as text.
+    bytes: usize,
 }
 
 /// Writes the rows that a [`SnapshotRows`] then reads.
@@ -44,7 +46,7 @@ impl SnapshotRowsWriter {
 
     fn filled(mut self) -> Result<SnapshotRows> {
         self.0.seek(SeekFrom::Start(0)).map_err(|error| spool_failed(&error))?;
-        let mut rows = SnapshotRows { rows: BufReader::new(self.0), next: None };
+        let mut rows = SnapshotRows { rows: BufReader::new(self.0), next: None, bytes: 0 };
         rows.read()?;
         Ok(rows)
     }
@@ -60,6 +62,18 @@ impl SnapshotRows {
         self.next.as_ref()
     }
 
+    /// Takes the next rows: about `bytes` of them, and at least one. None are left if it is empty.
+    pub fn take_page(&mut self, bytes: i64) -> Result<Vec<(Line, i64)>> {
+        let (mut page, mut taken) = (Vec::new(), 0);
+        while taken < bytes {
+            let weight = self.bytes as i64;
+            let Some(line) = self.take()? else { break };
+            taken += weight;
+            page.push((line, weight));
+        }
+        Ok(page)
+    }
+
     /// Takes the next row.
     pub fn take(&mut self) -> Result<Option<Line>> {
         let taken = self.next.take();
@@ -70,6 +84,7 @@ impl SnapshotRows {
     fn read(&mut self) -> Result<()> {
         let mut text = Vec::new();
         self.rows.read_until(b'\n', &mut text).map_err(|error| spool_failed(&error))?;
+        self.bytes = text.len();
         self.next =
             if text.is_empty() { None } else { Some(crate::hydrate::from_bytes("spooled row", &text)?) };
         Ok(())
@@ -337,5 +352,62 @@ async fn pending(tx: &mut PgConnection, session_id: &str) -> Result<SnapshotRows
     while let Some(row) = rows.try_next().await? {
         writer.push(&row::inbox!(row, InboxStatus::Pending))?;
     }
+    writer.filled()
+}
+
+/// Calls that change no more. No index has them in the order of the bundle, so one statement sorts them all: pages would
+/// sort them once each.
+pub(super) async fn settled_calls(
+    store: &Store,
+    session_id: &str,
+    last_message: i64,
+) -> Result<SnapshotRows> {
+    let mut tx = store.pool.begin().await?;
+    let mut writer = SnapshotRowsWriter::new();
+    let mut rows = sqlx::query!(
+        r#"
+        select call_id, run_id, step_number, message_number, result_message_number, name, args_sha256, effect, status,
+            attempts, outcome::text as outcome, receipt::text as receipt, resolution, started_at, settled_at
+        from tool_calls
+        where session_id = $1 and result_message_number <= $2 and status in ('done', 'failed', 'abandoned')
+        order by message_number, call_id collate "C"
+        "#,
+        session_id,
+        last_message
+    )
+    .fetch(&mut *tx);
+    while let Some(row) = rows.try_next().await? {
+        writer.push(&row::call!(row))?;
+    }
+    drop(rows);
+    tx.commit().await?;
+    writer.filled()
+}
+
+/// Deliveries that were sent, which is the end of them. They are read as [`settled_calls`] are.
+pub(super) async fn sent_deliveries(
+    store: &Store,
+    session_id: &str,
+    last_ordinal: i64,
+) -> Result<SnapshotRows> {
+    let mut tx = store.pool.begin().await?;
+    let mut writer = SnapshotRowsWriter::new();
+    let mut rows = sqlx::query!(
+        r#"
+        select ordinal, delivery_id, channel, source_key, content::text as "content!", status, attempt, not_after,
+            receipt::text as receipt, last_error, resolution, undelivered, created_at, settled_at
+        from deliveries
+        where session_id = $1 and ordinal <= $2 and status = 'sent'
+        order by ordinal
+        "#,
+        session_id,
+        last_ordinal
+    )
+    .fetch(&mut *tx);
+    while let Some(row) = rows.try_next().await? {
+        writer.push(&row::delivery!(row))?;
+    }
+    drop(rows);
+    tx.commit().await?;
     writer.filled()
 }

@@ -14,7 +14,7 @@ pub(crate) const ANSWERS: Duration = Duration::from_secs(2);
 pub(crate) const CONNECT: Duration = Duration::from_secs(5);
 
 /// Settings of every connection.
-const SETTINGS: [(&str, &str); 4] = [
+const SETTINGS: [(&str, &str); 5] = [
     // Our statements take milliseconds. One that hangs must not hold its locks.
     ("statement_timeout", "60s"),
     ("idle_in_transaction_session_timeout", "60s"),
@@ -22,6 +22,8 @@ const SETTINGS: [(&str, &str); 4] = [
     // whole table when that is full: 20,000 ready jobs for each claim. Every frequent statement has an
     // index. Without `jit` the penalty for a sequential scan would start the compiler.
     ("enable_seqscan", "off"),
+    // A bitmap has no order. A claim that expects few ready jobs would collect all of them, and sort them to take one.
+    ("enable_bitmapscan", "off"),
     ("jit", "off"),
 ];
 

@@ -4,6 +4,7 @@
 //! statement never blocks apalis' dispatch loop. While the database is unreachable the stream yields no jobs,
 //! but it does not end.
 
+use super::horizon::Horizon;
 use super::notify::Claimant;
 use super::{Hold, Holdings, Job, Lease, News, Outage, Room, Settings, Slot, boottime_ms};
 use crate::{Error, Store};
@@ -134,7 +135,7 @@ struct Claimer {
 
 impl Claimer {
     async fn run(self, draining: CancellationToken) {
-        let mut faults = 0;
+        let (mut faults, mut horizon) = (0, Horizon::default());
         // The last claim found as many jobs as it asked for.
         let mut backlog = false;
         while !draining.is_cancelled() && !self.feed.is_closed() {
@@ -145,7 +146,8 @@ impl Claimer {
             let free = self.room.free();
             // Read the clock before the statement, so that this value is never later than the lease's end in
             // the database.
-            let ends_ms = boottime_ms() + self.settings.lease.as_millis() as u64;
+            let began_ms = boottime_ms();
+            let ends_ms = began_ms + self.settings.lease.as_millis() as u64;
             let wait = if free == 0 {
                 only_here.tell_others();
                 None
@@ -154,8 +156,9 @@ impl Claimer {
                 // and give it back if the claim found none.
                 let take_suspect = !self.holdings.suspect.swap(true, Ordering::AcqRel);
                 let lock = self.holdings.lock();
+                let reach = horizon.reach(began_ms);
                 let claimed =
-                    self.store.claim(&self.settings, &self.worker_id, free, take_suspect, lock).await;
+                    self.store.claim(&self.settings, &self.worker_id, free, take_suspect, reach, lock).await;
                 let found_suspect = claimed.as_ref().is_ok_and(|rows| rows.iter().any(|row| row.suspect));
                 if take_suspect && !found_suspect {
                     self.holdings.suspect.store(false, Ordering::Release);
@@ -165,6 +168,10 @@ impl Claimer {
                         faults = 0;
                         // Fewer than asked for means that no job is left.
                         backlog = rows.iter().filter(|row| !row.suspect).count() == free;
+                        let age = rows.iter().find_map(|row| row.age_s).unwrap_or_default();
+                        // A clock that was set back gives a negative age.
+                        let left = backlog.then(|| Duration::try_from_secs_f64(age).unwrap_or_default());
+                        horizon.claimed(began_ms, reach, boottime_ms(), left);
                         for row in rows {
                             self.hand_over(row, ends_ms).await;
                         }
@@ -177,6 +184,7 @@ impl Claimer {
                     }
                     Err(error) => {
                         (faults, backlog) = (faults + 1, false);
+                        horizon.failed();
                         self.holdings.written(&self.store, lock);
                         only_here.tell_others();
                         warn!(%error, "Claiming failed; trying again");

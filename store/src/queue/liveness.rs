@@ -235,12 +235,13 @@ impl Store {
         Ok(freed.rows_affected())
     }
 
-    /// Returns `false` if some jobs still name the lock, because their rows are locked.
+    /// Removes the key from jobs whose lease lasts: nobody asks for the holders of the others. Returns `false` if some
+    /// jobs still name the lock, because their rows are locked.
     async fn disown_liveness_lock(&self, key: i32) -> Result<bool> {
         sqlx::query!(
             "with mine as materialized (
                 select job_id from jobs
-                where liveness_lock = $1 and lease is not null
+                where liveness_lock = $1 and lease is not null and run_at > (select clock_timestamp())
                 for update skip locked
             )
             update jobs set liveness_lock = null from mine where jobs.job_id = mine.job_id",
@@ -250,7 +251,8 @@ impl Store {
         .await?;
         Ok(sqlx::query_scalar!(
             r#"select not exists (
-                select from jobs where liveness_lock = $1 and lease is not null
+                select from jobs
+                where liveness_lock = $1 and lease is not null and run_at > (select clock_timestamp())
             ) as "done!""#,
             key
         )

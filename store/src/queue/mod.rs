@@ -16,6 +16,7 @@ mod backend;
 mod delay;
 mod depth;
 mod heartbeat;
+mod horizon;
 mod liveness;
 mod notify;
 mod proven;
@@ -310,17 +311,20 @@ struct ClaimedRow {
     outage_s: Option<f64>,
     gate_pass: Option<i64>,
     trace_context: Option<String>,
+    /// For how long the latest of the claimed jobs was ready.
+    age_s: Option<f64>,
 }
 
 impl Store {
-    /// Claims up to `limit` ready jobs that are not suspects, and one suspect in addition if `take_suspect`.
-    /// Concurrent claims never wait for each other.
+    /// Claims up to `limit` ready jobs that are not suspects and that became ready within the last `reach`, and one
+    /// suspect in addition if `take_suspect`. Concurrent claims never wait for each other.
     async fn claim(
         &self,
         settings: &Settings,
         worker_id: &str,
         limit: usize,
         take_suspect: bool,
+        reach: Duration,
         liveness_lock: Option<i32>,
     ) -> Result<Vec<ClaimedRow>> {
         // The time is a subquery so that Postgres can use it as a bound of the index scan. `clock_timestamp()` itself
@@ -329,10 +333,11 @@ impl Store {
             ClaimedRow,
             r#"
             with ready as materialized (
-                select job_id from jobs
+                select job_id, run_at from jobs
                 where kind = $1
                     and runner = $6
                     and run_at <= (select clock_timestamp())
+                    and run_at >= (select clock_timestamp() - make_interval(secs => $8))
                     and (stuck < 2 or lease is null)
                 order by run_at
                 limit $2
@@ -361,7 +366,8 @@ impl Store {
             where job_id = any (array(select job_id from ready union all select job_id from suspect))
             returning job_id, lease as "token!", job_id = any (array(select job_id from suspect)) as "suspect!",
                 conversation_id, session_id, channel, step_number, attempt, stuck, died, last_error, trace_context,
-                outage_faults, extract(epoch from clock_timestamp() - outage_since)::float8 as outage_s, gate_pass
+                outage_faults, extract(epoch from clock_timestamp() - outage_since)::float8 as outage_s, gate_pass,
+                extract(epoch from clock_timestamp() - (select max(run_at) from ready))::float8 as age_s
             "#,
             settings.kind.as_str(),
             limit as i64,
@@ -369,7 +375,8 @@ impl Store {
             worker_id,
             settings.lease.as_secs_f64(),
             &*settings.runner,
-            liveness_lock
+            liveness_lock,
+            reach.as_secs_f64()
         )
         .fetch_all(&self.pool)
         .await?)

@@ -21,7 +21,7 @@ use wakeful_workflow::fork::{CutPoint, Line, SystemPromptPatch, cut};
 use wakeful_workflow::id::SessionId;
 use wakeful_workflow::policy::{Answers, Replay, ToolMode};
 use wakeful_workflow::record::{Record, Role};
-use wakeful_workflow::replay::{self, Recording};
+use wakeful_workflow::replay::{self, Follower, Recording};
 use wakeful_workflow::session::{Session, SessionStatus};
 
 /// Poll interval of the session's row: a notification may be lost.
@@ -216,6 +216,7 @@ async fn drive(
     let Some(source) = ctx.recordings.of(&ctx.store, &session).await? else {
         anyhow::bail!("session {session_id} replays nothing");
     };
+    let mut follower = Follower::default();
     let cut = source.rules.after_message_number;
     let answers = |records: &[Record]| {
         records.iter().filter(|one| one.message_number > cut && one.role == Role::Assistant).count() as u64
@@ -232,7 +233,8 @@ async fn drive(
                     // Another command drives the same replay, and has given it a message since.
                     continue;
                 }
-                match replay::next_input(&session, &source.rules, &source.recording) {
+                let input = follower.follow(&session, &source.rules, &source.recording).next_input();
+                match input {
                     Some(input) => {
                         send_input(&ctx.store, session_id, &input).await?;
                         ctx.bus.notifier.any_job();
@@ -269,7 +271,9 @@ async fn is_at_the_end(ctx: &Ctx, session: &Session) -> anyhow::Result<bool> {
         return Ok(false);
     }
     let source = ctx.recordings.of(&ctx.store, session).await?;
-    Ok(source.is_some_and(|source| replay::is_at_the_end(session, &source.rules, &source.recording)))
+    Ok(source.is_some_and(|source| {
+        Follower::default().follow(session, &source.rules, &source.recording).is_at_the_end()
+    }))
 }
 
 async fn unrecorded(ctx: &Ctx, session_id: &str) -> anyhow::Result<Vec<String>> {
@@ -278,6 +282,7 @@ async fn unrecorded(ctx: &Ctx, session_id: &str) -> anyhow::Result<Vec<String>> 
         return Ok(Vec::new());
     }
     let Some(source) = ctx.recordings.of(&ctx.store, &session).await? else { return Ok(Vec::new()) };
-    let calls = replay::unrecorded(&session, &source.rules, &source.recording);
+    let mut follower = Follower::default();
+    let calls = follower.follow(&session, &source.rules, &source.recording).unrecorded();
     Ok(calls.into_iter().map(|(number, call)| format!("{} in message {number}", call.name)).collect())
 }

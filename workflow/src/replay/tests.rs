@@ -5,6 +5,39 @@ use serde_json::json;
 
 const CUT: i64 = 1;
 
+fn due(replay: &Session, rules: &Replay, recording: &Recording) -> Option<Input> {
+    Follower::default().follow(replay, rules, recording).due()
+}
+
+fn next_input(replay: &Session, rules: &Replay, recording: &Recording) -> Option<Input> {
+    Follower::default().follow(replay, rules, recording).next_input()
+}
+
+fn is_at_the_end(replay: &Session, rules: &Replay, recording: &Recording) -> bool {
+    Follower::default().follow(replay, rules, recording).is_at_the_end()
+}
+
+fn answer<'s>(
+    replay: &Session,
+    rules: &Replay,
+    recording: &'s Recording,
+) -> Result<RecordedReply<'s>, Fault> {
+    Follower::default().follow(replay, rules, recording).answer()
+}
+
+fn result<'s>(
+    replay: &Session,
+    rules: &Replay,
+    recording: &'s Recording,
+    call_id: &CallId,
+) -> Option<RecordedResult<'s>> {
+    Follower::default().follow(replay, rules, recording).result(call_id)
+}
+
+fn unrecorded<'r>(replay: &'r Session, rules: &Replay, recording: &Recording) -> Vec<(i64, &'r ToolCall)> {
+    Follower::default().follow(replay, rules, recording).unrecorded()
+}
+
 fn rules() -> Replay {
     Replay {
         source_session_id: "sess_0".into(),
@@ -251,7 +284,10 @@ fn a_summary_takes_no_place_and_is_due_before_what_followed_it() {
     let recording = Recording::new(session(records.clone()), BTreeMap::new(), BTreeMap::new());
     let due_summary = |replay: &Session| summary_of(replay, &rules, &recording);
     fn summary_of(replay: &Session, rules: &Replay, recording: &Recording) -> Option<i64> {
-        super::summary(replay, rules, recording).map(|answer| answer.record.message_number)
+        Follower::default()
+            .follow(replay, rules, recording)
+            .summary()
+            .map(|answer| answer.record.message_number)
     }
     // The follow-up after the summary waits in the inbox by then.
     let before = session(source()[..5].to_vec());
@@ -261,4 +297,37 @@ fn a_summary_takes_no_place_and_is_due_before_what_followed_it() {
     let written = waiting(session(records[..6].to_vec()), &["and this"]);
     assert_eq!(due_summary(&written), None);
     assert_eq!(answer(&written, &rules, &recording).unwrap().record.message_number, 9);
+}
+
+#[test]
+fn a_follower_reads_each_message_once_and_says_what_a_new_one_says() {
+    let rules = rules();
+    let records: Vec<Record> = (0..300)
+        .flat_map(|turn: i64| {
+            let id = format!("call_{turn}");
+            [asks(2 * turn + 2, &[(&id, "get", turn % 7)]), answers(2 * turn + 3, &id, "it", None)]
+        })
+        .collect();
+    let recording = Recording::new(session(records.clone()), BTreeMap::new(), BTreeMap::new());
+    let (mut follower, mut read_by_new_ones) = (Follower::default(), 0);
+    for kept in 0..=records.len() {
+        let replay = session(records[..kept].to_vec());
+        let mut new = Follower::default();
+        for _ in 0..2 {
+            let place = follower.follow(&replay, &rules, &recording);
+            let place_again = new.follow(&replay, &rules, &recording);
+            let numbers = [&place, &place_again].map(|place| {
+                let answer = place.answer().map(|answer| answer.record.message_number);
+                (answer.ok(), place.due(), place.next_input(), place.is_at_the_end())
+            });
+            assert_eq!(numbers[0], numbers[1], "after {kept} messages");
+            if let Some(call) = replay.records.last().and_then(|last| last.tool_calls().next()) {
+                let [result, again] = [&place, &place_again].map(|place| place.result(&call.call_id));
+                assert!(result.is_some() && result == again, "{}", call.call_id);
+            }
+        }
+        read_by_new_ones += new.messages_read();
+    }
+    assert_eq!(follower.messages_read(), 2 * records.len(), "the source's and its own, once");
+    assert!(read_by_new_ones > 200 * follower.messages_read(), "{read_by_new_ones}");
 }

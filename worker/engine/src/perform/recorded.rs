@@ -25,7 +25,7 @@ use wakeful_workflow::strategy::Strategy;
 pub(super) async fn reply(ctx: &Ctx, session: &Session, agent: &Agent) -> Result<Performed, Unperformed> {
     let source = ctx.recordings.of(&ctx.store, session).await?.ok_or_else(no_source)?;
     let (rules, recording) = (&source.rules, &*source.recording);
-    let answer = replay::answer(session, rules, recording)?;
+    let answer = source.follower().follow(session, rules, recording).answer()?;
     let model_name = answer.call.map_or(&agent.model, |call| &call.model);
     let model = ctx.plugins.models.get(model_name)?;
     let agent = with_recorded_strategy(agent, answer.call);
@@ -79,7 +79,8 @@ pub(super) async fn summary(
     agent: &Agent,
 ) -> Result<Option<Performed>, Unperformed> {
     let source = ctx.recordings.of(&ctx.store, session).await?.ok_or_else(no_source)?;
-    let Some(answer) = replay::summary(session, &source.rules, &source.recording) else {
+    let summary = source.follower().follow(session, &source.rules, &source.recording).summary();
+    let Some(answer) = summary else {
         return Ok(None);
     };
     let model_name = answer.call.map_or(&agent.model, |call| &call.model);
@@ -157,7 +158,8 @@ pub(super) enum Recorded {
 /// Looks up how the call `call_id` ended in the source's log.
 pub(super) async fn result(ctx: &Ctx, session: &Session, call_id: &CallId) -> Result<Recorded, Unperformed> {
     let source = ctx.recordings.of(&ctx.store, session).await?.ok_or_else(no_source)?;
-    Ok(match replay::result(session, &source.rules, &source.recording, call_id) {
+    let recorded = source.follower().follow(session, &source.rules, &source.recording).result(call_id);
+    Ok(match recorded {
         Some(RecordedResult::Settled { status, result, message_number }) => {
             let content = match &result.output {
                 None => result.content.clone(),

@@ -8,7 +8,7 @@ pub use recordings::{Recordings, Source};
 use wakeful_store::Store;
 use wakeful_store::wake::NewMessage;
 use wakeful_workflow::plan::Action;
-use wakeful_workflow::replay::{self, Input};
+use wakeful_workflow::replay::Input;
 use wakeful_workflow::session::Session;
 
 /// Sends a replay the user message that its source received right before the planned model call, if the
@@ -29,7 +29,8 @@ pub(crate) async fn send_due_input(
     let Some(source) = recordings.of(store, session).await? else {
         return Ok(false);
     };
-    let Some(input) = replay::due(session, &source.rules, &source.recording) else {
+    let due = source.follower().follow(session, &source.rules, &source.recording).due();
+    let Some(input) = due else {
         return Ok(false);
     };
     send_input(store, session.session_id.as_str(), &input).await?;

@@ -1,0 +1,85 @@
+//! How far back a claim looks.
+//!
+//! Entries of finished jobs stay in the index until vacuum may remove them, and it may not while some transaction still
+//! sees those jobs: a dump, a long report. A claim reads the index in the order of `run_at`, so it would walk through all of
+//! them before the first job that waits: 0.7 seconds for 1.5 million. But a claim that found fewer jobs than it asked for has
+//! taken all that were ready, and a full one has taken the oldest. So the next claim begins there.
+//!
+//! Other jobs may still appear further back, rarely: a transaction committed late, a claim of another process was undone, the
+//! server's clock was set back. The claim goes back some seconds more for that, and from time to time all the way.
+
+use std::time::Duration;
+
+/// How much further back each claim looks than it must.
+const MARGIN: Duration = Duration::from_secs(10);
+
+/// Shortest time between two claims that look all the way back. If they are slow, they take a fiftieth of the time.
+const ALL_EVERY: Duration = Duration::from_secs(2);
+const ALL_SHARE: u64 = 50;
+
+/// All the way back.
+const ALL: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
+/// What the claims of one queue know. Times are milliseconds of `CLOCK_BOOTTIME`.
+#[derive(Debug, Default)]
+pub(super) struct Horizon {
+    /// No job that was ready before this moment is left.
+    clear_before: u64,
+    /// When a claim looks all the way back again.
+    all_at: u64,
+}
+
+impl Horizon {
+    /// How far back a claim at `now` looks.
+    pub fn reach(&self, now: u64) -> Duration {
+        if now >= self.all_at {
+            return ALL;
+        }
+        Duration::from_millis(now.saturating_sub(self.clear_before)) + MARGIN
+    }
+
+    /// A claim that began at `began` and looked back for `reach` has ended at `now`. If it is full, it leaves only
+    /// jobs that became ready within `left`.
+    pub fn claimed(&mut self, began: u64, reach: Duration, now: u64, left: Option<Duration>) {
+        let left = left.map_or(0, |left| left.as_millis() as u64);
+        self.clear_before = began.saturating_sub(left).max(self.clear_before);
+        if reach == ALL {
+            let pause = (now - began) * ALL_SHARE;
+            self.all_at = now + pause.max(ALL_EVERY.as_millis() as u64);
+        }
+    }
+
+    /// A claim failed. Nothing is known of what it would have found.
+    pub fn failed(&mut self) {
+        self.all_at = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const S: u64 = 1000;
+
+    #[test]
+    fn a_claim_looks_back_to_what_the_last_one_left() {
+        let mut horizon = Horizon::default();
+        assert_eq!(horizon.reach(100 * S), ALL);
+        horizon.claimed(100 * S, ALL, 100 * S, None);
+        assert_eq!(horizon.reach(101 * S), Duration::from_secs(1) + MARGIN);
+        // It was full: the jobs that are left became ready within the last hour.
+        horizon.claimed(101 * S, Duration::from_secs(11), 101 * S, Some(Duration::from_secs(3600)));
+        assert_eq!(
+            horizon.reach(101 * S + 500),
+            Duration::from_millis(1500) + MARGIN,
+            "what was clear stays clear"
+        );
+        assert_eq!(horizon.reach(102 * S), ALL);
+        horizon.claimed(110 * S, ALL, 111 * S, Some(Duration::from_secs(50)));
+        assert_eq!(horizon.reach(120 * S), Duration::from_secs(20) + MARGIN);
+        assert_eq!(horizon.reach(111 * S + ALL_SHARE * S - 1), Duration::from_millis(60_999) + MARGIN);
+        assert_eq!(horizon.reach(111 * S + ALL_SHARE * S), ALL, "it took a second, so the next one is later");
+        horizon.failed();
+        assert_eq!(horizon.reach(112 * S), ALL);
+    }
+}
