@@ -128,7 +128,9 @@ impl From<wakeful_store::Error> for Problem {
                     .with("session_status", status.as_str())
                     .with("valid", valid_verbs(status).iter().copied().map(Value::from).collect::<Vec<_>>())
             }
-            Error::Refused { .. } | Error::Schedule { .. } => Problem::new(StatusCode::CONFLICT, detail),
+            Error::Refused { .. } | Error::Schedule { .. } | Error::NotErased { .. } => {
+                Problem::new(StatusCode::CONFLICT, detail)
+            }
             Error::KeyReused { .. } => Problem::new(StatusCode::UNPROCESSABLE_ENTITY, detail),
             Error::InboxFull { pending } => Problem {
                 retry_after_s: Some(5),
