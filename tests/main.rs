@@ -30,6 +30,7 @@ mod diff;
 mod drain;
 mod email_in;
 mod email_out;
+mod erase;
 mod expiry;
 mod fork;
 mod front;

@@ -44,6 +44,12 @@ pub enum Error {
         /// Why, and which request would be accepted.
         reason: String,
     },
+    /// The erasure is not allowed now; the reason says why.
+    #[error("nothing was erased: {reason}")]
+    NotErased {
+        /// Why.
+        reason: String,
+    },
     /// The same idempotency key came with another message.
     #[error("client_key {client_key:?} was used before with another message")]
     KeyReused {
@@ -110,6 +116,7 @@ impl Error {
             | Error::Conflict { .. }
             | Error::Refused { .. }
             | Error::Schedule { .. }
+            | Error::NotErased { .. }
             | Error::KeyReused { .. }
             | Error::OfAnotherUser { .. }
             | Error::InboxFull { .. }

@@ -9,6 +9,7 @@
 //! | record how an uncertain effect ended | [`resolve`] |
 //! | read the recording for a replay, and find an unfinished replay | [`replay`] |
 //! | archive or terminate a session | [`retire`] |
+//! | erase what a conversation or a person left; hold it | [`erase`] |
 //! | make a session that begins with the messages of another one | [`fork`], [`tree`] |
 //! | rebuild a session from the database | [`hydrate`] |
 //! | commit what a step did | [`step`] |
@@ -42,6 +43,7 @@ pub mod chain;
 pub mod create;
 pub mod delivery;
 pub mod diagnosis;
+pub mod erase;
 pub mod error;
 pub mod event;
 pub mod export;

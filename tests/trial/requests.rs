@@ -43,7 +43,13 @@ fn routes() -> Vec<String> {
 }
 
 /// A request to a route, broken in some of its parts.
-fn mutated(dice: &mut Dice, client: &Client, routes: &[String], id: &str) -> RequestBuilder {
+fn mutated(
+    dice: &mut Dice,
+    http: &reqwest::Client,
+    client: &Client,
+    routes: &[String],
+    id: &str,
+) -> RequestBuilder {
     const METHODS: [&str; 7] = ["GET", "GET", "GET", "POST", "POST", "PUT", "DELETE"];
     const NAMES: [&str; 14] = [
         "c1",
@@ -116,8 +122,7 @@ fn mutated(dice: &mut Dice, client: &Client, routes: &[String], id: &str) -> Req
     let mut request = client.get_request("/").build().unwrap();
     *request.method_mut() = method.clone();
     *request.url_mut() = url.parse().unwrap();
-    let client = reqwest::Client::new();
-    let mut request = RequestBuilder::from_parts(client, request).timeout(Duration::from_secs(20));
+    let mut request = RequestBuilder::from_parts(http.clone(), request).timeout(Duration::from_secs(20));
     request = match dice.below(12) {
         0 => request,
         1 => request.bearer_auth(dice.broken(TOKEN).replace(|c: char| c.is_control() || !c.is_ascii(), "")),
@@ -212,8 +217,9 @@ async fn mutated_requests_and_signed_webhooks_cause_no_fault() {
     let woken: serde_json::Value = chat.send().await.unwrap().json().await.unwrap();
     let id = woken["session_id"].as_str().unwrap().to_owned();
 
-    let all = share(20_000);
-    let (wrong, taken) = faults(all, |seed| mutated(&mut Dice::new(seed), &client, &routes, &id)).await;
+    let (all, http) = (share(20_000), reqwest::Client::new());
+    let (wrong, taken) =
+        faults(all, |seed| mutated(&mut Dice::new(seed), &http, &client, &routes, &id)).await;
     assert!(wrong.is_empty(), "{} of {all}: {:#?}", wrong.len(), &wrong[..wrong.len().min(10)]);
     // If none were taken, the mutations were too crude to get past the first check.
     assert!(taken > all / 20, "{taken} of {all} were taken");

@@ -12,7 +12,6 @@ mod address;
 mod fetch;
 mod resolver;
 
-pub use address::is_public;
 pub use fetch::{Fetched, Web, WebError, WebRequest};
 
 use resolver::Resolver;
@@ -35,8 +34,7 @@ pub enum Reach<'a> {
 /// Returns a builder of an HTTP client. It follows no redirect: a redirect would carry what the request holds,
 /// keys too, to any host that it names. It unpacks no compressed answer, so an answer is as large as what was sent.
 ///
-/// The client checks the addresses of names. A literal address in a URL reaches no resolver: [`is_literal_private`]
-/// tells of it.
+/// The client checks the addresses of names. A literal address in a URL reaches no resolver; [`Web`] checks that too.
 pub fn client(reach: Reach<'_>) -> reqwest::ClientBuilder {
     let builder = reqwest::Client::builder()
         .redirect(reqwest::redirect::Policy::none())
@@ -53,11 +51,6 @@ pub fn client(reach: Reach<'_>) -> reqwest::ClientBuilder {
             builder.no_proxy().dns_resolver(Arc::new(Resolver { remedy, ..Resolver::default() }))
         }
     }
-}
-
-/// Returns whether the URL's host is a literal address that is not public, however it is spelled.
-pub fn is_literal_private(url: &reqwest::Url) -> bool {
-    address::literal(url).is_some_and(|ip| !is_public(ip))
 }
 
 #[cfg(test)]

@@ -2,11 +2,13 @@
 //! server.
 
 use super::Exit;
+use super::erase;
 use super::output::{Cell, Column, Output, Table, Tone, age, count, dollars, print};
 use super::session::{list_table, show::missed};
 use serde_json::Value;
 use wakeful_config::Config;
 use wakeful_store::Store;
+use wakeful_store::erase::Subject;
 use wakeful_store::history::{HistoryItem, HistoryTotals};
 use wakeful_workflow::id::DEFAULT_SPACE;
 
@@ -30,6 +32,28 @@ pub(super) enum Verb {
         #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(i64).range(1..=10_000))]
         limit: i64,
     },
+    /// Erase the conversation with its forks and the imports of its sessions: messages, journal, files, mails. Refused
+    /// while a session is at work, or while a hold stands.
+    Erase {
+        /// The conversation, as `session list` names it.
+        id: String,
+        #[command(flatten)]
+        erase: super::erase::EraseArgs,
+    },
+    /// Place a legal hold: the conversation is not erased while it stands.
+    Hold {
+        /// The conversation, as `session list` names it. It need not exist yet.
+        id: String,
+        #[command(flatten)]
+        hold: super::erase::HoldArgs,
+    },
+    /// List the legal holds of conversations and persons.
+    Holds,
+    /// Release a legal hold.
+    Release {
+        /// The hold, as `conversation holds` names it.
+        hold_id: String,
+    },
 }
 
 pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
@@ -38,6 +62,14 @@ pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
     let ran = match args.verb {
         Verb::Sessions { id, limit } => sessions(&store, &output, &id, limit).await,
         Verb::History { id, limit } => history(&store, &output, &id, limit).await,
+        Verb::Erase { id, erase: args } => {
+            erase::erase(&config, &store, &output, &Subject::Conversation(stored(&id)), &args).await
+        }
+        Verb::Hold { id, hold } => {
+            erase::hold(&store, &output, &Subject::Conversation(stored(&id)), &hold).await
+        }
+        Verb::Holds => erase::holds(&store, &output).await,
+        Verb::Release { hold_id } => erase::release(&store, &output, &hold_id).await,
     };
     store.close().await;
     super::output::until_reader_goes(ran)

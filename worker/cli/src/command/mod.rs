@@ -6,8 +6,10 @@ mod delivery;
 mod demo;
 mod dev;
 mod doctor;
+mod erase;
 mod migrate;
 mod output;
+mod person;
 mod printable;
 mod queue;
 mod replay;
@@ -89,6 +91,8 @@ enum Command {
     Session(session::Args),
     /// Show what a conversation did: its sessions, its mails, its tools, its replies.
     Conversation(conversation::Args),
+    /// Erase what a person left, or hold it.
+    Person(person::Args),
     /// List and show outgoing messages, and send again what failed.
     Delivery(delivery::Args),
     /// Run a session again, or a folder of exported ones, and compare the result with the original. Sends and
@@ -177,6 +181,7 @@ fn run(app: App, cli: Cli, matches: &clap::ArgMatches) -> anyhow::Result<Exit> {
             Command::Doctor(args) => doctor::run(app, config, args).await,
             Command::Session(args) => session::run(&app, config, args).await,
             Command::Conversation(args) => conversation::run(config, args).await,
+            Command::Person(args) => person::run(config, args).await,
             Command::Delivery(args) => delivery::run(config, args).await,
             Command::Replay(args) => replay::run(app, config, *args).await,
             Command::Schedule(args) => schedule::run(&app, config, args).await,
@@ -233,6 +238,7 @@ fn exit_of(error: &anyhow::Error) -> Exit {
                 wakeful_store::Error::Conflict { .. }
                 | wakeful_store::Error::Refused { .. }
                 | wakeful_store::Error::Schedule { .. }
+                | wakeful_store::Error::NotErased { .. }
                 | wakeful_store::Error::KeyReused { .. } => Exit::Conflict,
                 wakeful_store::Error::OfAnotherUser { .. } => Exit::Auth,
                 wakeful_store::Error::Schema(_) | wakeful_store::Error::InboxFull { .. } => Exit::Unavailable,

@@ -1,0 +1,397 @@
+//! Erases what a conversation or a person left: the one place where rows of the logs are deleted.
+//!
+//! The logs refuse a delete by anybody but the role `wakeful_retention`, so an erasure takes that role for the length of each
+//! transaction. The first transaction decides and deletes the sessions and their jobs. After it no worker can write there, and the receipt names what is left. The log rows follow in transactions of at most
+//! [`BATCH`] rows, then the blobs that nothing else points at. An erasure that dies is continued by the next one.
+
+mod blobs;
+mod holds;
+
+pub use holds::Hold;
+
+use crate::pool::Transaction;
+use crate::{Error, Result, Store};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use sha2::{Digest, Sha256};
+use sqlx::{AssertSqlSafe, PgConnection};
+use std::collections::BTreeMap;
+use uuid::Uuid;
+
+/// The most rows that one transaction deletes from a log.
+const BATCH: i64 = 1000;
+
+/// The role that may delete.
+const ROLE: &str = "wakeful_retention";
+
+/// What is deleted in batches, after the conversation's own row: each table with the column that names its owner.
+const BY_CONVERSATION: [&str; 4] = ["conversation_records", "deliveries", "session_runs", "mails"];
+const BY_SESSION: [&str; 6] =
+    ["session_events", "session_steps", "session_inbox", "generations", "generation_chunks", "tool_calls"];
+
+/// Whose data is erased.
+#[derive(Clone, Debug)]
+pub enum Subject {
+    /// A conversation, as stored: `space/id`.
+    Conversation(String),
+    /// A person: a mail address or a user id.
+    Person {
+        /// The address or the id.
+        name: String,
+        /// Conversations in which others wrote too are erased as well.
+        shared: bool,
+    },
+}
+
+/// What an erasure takes, or took.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Erasure {
+    /// The receipt. `None` for a dry run, or when there was nothing.
+    pub erasure_id: Option<String>,
+    /// Conversations, with their forks, the imports of their sessions, and all that came from those.
+    pub conversations: Vec<String>,
+    pub sessions: Vec<String>,
+    /// Rows by table. A dry run says how many there are.
+    pub rows: BTreeMap<String, i64>,
+    /// What stays, and why.
+    pub stays: Vec<String>,
+}
+
+/// What is left to do after the first transaction.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+struct Pending {
+    conversations: Vec<String>,
+    sessions: Vec<String>,
+    /// Blobs that these rows point at. Others may, too.
+    blobs: Vec<String>,
+    rows: BTreeMap<String, i64>,
+}
+
+impl Store {
+    /// Says what [`Store::erase`] would take. Writes nothing.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] when there is nothing, [`Error::Database`].
+    pub async fn plan_erasure(&self, space: &str, subject: &Subject) -> Result<Erasure> {
+        let mut tx = self.pool.begin().await?;
+        let mut erasure = find(&mut tx, space, subject).await?;
+        let of_ids = |erasure: &Erasure| (erasure.conversations.clone(), erasure.sessions.clone());
+        let (conversations, sessions) = of_ids(&erasure);
+        let owned = BY_CONVERSATION.map(|table| (table, "conversation_id", &conversations));
+        let by_session = BY_SESSION.map(|table| (table, "session_id", &sessions));
+        let seeds = [("session_seed_messages", "session_id", &sessions)];
+        for (table, column, ids) in owned.into_iter().chain(by_session).chain(seeds) {
+            let count = format!("select count(*) from {table} where {column} = any($1)");
+            let count: i64 = sqlx::query_scalar(AssertSqlSafe(count)).bind(ids).fetch_one(&mut *tx).await?;
+            erasure.rows.insert(table.to_owned(), count);
+        }
+        erasure.rows.insert("conversation_counters".to_owned(), conversations.len() as i64);
+        erasure.rows.insert("conversation_sessions".to_owned(), sessions.len() as i64);
+        let blobs = blobs::candidates(&mut tx, &conversations, &sessions).await?;
+        erasure.rows.insert("blobs".to_owned(), blobs.len() as i64);
+        erasure
+            .stays
+            .push("blobs that other conversations point at too: the number above counts them".to_owned());
+        tx.rollback().await?;
+        Ok(erasure)
+    }
+
+    /// Erases it. First finishes erasures that died on their way.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] when there is nothing. [`Error::NotErased`] when a hold forbids it, a session is at work, or this
+    /// user of the database may not take the role `wakeful_retention`. [`Error::Database`].
+    pub async fn erase(&self, space: &str, subject: &Subject) -> Result<Erasure> {
+        self.finish_erasures().await?;
+        self.erase_now(space, subject).await.map_err(explained)
+    }
+
+    async fn erase_now(&self, space: &str, subject: &Subject) -> Result<Erasure> {
+        let mut tx = self.retention().await?;
+        let mut erasure = find(&mut tx, space, subject).await?;
+        holds::check(&mut tx, space, &erasure.conversations, subject).await?;
+        let mut pending = Pending {
+            conversations: erasure.conversations.clone(),
+            sessions: erasure.sessions.clone(),
+            blobs: blobs::candidates(&mut tx, &erasure.conversations, &erasure.sessions).await?,
+            rows: BTreeMap::new(),
+        };
+        detach(&mut tx, &mut pending, subject, space).await?;
+        let erasure_id = format!("erase_{}", Uuid::now_v7().simple());
+        sqlx::query!(
+            "select begin_erasure($1, $2, $3, $4)",
+            erasure_id,
+            space,
+            subject_sha256(subject),
+            json!(pending)
+        )
+        .execute(&mut *tx)
+        .await?;
+        tx.commit().await?;
+        crate::failpoint!("E1");
+        erasure.rows = self.finish_erasure(&erasure_id, pending).await?;
+        erasure.erasure_id = Some(erasure_id);
+        Ok(erasure)
+    }
+
+    /// Finishes the erasures that died on their way, and returns their sessions.
+    ///
+    /// # Errors
+    /// As for [`Store::erase`].
+    pub async fn finish_erasures(&self) -> Result<Vec<String>> {
+        let unfinished = sqlx::query!(
+            r#"select erasure_id, pending as "pending!" from erasures where pending is not null order by erasure_id"#
+        )
+        .fetch_all(&self.pool)
+        .await?;
+        let mut sessions = Vec::new();
+        for row in unfinished {
+            let pending: Pending = serde_json::from_value(row.pending)
+                .map_err(|error| Error::Corrupt { what: "erasure", reason: error.to_string() })?;
+            sessions.extend(pending.sessions.iter().cloned());
+            self.finish_erasure(&row.erasure_id, pending).await?;
+        }
+        Ok(sessions)
+    }
+
+    async fn finish_erasure(&self, erasure_id: &str, pending: Pending) -> Result<BTreeMap<String, i64>> {
+        let mut rows = pending.rows;
+        // A conversation of the same name may go on meanwhile, with other sessions.
+        let owned = BY_CONVERSATION.map(|table| (table, "conversation_id = any($1) and"));
+        for (table, owner) in
+            owned.into_iter().chain(BY_SESSION.map(|table| (table, "$1::text[] is not null and")))
+        {
+            let delete = format!(
+                "delete from {table}
+                where ctid in (select ctid from {table} where {owner} session_id = any($2) limit $3)"
+            );
+            loop {
+                let mut tx = self.retention().await?;
+                let delete = sqlx::query(AssertSqlSafe(delete.clone()));
+                let delete = delete.bind(&pending.conversations).bind(&pending.sessions).bind(BATCH);
+                let deleted = delete.execute(&mut *tx).await?.rows_affected();
+                tx.commit().await?;
+                *rows.entry(table.to_owned()).or_default() += deleted as i64;
+                if deleted < BATCH as u64 {
+                    break;
+                }
+            }
+        }
+        let mut tx = self.retention().await?;
+        rows.insert("blobs".to_owned(), blobs::delete_unused(&mut tx, &pending.blobs).await?);
+        // The numbers of its messages were kept until its messages were gone. One that went on stays.
+        let counters = sqlx::query!(
+            "delete from conversation_counters c
+            where conversation_id = any($1) and open_run_id is null
+                and not exists (select from conversation_sessions s where s.conversation_id = c.conversation_id)",
+            &pending.conversations
+        );
+        let counters = counters.execute(&mut *tx).await?.rows_affected();
+        rows.insert("conversation_counters".to_owned(), counters as i64);
+        sqlx::query!("select end_erasure($1, $2)", erasure_id, json!(rows)).execute(&mut *tx).await?;
+        tx.commit().await?;
+        Ok(rows)
+    }
+
+    /// Begins a transaction in the role that may delete.
+    async fn retention(&self) -> Result<Transaction> {
+        let mut tx = self.pool.begin().await?;
+        let taken = sqlx::query(AssertSqlSafe(format!("set local role {ROLE}"))).execute(&mut *tx).await;
+        taken.map_err(|error| explained(error.into()))?;
+        Ok(tx)
+    }
+}
+
+/// Says what is missing if the database does not let us: the role, membership in it, or its rights.
+fn explained(error: Error) -> Error {
+    match error {
+        Error::Database(sqlx::Error::Database(error))
+            if matches!(error.code().as_deref(), Some("22023" | "42704" | "42501")) =>
+        {
+            Error::NotErased {
+                reason: format!(
+                    "{error}. Only the role {ROLE} may delete from the logs: run deploy/roles.sql, and let this user of the \
+                     database take the role: grant {ROLE} to …"
+                ),
+            }
+        }
+        error => error,
+    }
+}
+
+/// Finds the conversations, and what came from them.
+async fn find(tx: &mut PgConnection, space: &str, subject: &Subject) -> Result<Erasure> {
+    let mut stays = vec![
+        "what has left: mails and messages that were sent, files of exported bundles, backups of the database and its WAL"
+            .to_owned(),
+        "the receipt, which has a hash of the name and counts".to_owned(),
+    ];
+    let (what, id, roots) = match subject {
+        Subject::Conversation(id) => {
+            let rows = sqlx::query!(
+                "select conversation_id, parent_conversation_id from conversation_counters
+                where conversation_id = $1 and space_id = $2",
+                id,
+                space
+            )
+            .fetch_all(&mut *tx)
+            .await?;
+            for parent in rows.iter().filter_map(|row| row.parent_conversation_id.as_deref()) {
+                stays.push(format!(
+                    "{parent}, which this conversation was forked from: erase it by its own name"
+                ));
+            }
+            ("conversation", id, rows.into_iter().map(|row| row.conversation_id).collect())
+        }
+        Subject::Person { name, shared } => {
+            let found = holds::conversations_of(tx, space, name).await?;
+            let (others, own): (Vec<_>, Vec<_>) = found.into_iter().partition(|one| one.others && !shared);
+            for one in others {
+                stays.push(format!(
+                    "{}, in which others wrote too: --shared erases it as well",
+                    one.conversation_id
+                ));
+            }
+            ("person", name, own.into_iter().map(|one| one.conversation_id).collect::<Vec<_>>())
+        }
+    };
+    let conversations = sqlx::query_scalar!(
+        r#"with recursive tree (id) as (
+            select unnest($1::text[])
+            union
+            select found.conversation_id
+            from tree
+            cross join lateral (
+                select conversation_id from conversation_counters where parent_conversation_id = tree.id
+                union all
+                select copy.conversation_id
+                from conversation_sessions original
+                join conversation_sessions copy on copy.imported_from ->> 'session_id' = original.session_id
+                where original.conversation_id = tree.id
+            ) found
+        )
+        select id as "id!" from tree order by id"#,
+        &roots
+    )
+    .fetch_all(&mut *tx)
+    .await?;
+    let dropped = match subject {
+        Subject::Person { name, .. } => {
+            let naming = sqlx::query_scalar!(
+                r#"select c.conversation_id
+                from conversation_counters c
+                where space_id = $1 and conversation_id <> all($3)
+                    and (exists (select from conversation_records r
+                            where r.conversation_id = c.conversation_id
+                                and position(lower($2) in lower(r.content::text)) > 0)
+                        or exists (select from deliveries d
+                            where d.conversation_id = c.conversation_id
+                                and position(lower($2) in lower(d.content::text)) > 0))
+                order by 1
+                limit 100"#,
+                space,
+                name,
+                &conversations
+            )
+            .fetch_all(&mut *tx)
+            .await?;
+            stays.extend(naming.into_iter().map(|id| {
+                format!(
+                    "{id}, in which {name} did not write, but which names {name}: erase it by its own name"
+                )
+            }));
+            sqlx::query_scalar!(
+                r#"select count(*) as "count!" from mails where space_id = $1 and lower(from_address) = lower($2) and dropped is not null"#,
+                space,
+                name
+            )
+            .fetch_one(&mut *tx)
+            .await?
+        }
+        Subject::Conversation(_) => 0,
+    };
+    if conversations.is_empty() && dropped == 0 {
+        return Err(Error::NotFound { what, id: id.clone() });
+    }
+    let sessions = sqlx::query_scalar!(
+        "select session_id from conversation_sessions where conversation_id = any($1) order by session_id",
+        &conversations
+    )
+    .fetch_all(&mut *tx)
+    .await?;
+    let mut rows = BTreeMap::new();
+    if dropped > 0 {
+        rows.insert("mails that no agent saw".to_owned(), dropped);
+    }
+    Ok(Erasure { erasure_id: None, conversations, sessions, rows, stays })
+}
+
+/// Locks the conversations, and deletes the rows that workers and callers go by: sessions and jobs, in the order of the locks.
+async fn detach(tx: &mut PgConnection, pending: &mut Pending, subject: &Subject, space: &str) -> Result<()> {
+    let at_work = |what: &str| Error::NotErased {
+        reason: format!(
+            "{what} is at work: wait for it, or end it with `wakeful session cancel`, and erase then"
+        ),
+    };
+    let ids = &pending.conversations;
+    // The rest waits for these locks.
+    let idle =
+        sqlx::query_scalar!(r#"select lock_for_erasure($1) as "count!""#, ids).fetch_one(&mut *tx).await?;
+    if idle != ids.len() as i64 {
+        return Err(at_work("one of the conversations"));
+    }
+    let seeds =
+        sqlx::query!("delete from session_seed_messages where session_id = any($1)", &pending.sessions);
+    let seeds = seeds.execute(&mut *tx).await?.rows_affected();
+    // A session that began since `find` looked has a conversation whose row was there, so it waits for us, or we see it here.
+    let sessions = sqlx::query_scalar!(
+        "delete from conversation_sessions
+        where conversation_id = any($1) and session_id = any($2) and status not in ('queued', 'running')
+        returning session_id",
+        ids,
+        &pending.sessions
+    )
+    .fetch_all(&mut *tx)
+    .await?;
+    let left = sqlx::query_scalar!(
+        "select session_id from conversation_sessions where conversation_id = any($1) limit 1",
+        ids
+    );
+    if let Some(left) = left.fetch_optional(&mut *tx).await? {
+        return Err(at_work(&format!("session {left}")));
+    }
+    let jobs = sqlx::query!(
+        "delete from jobs where conversation_id = any($1) and (lease is null or run_at < clock_timestamp())",
+        ids
+    )
+    .execute(&mut *tx)
+    .await?
+    .rows_affected();
+    let leased = sqlx::query_scalar!("select job_id from jobs where conversation_id = any($1) limit 1", ids);
+    if leased.fetch_optional(&mut *tx).await?.is_some() {
+        return Err(at_work("a message that is being sent"));
+    }
+    let mut rows = vec![
+        ("session_seed_messages", seeds),
+        ("conversation_sessions", sessions.len() as u64),
+        ("jobs", jobs),
+    ];
+    if let Subject::Person { name, .. } = subject {
+        let mails = sqlx::query!(
+            "delete from mails where space_id = $1 and lower(from_address) = lower($2) and dropped is not null",
+            space,
+            name
+        );
+        rows.push(("mails", mails.execute(&mut *tx).await?.rows_affected()));
+    }
+    pending.rows = rows.into_iter().map(|(table, count)| (table.to_owned(), count as i64)).collect();
+    Ok(())
+}
+
+fn subject_sha256(subject: &Subject) -> String {
+    let text = match subject {
+        Subject::Conversation(id) => format!("conversation:{id}"),
+        Subject::Person { name, .. } => format!("person:{}", name.to_lowercase()),
+    };
+    hex::encode(Sha256::digest(text))
+}

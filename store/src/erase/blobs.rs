@@ -1,0 +1,81 @@
+//! Which blobs an erasure takes: those that the erased rows point at, and no other row.
+
+use crate::Result;
+use sqlx::PgConnection;
+
+/// Returns the blobs that rows of these conversations and sessions name. A pointer is a SHA-256 in hex wherever it stands, so
+/// a kind of pointer that this code does not know is found too.
+pub(super) async fn candidates(
+    tx: &mut PgConnection,
+    conversations: &[String],
+    sessions: &[String],
+) -> Result<Vec<String>> {
+    let found = sqlx::query_scalar!(
+        r#"select distinct b.sha256
+        from (
+            select concat(content::text, details::text) as text from conversation_records where conversation_id = any($1)
+            union all
+            select content::text from deliveries where conversation_id = any($1)
+            union all
+            select payload::text from session_events where session_id = any($2)
+            union all
+            select attachments::text from session_inbox where session_id = any($2) and attachments is not null
+            union all
+            select concat(outcome::text, receipt::text) from tool_calls where session_id = any($2)
+            union all
+            select concat(prefix_sha256, state::text, initial_state::text) from conversation_sessions
+            where session_id = any($2)
+        ) rows
+        cross join lateral regexp_matches(rows.text, '[0-9a-f]{64}', 'g') as named
+        join blobs b on b.sha256 = named[1]
+        order by b.sha256"#,
+        conversations,
+        sessions
+    )
+    .fetch_all(tx)
+    .await?;
+    Ok(found)
+}
+
+/// Deletes those of `blobs` that no row names any more, and returns how many. Reads every row that may name one, so it takes
+/// a time that grows with the database; nobody stores a blob meanwhile.
+pub(super) async fn delete_unused(tx: &mut PgConnection, blobs: &[String]) -> Result<i64> {
+    // The prefix of a session is the agent's, which most sessions share.
+    let of_sessions = sqlx::query_scalar!(
+        r#"select distinct prefix_sha256 as "sha256!" from conversation_sessions where prefix_sha256 = any($1)"#,
+        blobs
+    )
+    .fetch_all(&mut *tx)
+    .await?;
+    let blobs: Vec<&String> = blobs.iter().filter(|blob| !of_sessions.contains(blob)).collect();
+    if blobs.is_empty() {
+        return Ok(0);
+    }
+    // Who stored such a blob and has not committed the row that names it holds a lock that this waits for.
+    sqlx::query!("lock table blobs in share row exclusive mode").execute(&mut *tx).await?;
+    let deleted = sqlx::query!(
+        r#"delete from blobs
+        where sha256 = any($1)
+            and sha256 not in (
+                select named[1]
+                from (
+                    select concat(content::text, details::text) as text from conversation_records
+                    union all
+                    select content::text from deliveries
+                    union all
+                    select payload::text from session_events
+                    union all
+                    select attachments::text from session_inbox where attachments is not null
+                    union all
+                    select concat(outcome::text, receipt::text) from tool_calls
+                    union all
+                    select concat(prefix_sha256, state::text, initial_state::text) from conversation_sessions
+                ) rows
+                cross join lateral regexp_matches(rows.text, '[0-9a-f]{64}', 'g') as named
+            )"#,
+        &blobs as &[&String]
+    )
+    .execute(tx)
+    .await?;
+    Ok(deleted.rows_affected() as i64)
+}

@@ -1,0 +1,155 @@
+//! Legal holds, and which conversations are a person's.
+
+use super::Subject;
+use crate::{Error, Result, Store};
+use chrono::{DateTime, Utc};
+use serde::Serialize;
+use sqlx::PgConnection;
+
+/// A legal hold.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Hold {
+    pub hold_id: String,
+    pub conversation_id: Option<String>,
+    pub person: Option<String>,
+    pub reason: String,
+    pub placed_at: DateTime<Utc>,
+    pub released_at: Option<DateTime<Utc>>,
+}
+
+/// A conversation in which a person wrote, or that began with a mail to the person.
+#[derive(Clone, Debug)]
+pub(super) struct Found {
+    pub conversation_id: String,
+    /// Others wrote there too.
+    pub others: bool,
+}
+
+impl Store {
+    /// Places a hold and returns its id. What it covers need not exist yet.
+    ///
+    /// # Errors
+    /// [`Error::Database`].
+    pub async fn place_hold(&self, space: &str, subject: &Subject, reason: &str) -> Result<String> {
+        let (conversation_id, person) = match subject {
+            Subject::Conversation(id) => (Some(id), None),
+            Subject::Person { name, .. } => (None, Some(name.to_lowercase())),
+        };
+        Ok(sqlx::query_scalar!(
+            "insert into legal_holds (space_id, conversation_id, person, reason) values ($1, $2, $3, $4) returning hold_id",
+            space,
+            conversation_id,
+            person,
+            reason
+        )
+        .fetch_one(&self.pool)
+        .await?)
+    }
+
+    /// Releases a hold.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] if no such hold stands, [`Error::Database`].
+    pub async fn release_hold(&self, space: &str, hold_id: &str) -> Result<()> {
+        let released = sqlx::query!(
+            "update legal_holds set released_at = clock_timestamp()
+            where space_id = $1 and hold_id = $2 and released_at is null",
+            space,
+            hold_id
+        )
+        .execute(&self.pool)
+        .await?;
+        if released.rows_affected() == 0 {
+            return Err(Error::NotFound { what: "hold", id: hold_id.to_owned() });
+        }
+        Ok(())
+    }
+
+    /// Returns the holds, those that stand first.
+    ///
+    /// # Errors
+    /// [`Error::Database`].
+    pub async fn legal_holds(&self, space: &str) -> Result<Vec<Hold>> {
+        Ok(sqlx::query_as!(
+            Hold,
+            "select hold_id, conversation_id, person, reason, placed_at, released_at from legal_holds
+            where space_id = $1
+            order by released_at is not null, placed_at desc, hold_id
+            limit 1000",
+            space
+        )
+        .fetch_all(&self.pool)
+        .await?)
+    }
+}
+
+/// Refuses if a hold covers one of the conversations, a person who wrote there, or the person who is to be erased.
+pub(super) async fn check(
+    tx: &mut PgConnection,
+    space: &str,
+    conversations: &[String],
+    subject: &Subject,
+) -> Result<()> {
+    let name = match subject {
+        Subject::Conversation(_) => None,
+        Subject::Person { name, .. } => Some(name),
+    };
+    let held = sqlx::query!(
+        "select hold_id, reason from legal_holds h
+        where space_id = $1 and released_at is null
+            and (conversation_id = any($2)
+                or person = lower($3)
+                or person in (
+                    select lower(i.sender) from session_inbox i
+                    join conversation_sessions s using (session_id)
+                    where s.conversation_id = any($2))
+                or person in (select lower(from_address) from mails where conversation_id = any($2)))
+        order by placed_at
+        limit 1",
+        space,
+        conversations,
+        name
+    )
+    .fetch_optional(tx)
+    .await?;
+    match held {
+        Some(held) => {
+            Err(Error::NotErased { reason: format!("the hold {} stands: {}", held.hold_id, held.reason) })
+        }
+        None => Ok(()),
+    }
+}
+
+/// Finds the conversations in which the person wrote, or that began with a mail that named the person.
+pub(super) async fn conversations_of(tx: &mut PgConnection, space: &str, name: &str) -> Result<Vec<Found>> {
+    Ok(sqlx::query_as!(
+        Found,
+        r#"with mine as (
+            select s.conversation_id
+            from session_inbox i
+            join conversation_sessions s using (session_id)
+            where s.space_id = $1 and lower(i.sender) = lower($2)
+            union
+            select conversation_id from mails
+            where space_id = $1 and lower(from_address) = lower($2) and conversation_id is not null
+            union
+            select conversation_id from conversation_sessions
+            where space_id = $1 and policy -> 'participants' ? lower($2)
+        )
+        select mine.conversation_id as "conversation_id!",
+            exists (
+                select from session_inbox i
+                join conversation_sessions s using (session_id)
+                where s.conversation_id = mine.conversation_id and i.sender is not null and lower(i.sender) <> lower($2)
+            ) or exists (
+                select from mails m
+                where m.conversation_id = mine.conversation_id and lower(m.from_address) <> lower($2)
+            ) as "others!"
+        from mine
+        order by 1"#,
+        space,
+        name
+    )
+    .fetch_all(tx)
+    .await?)
+}
