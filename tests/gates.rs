@@ -1,5 +1,6 @@
 //! A provider is down. No run fails for it, the fleet hardly calls it, and work goes on in order when it is back.
 
+use crate::support::checker::check;
 use crate::support::client::texts;
 use crate::support::{Answer, Client, Database, ModelServer, Options, Process, eventually};
 use serde_json::{Value, json};
@@ -145,7 +146,8 @@ async fn when_the_holder_of_the_probe_is_killed_another_one_probes() {
     .await;
     // The last call before may have failed while the provider came back, so look for the process that has the job.
     let pid: i64 = eventually("the holder", || async {
-        let holder = "select coalesce(max(w.pid), 0)::bigint from workers w join jobs j on j.worker_id = w.worker_id
+        let holder =
+            "select coalesce(max(w.pid), 0)::bigint from workers w join jobs j on j.worker_id = w.worker_id
             join provider_gates g on g.probe_job = j.job_id
             where j.lease is not null and g.probe_until > clock_timestamp() and $1 <> ''";
         Some(count(&database, holder).await).filter(|pid| *pid != 0)
@@ -156,7 +158,10 @@ async fn when_the_holder_of_the_probe_is_killed_another_one_probes() {
         if i64::from(first.pid()) == pid { (first, second) } else { (second, first) };
     holder.kill();
     model.asked(asked + 1).await;
-    assert_eq!(count(&database, "select count(*) from provider_gates where phase = 'shut' and $1 <> ''").await, 1);
+    assert_eq!(
+        count(&database, "select count(*) from provider_gates where phase = 'shut' and $1 <> ''").await,
+        1
+    );
     model.release();
     for id in ids {
         client.wait_for(&id, "completed").await;
@@ -281,4 +286,32 @@ async fn each_failed_attempt_is_seen_while_the_run_goes_on() {
     let tail = said(&options, &database, &["session", "tail", &id, "--after", "0"]).await;
     assert!(tail.contains("attempt 2 of 3 of openai/test: ") && tail.contains("next in"), "{tail}");
     assert!(process.terminate().success());
+}
+
+#[tokio::test]
+async fn an_empty_reply_is_asked_about_once_in_other_words_or_accepted() {
+    for (setting, empty, calls, said) in [
+        ("ask_again", 1, 2, vec!["", "Here I am."]),
+        ("ask_again", 9, 2, vec!["", ""]),
+        ("accept", 9, 1, vec![""]),
+    ] {
+        let database = Database::new().await;
+        let model =
+            ModelServer::start(move |_, number| Answer::text(if number < empty { "" } else { "Here I am." }))
+                .await;
+        let options = options(&model, &format!("on_empty_reply = \"{setting}\""));
+        let process = options.serve(&database).await;
+        let client = process.client();
+        let id = post(&client, "c1").await;
+        let session = client.wait_for(&id, "completed").await;
+        assert_eq!(texts(&session, "assistant"), said, "{setting}");
+        let bodies = model.bodies();
+        assert_eq!(bodies.len(), calls, "{setting} {empty}");
+        if calls == 2 {
+            assert!(bodies[1].contains("Your last reply was empty") && bodies[0] != bodies[1], "{bodies:?}");
+        }
+        assert_eq!(session["total_output_tokens"], json!(10 * calls), "every call is paid for and counted");
+        check(&database, &id, &[]).await;
+        assert!(process.terminate().success());
+    }
 }

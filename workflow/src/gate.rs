@@ -108,7 +108,8 @@ impl Gate {
         match seen {
             Seen::Success { probe } => self.after_success(probe),
             Seen::Fault { probe, retry_after_ms } => {
-                let asked = retry_after_ms.map(|ms| i64::try_from(ms).unwrap_or(i64::MAX).min(LONGEST_WAIT_MS));
+                let asked =
+                    retry_after_ms.map(|ms| i64::try_from(ms).unwrap_or(i64::MAX).min(LONGEST_WAIT_MS));
                 self.after_fault(probe, asked, now_ms, policy)
             }
         }

@@ -350,7 +350,8 @@ impl News {
     }
 
     async fn try_receive(&self, store: &Store, faults: &mut i32) -> Result<Infallible, Lost> {
-        let mut listener = ProvenListener::connect(store, &[JOBS, SESSIONS, GATES, schedule::CHANNEL]).await?;
+        let mut listener =
+            ProvenListener::connect(store, &[JOBS, SESSIONS, GATES, schedule::CHANNEL]).await?;
         *faults = 0;
         // Postgres does not repeat notifications that were sent while we did not listen. So wake every waiter once.
         self.tell(JOBS, "");

@@ -15,11 +15,11 @@ use crate::telemetry;
 use crate::watchdog::UNYIELDING;
 use apalis::prelude::{BoxDynError, Data};
 use futures::FutureExt;
+use provider::{Routed, Troubles};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::{Instrument, Span, debug, warn};
-use provider::{Routed, Troubles};
 use tries::RetryCounts;
 use wakeful_store::Error;
 use wakeful_store::queue::{self, Job, Kind};
@@ -32,9 +32,6 @@ use wakeful_workflow::id::{GenerationId, SessionId};
 use wakeful_workflow::plan::{Action, Stop, in_context, plan};
 use wakeful_workflow::replay::has_recorded_replies;
 use wakeful_workflow::session::Session;
-
-/// Claims without progress after which the run of an unreadable session fails.
-const UNREADABLE_ATTEMPTS: i64 = 5;
 
 /// How a claim ends.
 #[derive(Debug, PartialEq)]
@@ -113,6 +110,7 @@ async fn work(ctx: &Ctx, job: &Job) -> ClaimEnd {
             Err(error) if error.is_transient() && job.lease.is_live() => {
                 faults += 1;
                 warn!(%error, "A database fault interrupted the step; trying again");
+                tries::note(ctx, job, faults, &error).await;
                 tokio::time::sleep(queue::delay(faults, None)).await;
             }
             // The job's session does not exist, so there is nothing to do.
@@ -125,7 +123,7 @@ async fn work(ctx: &Ctx, job: &Job) -> ClaimEnd {
                     }
                 };
             }
-            Err(error @ Error::Corrupt { .. }) if counts.tries.stuck >= UNREADABLE_ATTEMPTS => {
+            Err(error) if counts.tries.stuck >= tries::most(&error) => {
                 return give_up(ctx, job, session_id, &error).await;
             }
             Err(error) => {
@@ -135,12 +133,10 @@ async fn work(ctx: &Ctx, job: &Job) -> ClaimEnd {
     }
 }
 
-/// Fails the run of a session that cannot be read. Its agent is unknown then, so [`UNREADABLE_ATTEMPTS`]
-/// applies instead of the agent's own limit.
+/// Fails the run of a session that cannot be read or written. Its agent may be unknown, so [`tries::most`] applies
+/// instead of the agent's own limit.
 async fn give_up(ctx: &Ctx, job: &Job, session_id: &str, error: &wakeful_store::Error) -> ClaimEnd {
-    let reason = format!(
-        "the session cannot be read: {error}. Remedy: repair the row that the error names, then retry the session"
-    );
+    let reason = tries::hopeless(error);
     match ctx.store.give_up(&job.lease, session_id, &reason).await {
         Ok(true) => {
             warn!(session.id = session_id, %error, "Failed the run: its session cannot be read");
@@ -455,10 +451,11 @@ async fn decide(
         }
         Err(Unperformed::Store(error)) => return Err(error),
         Err(Unperformed::Fault(fault)) => {
-            let stop = match provider::after_fault(ctx, job, session, (configured, way), fault, counts).await? {
-                Ok(end) => return Ok(Decided::End(end)),
-                Err(fault) => fault,
-            };
+            let stop =
+                match provider::after_fault(ctx, job, session, (configured, way), fault, counts).await? {
+                    Ok(end) => return Ok(Decided::End(end)),
+                    Err(fault) => fault,
+                };
             // The failed call began after the session was read. Read it now: the closing commit journals its
             // end.
             ctx.store.refresh(session).await?;

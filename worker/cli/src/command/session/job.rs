@@ -1,16 +1,38 @@
-//! What a step's job waits for when the reason is not a worker: a provider's outage, or the command of a replay.
+//! What a step's job waits for when the reason is not a worker: a provider's outage, or the command of a replay. And what
+//! `session why` says of anything: a finding.
 
 use super::super::output::{age, span};
-use super::why::{Finding, Surroundings};
 use chrono::{DateTime, Utc};
+use serde::Serialize;
 use serde_json::Value;
 use wakeful_store::standing::JobView;
+
+/// Facts from outside the session's own rows.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Surroundings {
+    /// Workers whose heartbeat is fresh.
+    pub workers_alive: usize,
+    /// A worker without a heartbeat for longer than this counts as dead.
+    pub silent_after_s: f64,
+    /// Attempts at one step after which the run fails. `None` if this configuration does not know the agent.
+    pub attempts: Option<i64>,
+    /// Seconds of a provider's outage after which the run fails. `None` if this configuration does not know the agent.
+    pub outage_s: Option<f64>,
+}
+
+/// A reason, and what to do about it. No remedy means that nothing needs to be done.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct Finding {
+    pub why: String,
+    pub remedy: Option<String>,
+}
 
 /// Explains a job that a provider's outage holds up. `None`: none does, or a worker has the job.
 pub(super) fn of_outage(job: &JobView, around: Surroundings) -> Option<Finding> {
     let lasted = job.outage_s.filter(|_| !job.leased)?;
     let step = job.step_number.unwrap_or(0);
-    let last = job.last_error.as_deref().map(|error| format!(" Last error: {}.", error.trim_end_matches('.')));
+    let last =
+        job.last_error.as_deref().map(|error| format!(" Last error: {}.", error.trim_end_matches('.')));
     let last = last.unwrap_or_default();
     let calls = match job.outage_faults {
         0 => String::new(),
@@ -27,7 +49,9 @@ pub(super) fn of_outage(job: &JobView, around: Surroundings) -> Option<Finding> 
                 Some(_) => "a probe is under way or due".to_owned(),
                 None => "it is back, and the waiting sessions go on in their order".to_owned(),
             };
-            format!("Step {step} waits for provider {provider}, which has failed for {since}: {next}.{last}{calls}{end}")
+            format!(
+                "Step {step} waits for provider {provider}, which has failed for {since}: {next}.{last}{calls}{end}"
+            )
         }
         None if job.due_in_s > 0.0 => format!(
             "The provider has failed for {}; step {step} is tried again in {}.{last}{calls}{end}",
@@ -55,7 +79,8 @@ pub(super) fn note(job: &Value) -> Option<String> {
     }
     let error = job["last_error"].as_str()?;
     let next = time("run_at").filter(|at| *at > Utc::now())?;
-    let failed = job["outage_faults"].as_i64().filter(|faults| *faults > 0).or(job["stuck"].as_i64()).unwrap_or(1);
+    let failed =
+        job["outage_faults"].as_i64().filter(|faults| *faults > 0).or(job["stuck"].as_i64()).unwrap_or(1);
     Some(format!("retrying, {failed} failed: {}; next in {}", error.trim_end_matches('.'), ahead(next)))
 }
 
@@ -85,7 +110,6 @@ pub(super) fn of_replay(job: &JobView, session_id: &str) -> Finding {
     }
 }
 
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -98,9 +122,14 @@ mod tests {
         let waits = json!({"leased": false, "waits_for": "openai", "provider_down_since": at(-185), "next_probe_at": at(9),
             "last_error": "x"});
         let note_of = |job: &Value| note(job).unwrap_or_default();
-        assert!(note_of(&waits).starts_with("waits for openai, which has failed for 3m"), "{}", note_of(&waits));
+        assert!(
+            note_of(&waits).starts_with("waits for openai, which has failed for 3m"),
+            "{}",
+            note_of(&waits)
+        );
         assert!(note_of(&waits).contains("next probe in"), "{}", note_of(&waits));
-        let retries = json!({"leased": false, "stuck": 3, "outage_faults": 0, "last_error": "503.", "run_at": at(9)});
+        let retries =
+            json!({"leased": false, "stuck": 3, "outage_faults": 0, "last_error": "503.", "run_at": at(9)});
         assert!(note_of(&retries).starts_with("retrying, 3 failed: 503; next in"), "{}", note_of(&retries));
         assert_eq!(note(&json!({"leased": true, "last_error": "503", "run_at": at(9)})), None);
         assert_eq!(note(&json!({"leased": false, "last_error": null, "run_at": at(9)})), None);

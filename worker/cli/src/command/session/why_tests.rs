@@ -6,7 +6,8 @@ use wakeful_workflow::mail::policy::Exchange;
 use wakeful_workflow::session::{DebugMeta, Totals};
 use wakeful_workflow::trigger::TriggerSource;
 
-const AROUND: Surroundings = Surroundings { workers_alive: 2, silent_after_s: 30.0, attempts: Some(5) , outage_s: Some(21_600.0)};
+const AROUND: Surroundings =
+    Surroundings { workers_alive: 2, silent_after_s: 30.0, attempts: Some(5), outage_s: Some(21_600.0) };
 
 fn standing(status: &str) -> Standing {
     let session = SessionSummary {
@@ -147,7 +148,9 @@ fn a_step_that_waits_for_its_provider_says_since_when_and_what_comes_next() {
     (waiting.waits_for, waiting.provider_down_s) = (Some("openai".into()), Some(120.0));
     waiting.next_probe_in_s = Some(9.0);
     let text = first(&waits, AROUND);
-    for part in ["provider openai", "failed for 2m", "next probe is in 9s", "503", "2 calls failed", "fallback"] {
+    for part in
+        ["provider openai", "failed for 2m", "next probe is in 9s", "503", "2 calls failed", "fallback"]
+    {
         assert!(text.contains(part), "{part}: {text}");
     }
     waits.jobs[0].next_probe_in_s = None;

@@ -74,12 +74,18 @@ pub(super) struct Back {
 fn candidates<'a>(ctx: &Ctx, agent: &'a Agent, faults: i64) -> impl Iterator<Item = &'a str> {
     let models = 1 + agent.fallback.len();
     let turn = usize::try_from(faults / ctx.gates.policy.faults.max(1)).unwrap_or(0).min(models - 1);
-    let at = |index: usize| if index == 0 { agent.model.as_str() } else { agent.fallback[index - 1].as_str() };
+    let at =
+        |index: usize| if index == 0 { agent.model.as_str() } else { agent.fallback[index - 1].as_str() };
     (0..models).map(move |step| at((turn + step) % models))
 }
 
 /// Chooses the model of the step's next call. Asks the database only while a gate is shut.
-pub(super) async fn route<'a>(ctx: &'a Ctx, job: &Job, agent: &Agent, troubles: &Troubles) -> Result<Routed<'a>> {
+pub(super) async fn route<'a>(
+    ctx: &'a Ctx,
+    job: &Job,
+    agent: &Agent,
+    troubles: &Troubles,
+) -> Result<Routed<'a>> {
     let mut reason = None;
     for model in candidates(ctx, agent, troubles.outage.faults) {
         let admission = match ctx.plugins.models.gate_of(model) {
@@ -228,12 +234,10 @@ pub(super) fn retry_summary_later(session: &Session, performed: &Performed) -> O
 /// Gives the job back.
 pub(super) async fn set_back(ctx: &Ctx, job: &Job, back: &Back) {
     let Some(session_id) = job.session_id.as_deref().map(Into::into) else { return };
-    let wait = match &back.gate {
-        Some((gate, _)) => format!("it waits for {gate}"),
-        None => format!("trying again in {} ms", back.delay.as_millis()),
-    };
     if back.failed.is_some() {
-        warn!(session.id = %session_id, error = back.error, "The step failed; {wait}");
+        let gate = back.gate.as_ref().map(|(gate, _)| gate.as_str());
+        let delay_ms = gate.is_none().then(|| i64::try_from(back.delay.as_millis()).unwrap_or(i64::MAX));
+        warn!(session.id = %session_id, error = back.error, delay_ms, gate, "The step failed; trying again later");
     }
     let set_back = SetBack {
         error: &back.error,
