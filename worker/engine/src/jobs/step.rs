@@ -15,7 +15,7 @@ use crate::telemetry;
 use crate::watchdog::UNYIELDING;
 use apalis::prelude::{BoxDynError, Data};
 use futures::FutureExt;
-use provider::{Routed, Troubles};
+use provider::{Routed, Troubles, retry_summary_later};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -237,7 +237,7 @@ async fn run_steps(
         if let Performed::Stopped(Stop::Failed(fault)) = &performed {
             telemetry::failed(&Span::current(), fault.kind());
         }
-        let ends_claim = provider::retry_summary_later(&session, &performed);
+        let ends_claim = retry_summary_later(&session, &performed);
         let mut transition = advance::advance(&session, performed, policy);
         if let Ok(agent) = &agent {
             started = StartedCalls::with_commit(ctx, &job.lease, &session, agent, &mut transition);
@@ -382,7 +382,7 @@ async fn decide(
     let mut way = None;
     if matches!(action, Action::CallModel | Action::Compact) && !has_recorded_replies(session) {
         match provider::route(ctx, job, agent, &counts.troubles).await? {
-            Routed::Call(chosen) => way = Some(chosen),
+            Routed::Call(chosen) => way = Some(*chosen),
             Routed::Wait(end) => {
                 withdraw(ctx, job, &session.session_id, counts).await?;
                 return Ok(Decided::End(end));

@@ -55,7 +55,7 @@ pub(super) struct Way<'a> {
 }
 
 pub(super) enum Routed<'a> {
-    Call(Way<'a>),
+    Call(Box<Way<'a>>),
     Wait(ClaimEnd),
     Fail(Fault),
 }
@@ -100,7 +100,10 @@ pub(super) async fn route<'a>(
                 continue;
             }
         };
-        return Ok(Routed::Call(Way { agent: Agent { model: model.to_owned(), ..agent.clone() }, probe }));
+        return Ok(Routed::Call(Box::new(Way {
+            agent: Agent { model: model.to_owned(), ..agent.clone() },
+            probe,
+        })));
     }
     let (model, error) = reason.unwrap_or((&agent.model, None));
     let error = job.last_error.clone().or(error).unwrap_or_else(|| "the provider fails".to_owned());
