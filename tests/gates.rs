@@ -1,5 +1,6 @@
 //! A provider is down. No run fails for it, the fleet hardly calls it, and work goes on in order when it is back.
 
+use crate::support::checker::check;
 use crate::support::client::texts;
 use crate::support::{Answer, Client, Database, ModelServer, Options, Process, eventually};
 use serde_json::{Value, json};
@@ -285,4 +286,32 @@ async fn each_failed_attempt_is_seen_while_the_run_goes_on() {
     let tail = said(&options, &database, &["session", "tail", &id, "--after", "0"]).await;
     assert!(tail.contains("attempt 2 of 3 of openai/test: ") && tail.contains("next in"), "{tail}");
     assert!(process.terminate().success());
+}
+
+#[tokio::test]
+async fn an_empty_reply_is_asked_about_once_in_other_words_or_accepted() {
+    for (setting, empty, calls, said) in [
+        ("ask_again", 1, 2, vec!["", "Here I am."]),
+        ("ask_again", 9, 2, vec!["", ""]),
+        ("accept", 9, 1, vec![""]),
+    ] {
+        let database = Database::new().await;
+        let model =
+            ModelServer::start(move |_, number| Answer::text(if number < empty { "" } else { "Here I am." }))
+                .await;
+        let options = options(&model, &format!("on_empty_reply = \"{setting}\""));
+        let process = options.serve(&database).await;
+        let client = process.client();
+        let id = post(&client, "c1").await;
+        let session = client.wait_for(&id, "completed").await;
+        assert_eq!(texts(&session, "assistant"), said, "{setting}");
+        let bodies = model.bodies();
+        assert_eq!(bodies.len(), calls, "{setting} {empty}");
+        if calls == 2 {
+            assert!(bodies[1].contains("Your last reply was empty") && bodies[0] != bodies[1], "{bodies:?}");
+        }
+        assert_eq!(session["total_output_tokens"], json!(10 * calls), "every call is paid for and counted");
+        check(&database, &id, &[]).await;
+        assert!(process.terminate().success());
+    }
 }

@@ -423,3 +423,32 @@ async fn give_to_server(server: &Server, data: &Path) {
     chown(data, Some(owner.uid()), Some(owner.gid())).unwrap();
     server.run(&[&format!("create tablespace small location '{}'", data.display())]).await;
 }
+
+#[tokio::test]
+async fn a_database_that_fails_a_step_again_and_again_is_seen_and_after_a_while_the_run_fails() {
+    for (code, transient) in [("40001", true), ("XX000", false)] {
+        let mut world = World::new("refused", &["reserve"]).await;
+        let refuse = format!(
+            "create function refuse() returns trigger language plpgsql as $$
+            begin raise exception 'refused as told' using errcode = '{code}'; end $$;
+            create trigger refuse before insert on session_steps for each row execute function refuse();"
+        );
+        sqlx::raw_sql(AssertSqlSafe(refuse)).execute(&world.database.pool).await.unwrap();
+        let process = world.serve().await;
+        let client = process.client();
+        world.begin(&client).await;
+        // The next claim after this one is the last.
+        let seen = "select count(*) from jobs where last_error like '%refused as told%' and $1 <> ''";
+        eventually("the fault on the job's row", || async {
+            (world.database.value::<i64>(seen, "all").await == 1).then_some(())
+        })
+        .await;
+        if !transient {
+            sqlx::query("update jobs set stuck = 19").execute(&world.database.pool).await.unwrap();
+            let session = client.wait_for(&world.session_id, "failed").await;
+            let error = session["error"].as_str().unwrap();
+            assert!(error.contains("refused as told") && error.contains("Remedy:"), "{error}");
+        }
+        process.kill();
+    }
+}

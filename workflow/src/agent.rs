@@ -24,6 +24,9 @@ pub struct Agent {
     pub limits: Limits,
     /// What happens when a guarded effect is uncertain.
     pub on_uncertain: OnUncertain,
+    /// What follows a reply without text and calls.
+    #[serde(default)]
+    pub on_empty_reply: OnEmptyReply,
     /// How the journal records changes of the state.
     pub journal: JournalLevel,
     /// How the context of its model calls is selected.
@@ -40,7 +43,11 @@ pub struct Agent {
 impl Agent {
     /// The settings that [`crate::advance::advance`] needs.
     pub fn policy(&self) -> AgentPolicy {
-        AgentPolicy { on_uncertain: self.on_uncertain, journal: self.journal }
+        AgentPolicy {
+            on_uncertain: self.on_uncertain,
+            journal: self.journal,
+            on_empty_reply: self.on_empty_reply,
+        }
     }
 }
 
@@ -51,6 +58,8 @@ pub struct AgentPolicy {
     pub on_uncertain: OnUncertain,
     /// As in [`Agent`].
     pub journal: JournalLevel,
+    /// As in [`Agent`].
+    pub on_empty_reply: OnEmptyReply,
 }
 
 /// How the journal records changes of the state. At both levels, folding the journal gives the state after
@@ -109,6 +118,18 @@ pub enum OnUncertain {
     TellModel,
     /// The run stops with status `needs_attention` until an operator decides.
     NeedsAttention,
+}
+
+/// What follows a reply of the model that has neither text nor a tool call, perhaps only reasoning. The same request
+/// would most likely get the same reply, so it is not repeated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OnEmptyReply {
+    /// The model is asked once more, in other words. If that reply is empty too, the run ends.
+    #[default]
+    AskAgain,
+    /// The run ends, and nothing is sent.
+    Accept,
 }
 
 /// What happens to a run when its question expires without an answer.

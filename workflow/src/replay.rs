@@ -333,7 +333,7 @@ fn after(records: &[Record], cut: i64) -> &[Record] {
 /// A message that came from outside: the user's, or the answer to a question.
 fn is_input(record: &Record) -> bool {
     match record.role {
-        Role::User => true,
+        Role::User => !record.details.asks_again,
         Role::Tool => record.details.inbox_id.is_some(),
         Role::System | Role::Assistant => false,
     }

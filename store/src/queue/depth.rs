@@ -1,8 +1,25 @@
-//! How many jobs there are, for people.
+//! What people see of the jobs: how many there are, and what interrupts one.
 
+use super::Lease;
 use crate::{Result, Store};
 
 impl Store {
+    /// Records on a job's row what interrupts its claim, which goes on.
+    ///
+    /// # Errors
+    /// [`crate::Error::Database`].
+    pub async fn note_fault(&self, lease: &Lease, error: &str) -> Result<()> {
+        sqlx::query!(
+            "update jobs set last_error = $3 where job_id = $1 and lease = $2",
+            lease.job_id,
+            lease.token,
+            crate::error::bounded(error)
+        )
+        .execute(&self.pool)
+        .await?;
+        Ok(())
+    }
+
     /// Counts the deployed workers' jobs by kind: ready, leased, delayed, and for how many seconds the oldest
     /// ready job has been ready. Leaves out jobs of replays, because only their own process runs them.
     ///

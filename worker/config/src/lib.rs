@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use secrecy::{ExposeSecret, SecretString};
-use wakeful_workflow::agent::{Agent, JournalLevel, Limits, OnExpired, OnUncertain};
+use wakeful_workflow::agent::{Agent, JournalLevel, Limits, OnEmptyReply, OnExpired, OnUncertain};
 use wakeful_workflow::bundle;
 use wakeful_workflow::gate::GatePolicy;
 use wakeful_workflow::policy::{PARTICIPANTS, WebPolicy};
@@ -180,6 +180,7 @@ pub struct AgentSettings {
     /// `None` means `DEFAULT_TOOLS`; an empty list means no tools.
     pub tools: Option<Vec<String>>,
     pub on_uncertain: OnUncertain,
+    pub on_empty_reply: OnEmptyReply,
     pub journal: JournalLevel,
     pub limits: Limits,
     /// `[agents.NAME.context]`.
@@ -363,6 +364,7 @@ impl Config {
             tools: settings.tools.unwrap_or_else(default_tools),
             limits: settings.limits,
             on_uncertain: settings.on_uncertain,
+            on_empty_reply: settings.on_empty_reply,
             journal: settings.journal,
             context: settings.context,
             recipients: settings.recipients.unwrap_or_else(|| vec![PARTICIPANTS.to_owned()]),

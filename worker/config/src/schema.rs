@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use wakeful_workflow::agent::{JournalLevel, Limits, OnExpired, OnUncertain};
+use wakeful_workflow::agent::{JournalLevel, Limits, OnEmptyReply, OnExpired, OnUncertain};
 use wakeful_workflow::gate::GatePolicy;
 use wakeful_workflow::strategy::{ContextPolicy, Strategy};
 
@@ -173,6 +173,9 @@ fn agents(root: &mut Section<'_>, names: &ModelNames<'_>) -> BTreeMap<String, Ag
             on_uncertain: section
                 .text("on_uncertain", "must be tell_model or needs_attention", on_uncertain)
                 .unwrap_or_default(),
+            on_empty_reply: section
+                .text("on_empty_reply", "must be ask_again or accept", on_empty_reply)
+                .unwrap_or_default(),
             journal: section.text("journal", "must be checkpoint or full", journal).unwrap_or_default(),
             limits: limits(section.section("limits")),
             context: context(section.section("context")),
@@ -206,6 +209,14 @@ fn on_uncertain(text: &str) -> Option<OnUncertain> {
     match text {
         "tell_model" => Some(OnUncertain::TellModel),
         "needs_attention" => Some(OnUncertain::NeedsAttention),
+        _ => None,
+    }
+}
+
+fn on_empty_reply(text: &str) -> Option<OnEmptyReply> {
+    match text {
+        "ask_again" => Some(OnEmptyReply::AskAgain),
+        "accept" => Some(OnEmptyReply::Accept),
         _ => None,
     }
 }

@@ -406,6 +406,7 @@ high = 30
             tools: Vec::new(),
             limits: Limits { steps: 3, tool_s: 5, ..Limits::default() },
             on_uncertain: OnUncertain::NeedsAttention,
+            on_empty_reply: wakeful_workflow::agent::OnEmptyReply::default(),
             journal: JournalLevel::Checkpoint,
             recipients: vec!["participants".to_owned()],
             web: WebPolicy::default(),

@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use wakeful_config::{AgentError, Config};
 use wakeful_store::Store;
 use wakeful_store::queue::{News, Notifier};
-use wakeful_workflow::agent::{Agent, JournalLevel, Limits, OnUncertain, ToolDefinition};
+use wakeful_workflow::agent::{Agent, JournalLevel, Limits, OnEmptyReply, OnUncertain, ToolDefinition};
 use wakeful_workflow::effect::Effect;
 use wakeful_workflow::fault::Fault;
 use wakeful_workflow::id::SessionId;
@@ -109,6 +109,7 @@ impl Ctx {
                 tools: Vec::new(),
                 limits: Limits::default(),
                 on_uncertain: OnUncertain::default(),
+                on_empty_reply: OnEmptyReply::default(),
                 journal: JournalLevel::default(),
                 context: ContextPolicy::default(),
                 recipients: Vec::new(),

@@ -4,11 +4,9 @@
 //! model call, so a healthy step costs no statement. The copy changes by what the process sees itself, by notifications,
 //! and by looks: twice a minute, and more often while a gate is not open.
 
-use crate::ctx::Ctx;
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 use wakeful_store::gate::GateView;
 use wakeful_store::queue::Lease;
@@ -174,26 +172,33 @@ impl Gates {
         Ok(())
     }
 
-    /// Renews this process's probes, and wakes the jobs whose turn it is.
-    async fn tend(&self, ctx: &Ctx) -> Result<()> {
+    /// Renews this process's probes, and lets the jobs through whose turn it is. Returns whether it woke one.
+    ///
+    /// # Errors
+    /// When the database cannot do it. The next time does.
+    pub(crate) async fn tend(&self, store: &Store) -> Result<bool> {
         let (closed, probes): (Vec<String>, Vec<(String, i64)>) = {
             let known = self.known();
             (known.closed.keys().cloned().collect(), known.probes.iter().cloned().collect())
         };
         for (gate_id, job_id) in probes {
-            ctx.store.keep_probe(&gate_id, job_id, self.hold).await?;
+            store.keep_probe(&gate_id, job_id, self.hold).await?;
         }
+        let mut woken = 0;
         for gate_id in closed {
-            if ctx.store.tend_gate(&gate_id, self.hold, &self.policy).await? > 0 {
-                ctx.bus.notifier.any_job();
-            }
+            woken += store.tend_gate(&gate_id, self.hold, &self.policy).await?;
         }
-        Ok(())
+        Ok(woken > 0)
+    }
+
+    /// Returns whether every gate is open.
+    pub(crate) fn all_open(&self) -> bool {
+        self.known().closed.is_empty()
     }
 
     /// How long the timer may sleep: until the next wave or probe, or to renew a probe in time.
-    fn pause(&self) -> Duration {
-        if self.known().closed.is_empty() {
+    pub(crate) fn pause(&self) -> Duration {
+        if self.all_open() {
             return EVERY;
         }
         Duration::from_millis(self.policy.wave_ms.unsigned_abs()).min(self.hold / 3)
@@ -203,25 +208,4 @@ impl Gates {
 /// The provider in a gate's id.
 fn provider(gate_id: &str) -> &str {
     gate_id.split_once('@').map_or(gate_id, |(provider, _)| provider)
-}
-
-/// Looks at the gates and tends those that are not open, until `stop` fires. A process reads them before its first claim.
-pub(crate) async fn run(ctx: Arc<Ctx>, stop: CancellationToken) {
-    let mut news = ctx.bus.news.gates();
-    loop {
-        let looked = async {
-            ctx.gates.look(&ctx.store).await?;
-            ctx.gates.tend(&ctx).await?;
-            // A gate may have opened just now.
-            if ctx.gates.known().closed.is_empty() { Ok(()) } else { ctx.gates.look(&ctx.store).await }
-        };
-        if let Err(error) = looked.await {
-            warn!(%error, "The providers' gates could not be read; trying again");
-        }
-        tokio::select! {
-            () = tokio::time::sleep(ctx.gates.pause()) => {}
-            _ = news.recv() => {}
-            () = stop.cancelled() => return,
-        }
-    }
 }

@@ -9,7 +9,7 @@ mod stop;
 pub use offload::INLINE_OUTPUT_BYTES;
 
 use super::{CallEnd, Closing, EndedCall, Generated, Next, OpenedCall, StepResult, Transition};
-use crate::agent::{AgentPolicy, JournalLevel, OnUncertain};
+use crate::agent::{AgentPolicy, JournalLevel, OnEmptyReply, OnUncertain};
 use crate::derive;
 use crate::event::Event;
 use crate::generation::Purpose;
@@ -31,6 +31,10 @@ pub const STEPS_PER_CHECKPOINT: i64 = 20;
 
 /// A value of the state whose JSON is larger than this is stored as a blob. The journal entry points at it.
 pub const INLINE_VALUE_BYTES: usize = 2048;
+
+/// What the model reads after an empty reply.
+const ASK_AGAIN: &str = "Your last reply was empty. Give your answer now. If nothing is left to do or to say, say so in one short \
+                         sentence.";
 
 pub(super) struct Draft<'a> {
     session: &'a Session,
@@ -84,6 +88,7 @@ impl<'a> Draft<'a> {
         let details =
             Details { usage: Some(usage), finish_reason: Some(finish_reason), ..Details::default() };
         let text = text_of(&content);
+        let is_empty = text.trim().is_empty();
         let message_number = self.push(Role::Assistant, content, details);
         self.transition.records.last_mut().expect("the reply was just pushed").internal = internal;
         self.transition.events.extend(generated.rebase.clone().map(Event::ContextRebased));
@@ -111,8 +116,14 @@ impl<'a> Draft<'a> {
         self.transition.generation_over = true;
         let opened: Vec<OpenedCall> =
             self.last_record().tool_calls().map(|call| OpenedCall::new(call, &generated.effects)).collect();
+        if opened.is_empty() && is_empty && self.may_ask_again() {
+            let content = vec![Block::Text { text: ASK_AGAIN.to_owned() }];
+            self.push(Role::User, content, Details { asks_again: true, ..Details::default() });
+            self.complete_step(usage, finish_reason, 0);
+            return self.go_on();
+        }
         if opened.is_empty() {
-            if !internal {
+            if !internal && !is_empty {
                 self.send(&format!("reply/{message_number}"), &text);
             }
             self.complete_step(usage, finish_reason, 0);
@@ -194,6 +205,15 @@ impl<'a> Draft<'a> {
         self.go_on()
     }
 
+    /// Returns whether an empty reply is followed by another call: if the agent wants that, and not for the second time in a
+    /// row.
+    fn may_ask_again(&self) -> bool {
+        let before =
+            self.transition.records.iter().rev().skip(1).chain(self.session.records.iter().rev()).next();
+        self.policy.on_empty_reply == OnEmptyReply::AskAgain
+            && !before.is_some_and(|before| before.details.asks_again)
+    }
+
     /// The files that came with inbox message `inbox_id`.
     fn attachments_of(&self, inbox_id: i64) -> Vec<Attachment> {
         let message = self.session.inbox.iter().find(|message| message.inbox_id == inbox_id);
@@ -261,8 +281,8 @@ impl<'a> Draft<'a> {
             step_number: self.transition.step_number,
             role,
             content: content.into_iter().map(clean).collect(),
-            // The user does not see the agent's summaries.
-            internal: details.summary,
+            // The user sees neither the agent's summaries nor what nobody said.
+            internal: details.summary || details.asks_again,
             details,
         });
         message_number

@@ -419,6 +419,7 @@ proptest! {
         let policy = AgentPolicy {
             on_uncertain: if ask { OnUncertain::NeedsAttention } else { OnUncertain::TellModel },
             journal: if full { JournalLevel::Full } else { JournalLevel::Checkpoint },
+            ..AgentPolicy::default()
         };
         let mut world = World::new(policy);
         for happening in &happenings {

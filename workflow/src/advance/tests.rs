@@ -4,7 +4,7 @@ mod results;
 mod stop;
 
 use super::*;
-use crate::agent::{JournalLevel, OnUncertain};
+use crate::agent::{JournalLevel, OnEmptyReply, OnUncertain};
 use crate::blob::Blob;
 use crate::context;
 use crate::derive;
@@ -22,7 +22,11 @@ use crate::state::State;
 use crate::wire;
 use serde_json::{Value, json};
 
-const TELL: AgentPolicy = AgentPolicy { on_uncertain: OnUncertain::TellModel, journal: JournalLevel::Full };
+const TELL: AgentPolicy = AgentPolicy {
+    on_uncertain: OnUncertain::TellModel,
+    journal: JournalLevel::Full,
+    on_empty_reply: OnEmptyReply::AskAgain,
+};
 const ASK: AgentPolicy = AgentPolicy { on_uncertain: OnUncertain::NeedsAttention, ..TELL };
 const SNAPSHOTS: AgentPolicy = AgentPolicy { journal: JournalLevel::Checkpoint, ..TELL };
 

@@ -1,8 +1,7 @@
 //! The pool: apalis runs the jobs, a heartbeat extends their leases, and a drain ends both in order.
 
-use super::{deliver::deliver, expire, heal, step::step};
+use super::{deliver::deliver, expire, gates, heal, step::step};
 use crate::ctx::Ctx;
-use crate::gates;
 use apalis::prelude::{Monitor, ParallelizeExt, WorkerBuilder};
 use std::sync::Arc;
 use std::time::Duration;

@@ -19,7 +19,7 @@ use ahead::{results_of, run_ahead};
 use apalis::prelude::{BoxDynError, Data};
 use end::{ClaimEnd, give_up, release, retry};
 use futures::FutureExt;
-use provider::{Routed, Troubles};
+use provider::{Routed, Troubles, retry_summary_later};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Instant;
@@ -36,10 +36,6 @@ use wakeful_workflow::id::{GenerationId, SessionId};
 use wakeful_workflow::plan::{Action, Stop, in_context, plan};
 use wakeful_workflow::replay::has_recorded_replies;
 use wakeful_workflow::session::Session;
-
-/// Claims without progress after which the run of an unreadable session fails. Its agent is unknown then, so the agent's own
-/// limit does not apply.
-const UNREADABLE_ATTEMPTS: i64 = 5;
 
 /// Runs one claimed step job and records in the job's row how the claim ended. apalis only learns that the
 /// job is over.
@@ -102,6 +98,7 @@ async fn work(ctx: &Ctx, job: &Job) -> ClaimEnd {
             Err(error) if error.is_transient() && job.lease.is_live() => {
                 faults += 1;
                 warn!(%error, "A database fault interrupted the step; trying again");
+                tries::note(ctx, job, faults, &error).await;
                 tokio::time::sleep(queue::delay(faults, None)).await;
             }
             // The job's session does not exist, so there is nothing to do.
@@ -114,7 +111,7 @@ async fn work(ctx: &Ctx, job: &Job) -> ClaimEnd {
                     }
                 };
             }
-            Err(error @ Error::Corrupt { .. }) if counts.tries.stuck >= UNREADABLE_ATTEMPTS => {
+            Err(error) if counts.tries.stuck >= tries::most(&error) => {
                 return give_up(ctx, job, session_id, &error).await;
             }
             Err(error) => {
@@ -214,7 +211,7 @@ async fn run_steps(
         if let Performed::Stopped(Stop::Failed(fault)) = &performed {
             telemetry::failed(&Span::current(), fault.kind());
         }
-        let ends_claim = provider::retry_summary_later(&session, &performed);
+        let ends_claim = retry_summary_later(&session, &performed);
         let mut transition = advance::advance(&session, performed, policy);
         if let Ok(agent) = &agent {
             started = StartedCalls::with_commit(ctx, &job.lease, &session, agent, &mut transition);
@@ -382,7 +379,7 @@ async fn decide(
     let mut way = None;
     if matches!(action, Action::CallModel | Action::Compact) && !has_recorded_replies(session) {
         match provider::route(ctx, job, agent, &counts.troubles).await? {
-            Routed::Call(chosen) => way = Some(chosen),
+            Routed::Call(chosen) => way = Some(*chosen),
             Routed::Wait(end) => {
                 withdraw(ctx, job, &session.session_id, counts).await?;
                 return Ok(Decided::End(end));

@@ -59,9 +59,9 @@ pub trait Model: Send + Sync {
     /// then abandoned and nothing of it counts.
     ///
     /// # Errors
-    /// A typed [`Fault`]. A stream that ends without its protocol's end marker is [`Fault::StreamCut`]; an
-    /// answer with neither text nor a call is [`Fault::EmptyReply`]. A partial answer is never returned as a
-    /// whole one.
+    /// A typed [`Fault`]. A stream that ends without its protocol's end marker is [`Fault::StreamCut`]. A partial answer is
+    /// never returned as a whole one. An answer with neither text nor a call is no fault: the agent's settings say what
+    /// follows it.
     async fn call(&self, request: &Request, deltas: &mut dyn Deltas) -> Result<Reply, Fault>;
 }
 
@@ -219,14 +219,13 @@ fn tool_call(id: String, name: String, arguments: String, truncated: bool) -> To
     ToolCall { call_id: id.into(), name, arguments, malformed }
 }
 
-/// Returns `reply` unless it is empty.
+/// Returns `reply`, unless it is empty for a reason that an operator has to mend.
 fn complete(reply: Reply) -> Result<Reply, Fault> {
     if !reply.is_empty() {
         return Ok(reply);
     }
-    // Sampling again helps against a glitch, but not against a filter or the output limit.
     let message = match reply.finish_reason {
-        FinishReason::Stop | FinishReason::ToolCalls => return Err(Fault::EmptyReply),
+        FinishReason::Stop | FinishReason::ToolCalls => return Ok(reply),
         FinishReason::ContentFilter => "the provider withheld the whole answer",
         FinishReason::Length => "the output limit was reached before any text: raise the model's max_tokens",
     };

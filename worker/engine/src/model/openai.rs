@@ -49,7 +49,11 @@ impl Model for OpenAi {
         let mut events = call::open(&self.endpoint, url, headers, request.body.clone()).await?;
         let mut answer = Answer::default();
         loop {
-            let data = events.next().await?;
+            let data = match events.next().await {
+                // Some servers end the stream after the usage, which is the last thing that the protocol has before its marker.
+                Err(Fault::StreamCut) if answer.is_whole() => return answer.finish(),
+                data => data?,
+            };
             if data.trim() == "[DONE]" {
                 return answer.finish();
             }
@@ -138,6 +142,11 @@ impl Answer {
             arguments @ Value::Object(_) => call.arguments.push_str(&arguments.to_string()),
             Value::Null | Value::Bool(_) | Value::Number(_) | Value::Array(_) => {}
         }
+    }
+
+    /// Returns whether the reason of the end and the usage have come.
+    fn is_whole(&self) -> bool {
+        self.finish_reason.is_some() && self.usage != Usage::default()
     }
 
     fn finish(self) -> Result<Reply, Fault> {

@@ -24,7 +24,7 @@ use wakeful_workflow::fault::Fault;
 use wakeful_workflow::generation::{InterruptedCall, Purpose};
 use wakeful_workflow::id::GenerationId;
 use wakeful_workflow::plan::{Action, in_context, plan};
-use wakeful_workflow::record::Usage;
+use wakeful_workflow::record::{FinishReason, Reply, Usage};
 use wakeful_workflow::resume::{self, NextCall};
 use wakeful_workflow::session::Session;
 use wakeful_workflow::strategy::{Rebase, Strategy};
@@ -219,7 +219,11 @@ pub(super) async fn call_model(
         ctx.store.never_resume(&session.session_id, &generation_id).await?;
         return Err(Unperformed::Reread);
     }
-    let mut reply = replied?;
+    let mut reply = match replied {
+        // A provider of another program says so. The agent's settings say what follows.
+        Err(Fault::EmptyReply) => Reply::new(Vec::new(), FinishReason::Stop, Usage::default()),
+        replied => replied?,
+    };
     wakeful_store::failpoint!("K10");
     reply.usage.cost_micros = ctx.config.price(&agent.model).cost_micros(&reply.usage);
     let Usage { input_tokens, output_tokens, cached_tokens, cache_write_tokens, cost_micros } = reply.usage;

@@ -1,10 +1,31 @@
-//! What a step's job waits for when the reason is not a worker: a provider's outage, or the command of a replay.
+//! What a step's job waits for when the reason is not a worker: a provider's outage, or the command of a replay. And what
+//! `session why` says of anything: a finding.
 
 use super::super::output::{age, span};
-use super::why::{Finding, Surroundings};
 use chrono::{DateTime, Utc};
+use serde::Serialize;
 use serde_json::Value;
 use wakeful_store::standing::JobView;
+
+/// Facts from outside the session's own rows.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Surroundings {
+    /// Workers whose heartbeat is fresh.
+    pub workers_alive: usize,
+    /// A worker without a heartbeat for longer than this counts as dead.
+    pub silent_after_s: f64,
+    /// Attempts at one step after which the run fails. `None` if this configuration does not know the agent.
+    pub attempts: Option<i64>,
+    /// Seconds of a provider's outage after which the run fails. `None` if this configuration does not know the agent.
+    pub outage_s: Option<f64>,
+}
+
+/// A reason, and what to do about it. No remedy means that nothing needs to be done.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct Finding {
+    pub why: String,
+    pub remedy: Option<String>,
+}
 
 /// Explains a job that a provider's outage holds up. `None`: none does, or a worker has the job.
 pub(super) fn of_outage(job: &JobView, around: Surroundings) -> Option<Finding> {

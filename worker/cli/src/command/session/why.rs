@@ -3,9 +3,8 @@
 use super::super::delivery::{remedy, waits_for};
 use super::super::output::{Cell, Column, Output, Table, Tone, age, count, printable, span};
 use super::Exit;
-use super::job::{of_outage, of_replay};
+use super::job::{Finding, Surroundings, of_outage, of_replay};
 use super::show::header;
-use serde::Serialize;
 use serde_json::json;
 use std::fmt::Write as _;
 use wakeful_config::Config;
@@ -19,26 +18,6 @@ use wakeful_workflow::session::SessionStatus;
 const WAIT_S: f64 = 5.0;
 /// A running step that has written nothing for longer than this looks suspicious.
 const QUIET_S: f64 = 600.0;
-
-/// Facts from outside the session's own rows.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Surroundings {
-    /// Workers whose heartbeat is fresh.
-    pub workers_alive: usize,
-    /// A worker without a heartbeat for longer than this counts as dead.
-    pub silent_after_s: f64,
-    /// Attempts at one step after which the run fails. `None` if this configuration does not know the agent.
-    pub attempts: Option<i64>,
-    /// Seconds of a provider's outage after which the run fails. `None` if this configuration does not know the agent.
-    pub outage_s: Option<f64>,
-}
-
-/// A reason, and what to do about it. No remedy means that nothing needs to be done.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(super) struct Finding {
-    pub why: String,
-    pub remedy: Option<String>,
-}
 
 pub(super) async fn why(store: &Store, config: &Config, output: &Output, id: &str) -> anyhow::Result<Exit> {
     let standing = store.standing(None, id).await?;

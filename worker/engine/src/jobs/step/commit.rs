@@ -28,6 +28,7 @@ pub(super) async fn commit(
             Err(error) if error.is_transient() && job.lease.is_live() => {
                 faults += 1;
                 warn!(%error, "The commit failed; trying again");
+                super::tries::note(ctx, job, faults, &error).await;
                 tokio::time::sleep(queue::delay(faults, None)).await;
             }
             Ok(commit) => {

@@ -1,6 +1,7 @@
 //! How a claim of a step job ends.
 
 use super::provider::Back;
+use super::tries;
 use crate::ctx::Ctx;
 use std::time::Duration;
 use tracing::warn;
@@ -22,16 +23,15 @@ pub(super) enum ClaimEnd {
     SetBack { kind: &'static str, back: Box<Back> },
 }
 
-/// Fails the run of a session that cannot be read.
+/// Fails the run of a session that cannot be read or written. Its agent may be unknown, so [`tries::most`] applies instead of
+/// the agent's own limit.
 pub(super) async fn give_up(
     ctx: &Ctx,
     job: &Job,
     session_id: &str,
     error: &wakeful_store::Error,
 ) -> ClaimEnd {
-    let reason = format!(
-        "the session cannot be read: {error}. Remedy: repair the row that the error names, then retry the session"
-    );
+    let reason = tries::hopeless(error);
     match ctx.store.give_up(&job.lease, session_id, &reason).await {
         Ok(true) => {
             warn!(session.id = session_id, %error, "Failed the run: its session cannot be read");

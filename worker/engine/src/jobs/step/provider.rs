@@ -55,7 +55,7 @@ pub(super) struct Way<'a> {
 }
 
 pub(super) enum Routed<'a> {
-    Call(Way<'a>),
+    Call(Box<Way<'a>>),
     Wait(ClaimEnd),
     Fail(Fault),
 }
@@ -100,7 +100,10 @@ pub(super) async fn route<'a>(
                 continue;
             }
         };
-        return Ok(Routed::Call(Way { agent: Agent { model: model.to_owned(), ..agent.clone() }, probe }));
+        return Ok(Routed::Call(Box::new(Way {
+            agent: Agent { model: model.to_owned(), ..agent.clone() },
+            probe,
+        })));
     }
     let (model, error) = reason.unwrap_or((&agent.model, None));
     let error = job.last_error.clone().or(error).unwrap_or_else(|| "the provider fails".to_owned());
@@ -234,12 +237,10 @@ pub(super) fn retry_summary_later(session: &Session, performed: &Performed) -> O
 /// Gives the job back.
 pub(super) async fn set_back(ctx: &Ctx, job: &Job, back: &Back) {
     let Some(session_id) = job.session_id.as_deref().map(Into::into) else { return };
-    let wait = match &back.gate {
-        Some((gate, _)) => format!("it waits for {gate}"),
-        None => format!("trying again in {} ms", back.delay.as_millis()),
-    };
     if back.failed.is_some() {
-        warn!(session.id = %session_id, error = back.error, "The step failed; {wait}");
+        let gate = back.gate.as_ref().map(|(gate, _)| gate.as_str());
+        let delay_ms = gate.is_none().then(|| i64::try_from(back.delay.as_millis()).unwrap_or(i64::MAX));
+        warn!(session.id = %session_id, error = back.error, delay_ms, gate, "The step failed; trying again later");
     }
     let set_back = SetBack {
         error: &back.error,

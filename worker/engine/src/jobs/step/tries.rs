@@ -1,5 +1,8 @@
 //! The limit on how often a step is tried.
 
+use crate::ctx::Ctx;
+use tracing::warn;
+use wakeful_store::Error;
 use wakeful_store::queue::Job;
 use wakeful_workflow::agent::Limits;
 use wakeful_workflow::fault::Fault;
@@ -39,6 +42,40 @@ impl RetryCounts {
             Some(error) => Fault::Stuck { attempts, last_error: error.to_owned() },
             None => Fault::WorkerDied { attempts },
         })
+    }
+}
+
+/// Claims without progress after which the run of an unreadable session fails.
+const UNREADABLE_ATTEMPTS: i64 = 5;
+
+/// The same for a session whose statements the database refuses: with the delays between them, about a quarter of an hour.
+const REFUSED_ATTEMPTS: i64 = 20;
+
+/// Returns after how many claims without progress the run fails, when `error` ends the last one.
+pub(super) fn most(error: &Error) -> i64 {
+    if matches!(error, Error::Corrupt { .. }) { UNREADABLE_ATTEMPTS } else { REFUSED_ATTEMPTS }
+}
+
+/// The reason with which such a run fails.
+pub(super) fn hopeless(error: &Error) -> String {
+    if matches!(error, Error::Corrupt { .. }) {
+        return format!(
+            "the session cannot be read: {error}. Remedy: repair the row that the error names, then retry the session"
+        );
+    }
+    format!(
+        "the database refuses the step: {error}. Remedy: mend what the error names (see the server's log, and `wakeful \
+         doctor`), then retry the session; it goes on where it stood"
+    )
+}
+
+/// Records on the job's row that the database interrupts its step again and again, so that people see it while the claim goes
+/// on. This statement touches no other table, so it works when the step's own statement does not.
+pub(super) async fn note(ctx: &Ctx, job: &Job, faults: i32, error: &Error) {
+    if faults > 1
+        && let Err(error) = ctx.store.note_fault(&job.lease, &format!("{error} ({faults} times)")).await
+    {
+        warn!(%error, "The fault could not be recorded on the job's row");
     }
 }
 

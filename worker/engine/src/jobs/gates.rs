@@ -1,0 +1,31 @@
+//! The timer of the providers' gates. Every worker looks at them and tends those that are not open; the gate's row decides
+//! which worker wakes the next jobs.
+
+use crate::ctx::Ctx;
+use std::sync::Arc;
+use tokio_util::sync::CancellationToken;
+use tracing::warn;
+
+/// Looks and tends until `stop` fires: after a notification, and at intervals that depend on the gates.
+pub(super) async fn run(ctx: Arc<Ctx>, stop: CancellationToken) {
+    let mut news = ctx.bus.news.gates();
+    loop {
+        if let Err(error) = look(&ctx).await {
+            warn!(%error, "The providers' gates could not be read; trying again");
+        }
+        tokio::select! {
+            () = tokio::time::sleep(ctx.gates.pause()) => {}
+            _ = news.recv() => {}
+            () = stop.cancelled() => return,
+        }
+    }
+}
+
+async fn look(ctx: &Ctx) -> wakeful_store::Result<()> {
+    ctx.gates.look(&ctx.store).await?;
+    if ctx.gates.tend(&ctx.store).await? {
+        ctx.bus.notifier.any_job();
+    }
+    // A gate may have opened just now.
+    if ctx.gates.all_open() { Ok(()) } else { ctx.gates.look(&ctx.store).await }
+}
