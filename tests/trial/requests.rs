@@ -178,9 +178,12 @@ fn webhook(dice: &mut Dice, client: &Client, seed: usize) -> RequestBuilder {
     request.timeout(Duration::from_secs(20)).body(body)
 }
 
+/// A status, and the text of an answer that is a fault.
+type Answered = Result<(StatusCode, String), reqwest::Error>;
+
 /// Sends them all and returns the seeds of those that were answered as if the server were at fault, and how many were taken.
 async fn faults(seeds: usize, make: impl Fn(usize) -> RequestBuilder) -> (Vec<String>, usize) {
-    let answers: Vec<(usize, Result<(StatusCode, String), reqwest::Error>)> = stream::iter(0..seeds)
+    let answers: Vec<(usize, Answered)> = stream::iter(0..seeds)
         .map(|seed| {
             let request = make(seed);
             async move {

@@ -6,7 +6,6 @@ use crate::support::messengers::{slack_signature, webhook_signature};
 use crate::support::{Answer, Client, Database, ModelServer, Options, eventually};
 use axum::Router;
 use axum::body::Bytes;
-use axum::extract::State;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
@@ -48,10 +47,12 @@ fn collector() -> (String, Arc<Mutex<Vec<u8>>>) {
     let listener = crate::support::servers::listen();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let kept: Arc<Mutex<Vec<u8>>> = Arc::default();
-    async fn keep(State(kept): State<Arc<Mutex<Vec<u8>>>>, body: Bytes) {
-        kept.lock().unwrap().extend_from_slice(&body);
-    }
-    let router = Router::new().fallback(keep).with_state(Arc::clone(&kept));
+    let into = Arc::clone(&kept);
+    let keep = move |body: Bytes| {
+        into.lock().unwrap().extend_from_slice(&body);
+        async {}
+    };
+    let router = Router::new().fallback(keep);
     drop(crate::support::servers::runtime().spawn(async move { axum::serve(listener, router).await }));
     (url, kept)
 }
