@@ -78,6 +78,11 @@ begin
             execute format('grant select on public.%I to wakeful_runtime, wakeful_reader, wakeful_retention', one.name);
             continue;
         end if;
+        if one.name = 'erasures' then
+            -- Only the functions of an erasure write receipts.
+            execute format('grant select on public.%I to wakeful_runtime, wakeful_reader, wakeful_retention', one.name);
+            continue;
+        end if;
         execute format('grant select, insert on public.%I to wakeful_runtime', one.name);
         if one.name <> all (logs) then
             execute format('grant update on public.%I to wakeful_runtime', one.name);
@@ -85,9 +90,10 @@ begin
         if one.name = any (passing) then
             execute format('grant delete on public.%I to wakeful_runtime', one.name);
         end if;
-        execute format('grant select, delete on public.%I to wakeful_retention', one.name);
-        if one.name <> all (secrets) then
-            execute format('grant select on public.%I to wakeful_reader', one.name);
+        continue when one.name = any (secrets);
+        execute format('grant select on public.%I to wakeful_reader, wakeful_retention', one.name);
+        if one.name <> 'legal_holds' then
+            execute format('grant delete on public.%I to wakeful_retention', one.name);
         end if;
     end loop;
 end

@@ -45,16 +45,24 @@ create function lock_for_erasure(ids text[]) returns bigint
 begin
     perform is_of_retention();
     perform 1 from conversation_counters where conversation_id = any (ids) order by conversation_id for update;
+    -- A hold that is placed now waits until the erasure is decided.
+    lock table legal_holds in share mode;
     return (select count(*) from conversation_counters
         where conversation_id = any (ids) and open_run_id is null and queued_runs = 0);
 end
 $$;
 
-create function begin_erasure(id text, space text, subject text, what jsonb) returns void
+-- `act` is the row of the audit.
+create function begin_erasure(id text, space text, subject text, what jsonb, act jsonb) returns void
     language plpgsql security definer set search_path = pg_catalog, public, pg_temp as $$
 begin
     perform is_of_retention();
     insert into erasures (erasure_id, space_id, subject_sha256, pending) values (id, space, subject, what);
+    insert into audit_log (actor_kind, actor, token_id, user_id, verb, target, space_id, reason, address, outcome)
+    select a.actor_kind, a.actor, a.token_id, a.user_id, a.verb, id, space, a.reason, a.address, 'done'
+    from jsonb_to_record(act) as a (actor_kind text, actor text, token_id text, user_id text, verb text, reason text,
+        address text)
+    where act is not null;
 end
 $$;
 

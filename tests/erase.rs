@@ -1,24 +1,14 @@
 //! Erasure: what a person left is in no table, no dump, no export and no file afterwards. A hold refuses it.
 
-use crate::support::{Answer, Client, Database, ModelServer, Options};
+use crate::support::{Answer, Client, Database, ModelServer, Options, eventually};
 use serde_json::{Value, json};
 use sqlx::AssertSqlSafe;
 
+/// The planted text that an operator gave as a reason.
+const REASON: usize = 15;
+
 fn planted(number: usize) -> String {
     format!("planted{number:02}x7Qm3vTz")
-}
-
-/// The role that may delete, with its rights, as deploy/ makes it.
-async fn retention(database: &Database) {
-    let role = "do $$ begin create role wakeful_retention nologin;
-        exception when duplicate_object or unique_violation then null; end $$";
-    let grants = [
-        "grant usage on schema public to wakeful_retention",
-        "grant select, delete on all tables in schema public to wakeful_retention",
-    ];
-    for statement in [role].into_iter().chain(grants) {
-        sqlx::query(statement).execute(&database.pool).await.unwrap();
-    }
 }
 
 /// Every row of every table as text, with the bytes of blobs as hex. Leaves out `workers`, which live processes update.
@@ -126,7 +116,7 @@ async fn lived(world: &World) -> Vec<String> {
     let mailed = woken["session_id"].as_str().unwrap_or_else(|| panic!("{woken}")).to_owned();
     client.wait_for(&mailed, "completed").await;
     world.chat("c1", json!({"text": planted(14), "user_id": who})).await;
-    let archived = json!({"reason": planted(15)});
+    let archived = json!({"reason": planted(REASON)});
     assert!(client.post(&format!("/v1/sessions/{forked}/archive"), &archived).await.0.is_success());
     let notice = json!({"notice": {"title": planted(16), "body": planted(17)}, "conversation_id": "n1", "user_id": who});
     let (_, woken) = client.post("/v1/triggers/herald", &notice).await;
@@ -143,7 +133,7 @@ async fn lived(world: &World) -> Vec<String> {
 #[tokio::test]
 async fn what_a_person_left_is_nowhere_afterwards_and_others_keep_theirs() {
     let world = World::new().await;
-    retention(&world.database).await;
+    world.database.with_roles().await;
     let sessions = lived(&world).await;
     // Bob has the same prompt, the same tools and a file of the same bytes.
     let other = world.chat("c2", json!({"text": "Bob's own", "user_id": "bob"})).await;
@@ -178,7 +168,9 @@ async fn what_a_person_left_is_nowhere_afterwards_and_others_keep_theirs() {
     assert_eq!(status, Some(0), "{said}");
     let after = everything(&world.database).await;
     // Bob's model said and wrote the same words, so those of the model stay with him.
-    let of_ann: Vec<usize> = found(&after).into_iter().filter(|number| !(4..=7).contains(number)).collect();
+    // An operator's reason stays in the audit.
+    let of_ann: Vec<usize> =
+        found(&after).into_iter().filter(|number| !(4..=7).contains(number) && *number != REASON).collect();
     assert_eq!(of_ann, Vec::<usize>::new(), "{told}");
     for id in &sessions {
         assert!(!after.contains(&format!("({id},")), "a row of {id}");
@@ -194,7 +186,7 @@ async fn what_a_person_left_is_nowhere_afterwards_and_others_keep_theirs() {
     // With Bob erased too, nothing is left, and a dump says the same.
     let (status, _, said) = world.run(&["conversation", "erase", "c2", "--yes"]).await;
     assert_eq!(status, Some(0), "{said}");
-    assert_eq!(found(&everything(&world.database).await), Vec::<usize>::new());
+    assert_eq!(found(&everything(&world.database).await), [REASON]);
     let dump = std::process::Command::new(pg_dump())
         .arg(world.database.url.split('?').next().unwrap())
         .output()
@@ -202,10 +194,18 @@ async fn what_a_person_left_is_nowhere_afterwards_and_others_keep_theirs() {
     assert!(dump.status.success(), "{}", String::from_utf8_lossy(&dump.stderr));
     let dump = String::from_utf8_lossy(&dump.stdout);
     assert!(dump.contains("COPY public.erasures"), "{}", &dump[..dump.len().min(500)]);
-    assert_eq!(found(&dump), Vec::<usize>::new());
+    assert_eq!(found(&dump), [REASON]);
     let receipts: i64 =
         world.database.value("select count(*) from erasures where pending is null and $1 <> ''", "x").await;
     assert_eq!(receipts, 3);
+    let audited: i64 = world
+        .database
+        .value(
+            "select count(*) from audit_log join erasures on erasure_id = target where verb like $1",
+            "%.erase",
+        )
+        .await;
+    assert_eq!(audited, 3, "who erased is in the audit");
     // The conversation's name can be used again.
     world.chat("c2", json!({"text": "Hello again"})).await;
     assert!(!world.process.log().contains("panicked"));
@@ -226,7 +226,7 @@ fn pg_dump() -> std::path::PathBuf {
 async fn a_hold_a_run_at_work_and_a_missing_role_refuse_it() {
     let world = World::new().await;
     let nothing = world.run(&["conversation", "erase", "none", "--yes"]).await;
-    retention(&world.database).await;
+    world.database.with_roles().await;
     // Another test may have made the role, and only its rights are missing.
     assert_eq!(nothing.0, Some(4), "{nothing:?}");
     assert!(nothing.2.contains("wakeful_retention") && nothing.2.contains("deploy/roles.sql"), "{nothing:?}");
@@ -246,6 +246,39 @@ async fn a_hold_a_run_at_work_and_a_missing_role_refuse_it() {
     assert!(status == Some(0) && listed.contains("case 12"), "{listed}");
     assert_eq!(world.run(&["conversation", "release", id["hold_id"].as_str().unwrap()]).await.0, Some(0));
     assert_eq!(world.run(&["conversation", "release", id["hold_id"].as_str().unwrap()]).await.0, Some(3));
+
+    // A hold covers whoever takes part, also without having written.
+    sqlx::query("update conversation_sessions set policy = '{\"participants\": [\"bob@example.com\"]}'")
+        .execute(&world.database.pool)
+        .await
+        .unwrap();
+    let hold = ["person", "hold", "Bob@example.com", "--reason", "case 13", "-o", "json"];
+    let id: Value = serde_json::from_str(&world.run(&hold).await.1).unwrap();
+    let (status, _, said) = world.run(&["conversation", "erase", "c1", "--yes"]).await;
+    assert!(status == Some(4) && said.contains("case 13"), "{said}");
+    assert_eq!(world.run(&["conversation", "release", id["hold_id"].as_str().unwrap()]).await.0, Some(0));
+    sqlx::query("update conversation_sessions set policy = null")
+        .execute(&world.database.pool)
+        .await
+        .unwrap();
+
+    // A hold that is placed while an erasure is being decided waits for the decision.
+    let mut deciding = world.database.pool.begin().await.unwrap();
+    sqlx::query("select lock_for_erasure(array['default/c1'])").execute(&mut *deciding).await.unwrap();
+    let decided = async {
+        eventually("a hold that waits", || async {
+            let sql = "select count(*) from pg_locks
+                where not granted and relation = 'legal_holds'::regclass and $1 <> ''";
+            (world.database.value::<i64>(sql, "x").await == 1).then_some(())
+        })
+        .await;
+        deciding.rollback().await.unwrap();
+    };
+    let hold = ["conversation", "hold", "c1", "--reason", "case 14", "-o", "json"];
+    let ((status, id, said), ()) = tokio::join!(world.run(&hold), decided);
+    assert_eq!(status, Some(0), "{said}");
+    let id: Value = serde_json::from_str(&id).unwrap();
+    assert_eq!(world.run(&["conversation", "release", id["hold_id"].as_str().unwrap()]).await.0, Some(0));
 
     // While its model is being asked, a session is at work.
     world._model.hold();

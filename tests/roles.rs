@@ -1,5 +1,6 @@
 //! The roles of `deploy/roles.sql`: what each may do, tried by logging in as it, and that the runtime role is enough.
 
+use crate::support::database::ROLES;
 use crate::support::world::World;
 use crate::support::{Database, Options};
 use serde_json::json;
@@ -7,13 +8,7 @@ use sqlx::postgres::PgConnectOptions;
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use std::str::FromStr;
 
-const ROLES: &str = include_str!("../deploy/roles.sql");
 const LOGS: [&str; 3] = ["conversation_records", "session_events", "audit_log"];
-
-/// Gives the database its roles.
-async fn with_roles(database: &Database) {
-    run(&database.url, ROLES).await.expect("the roles are made");
-}
 
 /// The address of the database for a role. The server of the tests asks for no password.
 fn as_role(database: &Database, role: &str) -> String {
@@ -44,7 +39,7 @@ async fn is_denied(url: &str, sql: &str) -> bool {
 #[tokio::test]
 async fn a_whole_session_runs_in_the_runtime_role_which_can_rewrite_no_log() {
     let mut world = World::new("c1", &["charge", "reserve", "compose_email"]).await;
-    with_roles(&world.database).await;
+    world.database.with_roles().await;
     let runtime = as_role(&world.database, "wakeful_runtime");
     let process = world.options.spawn(&runtime);
     process.wait_for_log("\"Listening\"").await;
@@ -102,6 +97,9 @@ async fn a_whole_session_runs_in_the_runtime_role_which_can_rewrite_no_log() {
         "delete from conversation_sessions",
         "delete from tool_calls",
         "delete from _sqlx_migrations",
+        // A forged receipt would make the next erasure delete what it names.
+        "insert into erasures (erasure_id, space_id, subject_sha256) values ('x', 'default', 'x')",
+        "update erasures set pending = '{}'",
         "set session_replication_role = replica",
         "create role x",
         "create or replace function refuse_rewrite() returns trigger language plpgsql as 'begin return new; end'",
@@ -113,7 +111,7 @@ async fn a_whole_session_runs_in_the_runtime_role_which_can_rewrite_no_log() {
 #[tokio::test]
 async fn a_reader_writes_nothing_and_sees_no_secret_and_a_scaler_sees_one_view() {
     let mut world = World::new("c1", &["reserve"]).await;
-    with_roles(&world.database).await;
+    world.database.with_roles().await;
     let process = world.serve().await;
     let client = process.client();
     world.begin(&client).await;
@@ -153,7 +151,7 @@ async fn a_reader_writes_nothing_and_sees_no_secret_and_a_scaler_sees_one_view()
 #[tokio::test]
 async fn only_retention_deletes_from_the_logs_and_it_changes_nothing_else() {
     let mut world = World::new("c1", &["reserve"]).await;
-    with_roles(&world.database).await;
+    world.database.with_roles().await;
     let process = world.serve().await;
     let client = process.client();
     world.begin(&client).await;
@@ -171,6 +169,14 @@ async fn only_retention_deletes_from_the_logs_and_it_changes_nothing_else() {
             assert!(is_denied(&retention, &sql).await, "{sql}");
         }
         run(&retention, &format!("delete from {log}")).await.expect(log);
+    }
+    for sql in [
+        "delete from legal_holds",
+        "delete from erasures",
+        "select key from signing_keys",
+        "delete from api_tokens",
+    ] {
+        assert!(is_denied(&retention, sql).await, "{sql}");
     }
     let left: i64 = world
         .database

@@ -9,6 +9,7 @@ mod holds;
 
 pub use holds::Hold;
 
+use crate::audit::act;
 use crate::pool::Transaction;
 use crate::{Error, Result, Store};
 use serde::{Deserialize, Serialize};
@@ -109,7 +110,6 @@ impl Store {
     async fn erase_now(&self, space: &str, subject: &Subject) -> Result<Erasure> {
         let mut tx = self.retention().await?;
         let mut erasure = find(&mut tx, space, subject).await?;
-        holds::check(&mut tx, space, &erasure.conversations, subject).await?;
         let mut pending = Pending {
             conversations: erasure.conversations.clone(),
             sessions: erasure.sessions.clone(),
@@ -119,15 +119,18 @@ impl Store {
         detach(&mut tx, &mut pending, subject, space).await?;
         let erasure_id = format!("erase_{}", Uuid::now_v7().simple());
         sqlx::query!(
-            "select begin_erasure($1, $2, $3, $4)",
+            "select begin_erasure($1, $2, $3, $4, $5::text::jsonb)",
             erasure_id,
             space,
             subject_sha256(subject),
-            json!(pending)
+            json!(pending),
+            // The audit names the receipt. The name of a person is in neither.
+            act::row()
         )
         .execute(&mut *tx)
         .await?;
-        tx.commit().await?;
+        tx.commit_part().await?;
+        act::is_written();
         crate::failpoint!("E1");
         erasure.rows = self.finish_erasure(&erasure_id, pending).await?;
         erasure.erasure_id = Some(erasure_id);
@@ -170,7 +173,7 @@ impl Store {
                 let delete = sqlx::query(AssertSqlSafe(delete.clone()));
                 let delete = delete.bind(&pending.conversations).bind(&pending.sessions).bind(BATCH);
                 let deleted = delete.execute(&mut *tx).await?.rows_affected();
-                tx.commit().await?;
+                tx.commit_part().await?;
                 *rows.entry(table.to_owned()).or_default() += deleted as i64;
                 if deleted < BATCH as u64 {
                     break;
@@ -189,7 +192,7 @@ impl Store {
         let counters = counters.execute(&mut *tx).await?.rows_affected();
         rows.insert("conversation_counters".to_owned(), counters as i64);
         sqlx::query!("select end_erasure($1, $2)", erasure_id, json!(rows)).execute(&mut *tx).await?;
-        tx.commit().await?;
+        tx.commit_part().await?;
         Ok(rows)
     }
 
@@ -210,8 +213,8 @@ fn explained(error: Error) -> Error {
         {
             Error::NotErased {
                 reason: format!(
-                    "{error}. Only the role {ROLE} may delete from the logs: run deploy/roles.sql, and let this user of the \
-                     database take the role: grant {ROLE} to …"
+                    "{error}. Only the role {ROLE} may delete from the logs: run deploy/roles.sql, and let a user of the database \
+                     that only erasures use take the role: grant {ROLE} to …"
                 ),
             }
         }
@@ -225,6 +228,7 @@ async fn find(tx: &mut PgConnection, space: &str, subject: &Subject) -> Result<E
         "what has left: mails and messages that were sent, files of exported bundles, backups of the database and its WAL"
             .to_owned(),
         "the receipt, which has a hash of the name and counts".to_owned(),
+        "the audit, which has who did what on which row, and the reasons that were given".to_owned(),
     ];
     let (what, id, roots) = match subject {
         Subject::Conversation(id) => {
@@ -340,6 +344,7 @@ async fn detach(tx: &mut PgConnection, pending: &mut Pending, subject: &Subject,
     if idle != ids.len() as i64 {
         return Err(at_work("one of the conversations"));
     }
+    holds::check(&mut *tx, space, ids, subject).await?;
     let seeds =
         sqlx::query!("delete from session_seed_messages where session_id = any($1)", &pending.sessions);
     let seeds = seeds.execute(&mut *tx).await?.rows_affected();

@@ -15,6 +15,9 @@ pub struct Database {
     admin_url: String,
 }
 
+/// The roles of a deployed database.
+pub const ROLES: &str = include_str!("../../deploy/roles.sql");
+
 impl Database {
     /// Ends all connections to this database, and refuses new ones.
     pub async fn refuse_connections(&self) {
@@ -47,6 +50,11 @@ impl Database {
     }
 
     /// A database without any table.
+    /// Gives the database the roles of deploy/.
+    pub async fn with_roles(&self) {
+        sqlx::raw_sql(ROLES).execute(&self.pool).await.expect("the roles are made");
+    }
+
     pub async fn without_schema() -> Database {
         let admin_url = admin_url();
         let name = format!("wakeful_test_{}", uuid_like());

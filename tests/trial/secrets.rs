@@ -28,7 +28,9 @@ const SAID: usize = 21;
 const ALL: usize = 40;
 
 /// The tables that hold what was said.
-const OF_TEXTS: [&str; 11] = [
+const OF_TEXTS: [&str; 12] = [
+    // The user to whom a conversation belongs.
+    "conversation_counters",
     "conversation_records",
     "session_seed_messages",
     "session_inbox",

@@ -174,6 +174,11 @@ impl Follower {
         rules: &Replay,
         recording: &'s Recording,
     ) -> Alignment<'f, 'r, 's> {
+        // A message that was read before its commit may never have been committed.
+        let last = replay.records.last().map_or(0, |record| record.message_number);
+        if last < self.read_to {
+            *self = Follower { messages_read: self.messages_read, ..Follower::default() };
+        }
         let cut = rules.after_message_number;
         let records = &recording.session.records;
         let (source, _) = self.source.get_or_insert_with(|| {

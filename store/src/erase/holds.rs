@@ -1,6 +1,7 @@
 //! Legal holds, and which conversations are a person's.
 
 use super::Subject;
+use crate::audit::act;
 use crate::{Error, Result, Store};
 use chrono::{DateTime, Utc};
 use serde::Serialize;
@@ -35,15 +36,19 @@ impl Store {
             Subject::Conversation(id) => (Some(id), None),
             Subject::Person { name, .. } => (None, Some(name.to_lowercase())),
         };
-        Ok(sqlx::query_scalar!(
+        let mut tx = self.pool.begin().await?;
+        let hold_id = sqlx::query_scalar!(
             "insert into legal_holds (space_id, conversation_id, person, reason) values ($1, $2, $3, $4) returning hold_id",
             space,
             conversation_id,
             person,
             reason
         )
-        .fetch_one(&self.pool)
-        .await?)
+        .fetch_one(&mut *tx)
+        .await?;
+        act::on(&hold_id);
+        tx.commit().await?;
+        Ok(hold_id)
     }
 
     /// Releases a hold.
@@ -51,17 +56,20 @@ impl Store {
     /// # Errors
     /// [`Error::NotFound`] if no such hold stands, [`Error::Database`].
     pub async fn release_hold(&self, space: &str, hold_id: &str) -> Result<()> {
+        let mut tx = self.pool.begin().await?;
         let released = sqlx::query!(
             "update legal_holds set released_at = clock_timestamp()
             where space_id = $1 and hold_id = $2 and released_at is null",
             space,
             hold_id
         )
-        .execute(&self.pool)
+        .execute(&mut *tx)
         .await?;
         if released.rows_affected() == 0 {
             return Err(Error::NotFound { what: "hold", id: hold_id.to_owned() });
         }
+        act::on(hold_id);
+        tx.commit().await?;
         Ok(())
     }
 
@@ -83,7 +91,8 @@ impl Store {
     }
 }
 
-/// Refuses if a hold covers one of the conversations, a person who wrote there, or the person who is to be erased.
+/// Refuses if a hold covers one of the conversations, a person who takes part in one, or the person who is to be erased. The
+/// caller has locked the conversations and the holds.
 pub(super) async fn check(
     tx: &mut PgConnection,
     space: &str,
@@ -96,13 +105,18 @@ pub(super) async fn check(
     };
     let held = sqlx::query!(
         "select hold_id, reason from legal_holds h
-        where space_id = $1 and released_at is null
+        where released_at is null
+            and (space_id = $1 or space_id in (
+                select space_id from conversation_counters where conversation_id = any($2)))
             and (conversation_id = any($2)
                 or person = lower($3)
                 or person in (
                     select lower(i.sender) from session_inbox i
                     join conversation_sessions s using (session_id)
                     where s.conversation_id = any($2))
+                or person in (select lower(user_id) from conversation_counters where conversation_id = any($2))
+                or exists (select from conversation_sessions s
+                    where s.conversation_id = any($2) and s.policy -> 'participants' ? h.person)
                 or person in (select lower(from_address) from mails where conversation_id = any($2)))
         order by placed_at
         limit 1",
@@ -135,6 +149,9 @@ pub(super) async fn conversations_of(tx: &mut PgConnection, space: &str, name: &
             union
             select conversation_id from conversation_sessions
             where space_id = $1 and policy -> 'participants' ? lower($2)
+            union
+            select conversation_id from conversation_counters
+            where space_id = $1 and lower(user_id) = lower($2)
         )
         select mine.conversation_id as "conversation_id!",
             exists (

@@ -120,6 +120,12 @@ impl Transaction {
         Ok(())
     }
 
+    /// Commits a part of an act whose row of the audit is written by a statement, or by another commit.
+    pub async fn commit_part(mut self) -> Result<(), sqlx::Error> {
+        let committed = PgTransactionManager::commit(self.0.sends()).await;
+        self.ended(committed)
+    }
+
     fn ended(&mut self, answer: Result<(), sqlx::Error>) -> Result<(), sqlx::Error> {
         self.0.answered(&answer);
         if answer.is_err() && self.0.after == After::Ready {

@@ -329,5 +329,12 @@ fn a_follower_reads_each_message_once_and_says_what_a_new_one_says() {
         read_by_new_ones += new.messages_read();
     }
     assert_eq!(follower.messages_read(), 2 * records.len(), "the source's and its own, once");
+    // The worker lost its last reply before it was committed.
+    let (replay, kept) = (session(records[..99].to_vec()), 98);
+    follower.follow(&replay, &rules, &recording);
+    let before = session(records[..kept].to_vec());
+    let place = follower.follow(&before, &rules, &recording);
+    let answer = place.answer().expect("the lost reply is due again");
+    assert_eq!(answer.record.message_number, records[kept].message_number);
     assert!(read_by_new_ones > 200 * follower.messages_read(), "{read_by_new_ones}");
 }

@@ -34,7 +34,7 @@ pub(super) enum Verb {
 
 /// The commands that write, as the audit calls them. `replay` is not among them: it runs an agent, which is no act of a
 /// person. `migrate` changes the schema, not the data.
-const WRITES: [&str; 19] = [
+const WRITES: [&str; 24] = [
     "session.send",
     "session.new",
     "session.retry",
@@ -54,6 +54,11 @@ const WRITES: [&str; 19] = [
     "schedule.trigger",
     "token.create",
     "token.revoke",
+    "conversation.erase",
+    "conversation.hold",
+    "conversation.release",
+    "person.erase",
+    "person.hold",
 ];
 
 /// The act of a command, if it writes.

@@ -8,7 +8,6 @@ use super::session::{list_table, show::missed};
 use serde_json::Value;
 use wakeful_config::Config;
 use wakeful_store::Store;
-use wakeful_store::erase::Subject;
 use wakeful_store::history::{HistoryItem, HistoryTotals};
 use wakeful_workflow::id::DEFAULT_SPACE;
 
@@ -48,11 +47,16 @@ pub(super) enum Verb {
         hold: super::erase::HoldArgs,
     },
     /// List the legal holds of conversations and persons.
-    Holds,
+    Holds {
+        #[command(flatten)]
+        of: super::erase::SpaceArgs,
+    },
     /// Release a legal hold.
     Release {
         /// The hold, as `conversation holds` names it.
         hold_id: String,
+        #[command(flatten)]
+        of: super::erase::SpaceArgs,
     },
 }
 
@@ -63,13 +67,11 @@ pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
         Verb::Sessions { id, limit } => sessions(&store, &output, &id, limit).await,
         Verb::History { id, limit } => history(&store, &output, &id, limit).await,
         Verb::Erase { id, erase: args } => {
-            erase::erase(&config, &store, &output, &Subject::Conversation(stored(&id)), &args).await
+            erase::erase(&config, &store, &output, &args.of.conversation(&id), &args).await
         }
-        Verb::Hold { id, hold } => {
-            erase::hold(&store, &output, &Subject::Conversation(stored(&id)), &hold).await
-        }
-        Verb::Holds => erase::holds(&store, &output).await,
-        Verb::Release { hold_id } => erase::release(&store, &output, &hold_id).await,
+        Verb::Hold { id, hold } => erase::hold(&store, &output, &hold.of.conversation(&id), &hold).await,
+        Verb::Holds { of } => erase::holds(&store, &output, &of).await,
+        Verb::Release { hold_id, of } => erase::release(&store, &output, &hold_id, &of).await,
     };
     store.close().await;
     super::output::until_reader_goes(ran)

@@ -9,8 +9,25 @@ use wakeful_store::Store;
 use wakeful_store::erase::{Erasure, Subject};
 use wakeful_workflow::id::DEFAULT_SPACE;
 
+/// Where ids are looked for.
+#[derive(Debug, clap::Args)]
+pub(super) struct SpaceArgs {
+    /// The space of the conversations.
+    #[arg(long, value_name = "SPACE", default_value = DEFAULT_SPACE)]
+    pub(super) space: String,
+}
+
+impl SpaceArgs {
+    /// A conversation's id as stored.
+    pub(super) fn conversation(&self, id: &str) -> Subject {
+        Subject::Conversation(format!("{}/{id}", self.space))
+    }
+}
+
 #[derive(Debug, clap::Args)]
 pub(super) struct EraseArgs {
+    #[command(flatten)]
+    pub(super) of: SpaceArgs,
     /// Only say what would be erased, and what stays.
     #[arg(long)]
     dry_run: bool,
@@ -21,6 +38,8 @@ pub(super) struct EraseArgs {
 
 #[derive(Debug, clap::Args)]
 pub(super) struct HoldArgs {
+    #[command(flatten)]
+    pub(super) of: SpaceArgs,
     /// Why. Whoever tries to erase sees it.
     #[arg(long, value_name = "TEXT")]
     reason: String,
@@ -34,7 +53,7 @@ pub(super) async fn erase(
     args: &EraseArgs,
 ) -> anyhow::Result<Exit> {
     if args.dry_run {
-        let plan = store.plan_erasure(DEFAULT_SPACE, subject).await?;
+        let plan = store.plan_erasure(&args.of.space, subject).await?;
         output.one(&plan, || text("This would be erased", &plan, config))?;
         return Ok(Exit::Ok);
     }
@@ -50,7 +69,7 @@ pub(super) async fn erase(
         );
         remove_workspaces(config, &earlier);
     }
-    let erased = store.erase(DEFAULT_SPACE, subject).await?;
+    let erased = store.erase(&args.of.space, subject).await?;
     remove_workspaces(config, &erased.sessions);
     output.one(&erased, || text("Erased", &erased, config))?;
     Ok(Exit::Ok)
@@ -102,19 +121,24 @@ pub(super) async fn hold(
     subject: &Subject,
     args: &HoldArgs,
 ) -> anyhow::Result<Exit> {
-    let id = store.place_hold(DEFAULT_SPACE, subject, &args.reason).await?;
+    let id = store.place_hold(&args.of.space, subject, &args.reason).await?;
     output.one(&json!({"hold_id": id}), || format!("{id}\n"))?;
     Ok(Exit::Ok)
 }
 
-pub(super) async fn release(store: &Store, output: &Output, hold_id: &str) -> anyhow::Result<Exit> {
-    store.release_hold(DEFAULT_SPACE, hold_id).await?;
+pub(super) async fn release(
+    store: &Store,
+    output: &Output,
+    hold_id: &str,
+    of: &SpaceArgs,
+) -> anyhow::Result<Exit> {
+    store.release_hold(&of.space, hold_id).await?;
     output.one(&json!({"hold_id": hold_id, "released": true}), || format!("{hold_id} is released.\n"))?;
     Ok(Exit::Ok)
 }
 
-pub(super) async fn holds(store: &Store, output: &Output) -> anyhow::Result<Exit> {
-    let holds = store.legal_holds(DEFAULT_SPACE).await?;
+pub(super) async fn holds(store: &Store, output: &Output, of: &SpaceArgs) -> anyhow::Result<Exit> {
+    let holds = store.legal_holds(&of.space).await?;
     output.items(&holds, || {
         let mut table = Table::new(&[
             Column::number("AGE"),
