@@ -106,7 +106,7 @@ impl Arguments {
 
     /// Sessions of a backlog.
     fn backlog(&self) -> usize {
-        if self.quick { 150 } else { 400 }
+        if self.quick { 150 } else { 800 }
     }
 }
 
