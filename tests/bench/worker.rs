@@ -237,9 +237,13 @@ pub async fn takeovers(server: &Server, times: usize) -> Result<Vec<f64>> {
             sqlx::query_scalar(lease).bind(&session_id).fetch_one(&mut connection).await?;
         workers.swap_remove(at).kill().await?;
         let killed = Instant::now();
-        while sqlx::query_scalar::<_, Option<i64>>(lease).bind(&session_id).fetch_one(&mut connection).await?
-            == before
-        {
+        // The job is freed first, and has no lease until another worker claims it.
+        loop {
+            let now: Option<i64> =
+                sqlx::query_scalar(lease).bind(&session_id).fetch_one(&mut connection).await?;
+            if now.is_some() && now != before {
+                break;
+            }
             ensure!(killed.elapsed() < Duration::from_secs(90), "no worker claimed the job");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
