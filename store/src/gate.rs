@@ -291,6 +291,9 @@ impl Store {
         .execute(&mut *tx)
         .await?
         .rows_affected();
+        // A waiting job that another transaction holds was left out. It would not be woken if the gate opened now.
+        let left_out = woken < through.unsigned_abs();
+        let after = if opens && left_out { before } else { after };
         write(&mut tx, gate_id, &after, row.now_ms, row.opening, None).await?;
         // One that was woken for a probe has some time to begin it. Then another is woken.
         let pause = match after.phase {

@@ -164,7 +164,8 @@ pub(super) async fn after_fault(
     // A probe's stream that was cut proves that the provider is still failing, so it costs no attempt.
     let outage = fault.is_outage() || (probes && fault.shuts_gate());
     let mut open = true;
-    match (gate_id, Seen::of(&fault, probes)) {
+    let lately = gate_id.is_some_and(|gate_id| ctx.gates.answered_lately(gate_id));
+    match (gate_id, Seen::of(&fault, probes, lately)) {
         (Some(gate_id), Some(seen)) => {
             open = ctx.gates.saw_fault(&ctx.store, gate_id, seen, &text).await?;
         }
