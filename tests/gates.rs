@@ -197,6 +197,44 @@ async fn a_pause_that_the_provider_asks_for_is_kept_by_every_worker() {
     assert_eq!((&failed[0]["fault"], &failed[0]["attempt"]), (&json!("rate_limited"), &json!(1)));
 }
 
+/// A session that waits at a gate that stays shut for an hour.
+async fn waits_for_an_hour(database: &Database) -> (ModelServer, Process, String) {
+    let model = ModelServer::start(|_, number| match number {
+        0 => Answer::Busy(503, 3_600_000),
+        _ => Answer::text("Here I am."),
+    })
+    .await;
+    let process = options(&model, "").serve(database).await;
+    let id = post(&process.client(), "c1").await;
+    all_wait(database, 1).await;
+    (model, process, id)
+}
+
+#[tokio::test]
+async fn a_session_that_waits_at_a_shut_gate_can_be_cancelled() {
+    let database = Database::new().await;
+    let (model, process, id) = waits_for_an_hour(&database).await;
+    let client = process.client();
+    client.post(&format!("/v1/sessions/{id}/cancel"), &json!({"reason": "too late"})).await;
+    let session = client.wait_for(&id, "failed").await;
+    assert!(session["error"].as_str().unwrap().contains("cancelled"), "{session}");
+    assert_eq!(count(&database, "select count(*) from jobs where $1 <> ''").await, 0);
+    assert_eq!(model.bodies().len(), 1, "the gate is still shut");
+    assert!(process.terminate().success());
+}
+
+#[tokio::test]
+async fn a_session_that_waits_at_a_gate_looks_again_when_it_is_woken() {
+    let database = Database::new().await;
+    let (_model, process, id) = waits_for_an_hour(&database).await;
+    let client = process.client();
+    // An operator knows that the provider is back.
+    sqlx::query("delete from provider_gates").execute(&database.pool).await.unwrap();
+    client.post(&format!("/v1/sessions/{id}/wake"), &json!({})).await;
+    client.wait_for(&id, "completed").await;
+    assert!(process.terminate().success());
+}
+
 #[tokio::test]
 async fn an_outage_longer_than_its_budget_fails_the_run_with_its_name_and_a_retry_goes_on() {
     let (database, provider) = (Database::new().await, Provider::default());

@@ -80,6 +80,15 @@ impl Gates {
         !self.known().closed.contains_key(gate_id)
     }
 
+    /// Returns whether a job with this pass may call its model, without a probe.
+    pub fn lets_through(&self, gate_id: &str, pass: Option<i64>) -> bool {
+        self.known().closed.get(gate_id).is_none_or(|(view, _)| match view.gate.phase {
+            Phase::Open => true,
+            Phase::Opening { .. } => pass == Some(view.opening),
+            Phase::Shut { .. } => false,
+        })
+    }
+
     /// Returns whether the job of `lease` may call its model now. `pass` is the opening at which it was let through.
     ///
     /// # Errors
@@ -143,9 +152,10 @@ impl Gates {
     pub async fn saw_success(&self, store: &Store, gate_id: &str, probe: bool) -> Result<Option<i64>> {
         {
             let mut known = self.known();
-            match known.answered.get_mut(gate_id) {
-                Some(at) => *at = Instant::now(),
-                None => drop(known.answered.insert(gate_id.to_owned(), Instant::now())),
+            if let Some(at) = known.answered.get_mut(gate_id) {
+                *at = Instant::now();
+            } else {
+                known.answered.insert(gate_id.to_owned(), Instant::now());
             }
             if !known.faulty.remove(gate_id) && !probe {
                 return Ok(None);
@@ -154,7 +164,9 @@ impl Gates {
         let seen = Seen::Success { probe };
         let written = store.gate_saw(gate_id, provider(gate_id), seen, None, &self.policy).await;
         // The next success has to be written then.
-        let view = written.inspect_err(|_| drop(self.known().faulty.insert(gate_id.to_owned())))?;
+        let view = written.inspect_err(|_| {
+            self.known().faulty.insert(gate_id.to_owned());
+        })?;
         let opening = view.opening;
         if probe {
             info!(gate = gate_id, "The provider is back: its waiting calls go on");

@@ -86,6 +86,30 @@ fn what_is_seen_moves_the_gate() {
 }
 
 #[test]
+fn a_fault_is_the_providers_or_an_answer_or_says_nothing_of_it() {
+    let message = || "no".to_owned();
+    let limited = Fault::RateLimited { retry_after_ms: Some(7) };
+    let overloaded = Fault::Overloaded { status: 503, message: message(), retry_after_ms: Some(7) };
+    let counted = |answering| Some(Seen::Fault { probe: true, retry_after_ms: Some(7), answering });
+    assert_eq!(Seen::of(&limited, true, true), counted(true));
+    assert_eq!(Seen::of(&limited, true, false), counted(false));
+    assert_eq!(
+        Seen::of(&overloaded, true, true),
+        counted(false),
+        "only a limit of the rate lets other calls pass"
+    );
+    for fault in [limited, overloaded, Fault::StreamCut, Fault::Stalled { after_ms: 1 }] {
+        assert!(fault.shuts_gate() && !fault.is_answer(), "{fault:?}");
+    }
+    for fault in [Fault::EmptyReply, Fault::Refused { status: 400, message: message() }] {
+        assert!(Seen::of(&fault, true, false).is_none() && fault.is_answer(), "{fault:?}");
+    }
+    for fault in [Fault::Internal { message: message() }, Fault::NotConfigured { message: message() }] {
+        assert!(Seen::of(&fault, true, false).is_none() && !fault.is_answer(), "{fault:?}");
+    }
+}
+
+#[test]
 fn waves_double_and_end_with_an_open_gate() {
     let mut gate = Gate { phase: Phase::Opening { since_ms: 0, wave: 0 }, ..Gate::default() };
     let (mut waiting, mut waves) = (20, Vec::new());
