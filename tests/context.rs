@@ -227,6 +227,20 @@ async fn after_three_summaries_that_failed_the_run_goes_on_without_one() {
 }
 
 #[tokio::test]
+async fn a_summary_whose_stream_is_cut_counts_as_a_fault_of_the_provider() {
+    let script = |body: &Value| match asks_for_a_summary(body) {
+        true => Answer::Cut("They want".to_owned()),
+        false => obliging(body),
+    };
+    let talk = Talk::new(NARROW, script).await;
+    let process = talk.options.serve(&talk.database).await;
+    talk.says(&process.client(), &["First.", LONG]).await;
+    // Only a fault makes the row of a gate.
+    let gates = "select count(*) from provider_gates where last_error like '%cut%' and $1 <> ''";
+    assert_eq!(talk.database.value::<i64>(gates, "all").await, 1);
+}
+
+#[tokio::test]
 async fn a_request_that_the_provider_calls_too_long_is_summarised_once() {
     let wide = NARROW.replace("150", "100000");
     // This model refuses every request that still has the first turn and the long message. A request for a

@@ -198,6 +198,70 @@ async fn a_pause_that_the_provider_asks_for_is_kept_by_every_worker() {
 }
 
 #[tokio::test]
+async fn a_limit_of_the_rate_holds_up_one_session_while_the_provider_answers_others() {
+    const PAUSE: Duration = Duration::from_millis(1500);
+    let database = Database::new().await;
+    let model = ModelServer::start(|_, number| match number {
+        1 => Answer::Busy(429, 1500),
+        _ => Answer::text("Here I am."),
+    })
+    .await;
+    let process = options(&model, "").serve(&database).await;
+    let client = process.client();
+    let first = post(&client, "c0").await;
+    client.wait_for(&first, "completed").await;
+    let limited = post(&client, "c1").await;
+    eventually("the refusal", || async {
+        (journal(&client, &limited, "ATTEMPT_FAILED").await.len() == 1).then_some(())
+    })
+    .await;
+    let shut = "select count(*) from provider_gates where phase <> 'open' and $1 <> ''";
+    assert_eq!(count(&database, shut).await, 0, "others may call");
+    client.wait_for(&limited, "completed").await;
+    let arrivals = model.arrivals();
+    assert!(arrivals[2] - arrivals[1] >= PAUSE, "the session itself keeps the pause");
+    assert!(process.terminate().success());
+}
+
+/// A session that waits at a gate that stays shut for an hour.
+async fn waits_for_an_hour(database: &Database) -> (ModelServer, Process, String) {
+    let model = ModelServer::start(|_, number| match number {
+        0 => Answer::Busy(503, 3_600_000),
+        _ => Answer::text("Here I am."),
+    })
+    .await;
+    let process = options(&model, "").serve(database).await;
+    let id = post(&process.client(), "c1").await;
+    all_wait(database, 1).await;
+    (model, process, id)
+}
+
+#[tokio::test]
+async fn a_session_that_waits_at_a_shut_gate_can_be_cancelled() {
+    let database = Database::new().await;
+    let (model, process, id) = waits_for_an_hour(&database).await;
+    let client = process.client();
+    client.post(&format!("/v1/sessions/{id}/cancel"), &json!({"reason": "too late"})).await;
+    let session = client.wait_for(&id, "failed").await;
+    assert!(session["error"].as_str().unwrap().contains("cancelled"), "{session}");
+    assert_eq!(count(&database, "select count(*) from jobs where $1 <> ''").await, 0);
+    assert_eq!(model.bodies().len(), 1, "the gate is still shut");
+    assert!(process.terminate().success());
+}
+
+#[tokio::test]
+async fn a_session_that_waits_at_a_gate_looks_again_when_it_is_woken() {
+    let database = Database::new().await;
+    let (_model, process, id) = waits_for_an_hour(&database).await;
+    let client = process.client();
+    // An operator knows that the provider is back.
+    sqlx::query("delete from provider_gates").execute(&database.pool).await.unwrap();
+    client.post(&format!("/v1/sessions/{id}/wake"), &json!({})).await;
+    client.wait_for(&id, "completed").await;
+    assert!(process.terminate().success());
+}
+
+#[tokio::test]
 async fn an_outage_longer_than_its_budget_fails_the_run_with_its_name_and_a_retry_goes_on() {
     let (database, provider) = (Database::new().await, Provider::default());
     let model = provider.start().await;
@@ -211,9 +275,9 @@ async fn an_outage_longer_than_its_budget_fails_the_run_with_its_name_and_a_retr
     let began = count(&database, since).await;
     // What the outage has used up survives the worker.
     process.kill();
+    assert_eq!(count(&database, since).await, began);
     let process = options.serve(&database).await;
     let client = process.client();
-    assert_eq!(count(&database, since).await, began);
     let session = client.wait_for(&id, "failed").await;
     let error = session["error"].as_str().unwrap();
     for part in ["openai did not answer for", "status 503", "Remedy:", "limits.outage_s"] {

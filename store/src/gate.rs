@@ -291,6 +291,9 @@ impl Store {
         .execute(&mut *tx)
         .await?
         .rows_affected();
+        // A waiting job that another transaction holds was left out. It would not be woken if the gate opened now.
+        let left_out = woken < through.unsigned_abs();
+        let after = if opens && left_out { before } else { after };
         write(&mut tx, gate_id, &after, row.now_ms, row.opening, None).await?;
         // One that was woken for a probe has some time to begin it. Then another is woken.
         let pause = match after.phase {
@@ -314,11 +317,11 @@ impl Store {
     }
 
     /// Gives a job back after a fault of its model call, or because its provider's gate is not open. Writes nothing if the
-    /// lease is lost.
+    /// lease is lost. Returns whether the run is to be cancelled: then the job waits for nothing.
     ///
     /// # Errors
     /// [`crate::Error::Database`]; then the lease ends by itself.
-    pub async fn set_back(&self, lease: &Lease, back: &SetBack<'_>) -> Result<()> {
+    pub async fn set_back(&self, lease: &Lease, back: &SetBack<'_>) -> Result<bool> {
         let mut tx = self.pool.begin().await?;
         if let Some((session_id, run_id, event)) = back.failed {
             let run_id = run_id.map(RunId::as_str);
@@ -359,11 +362,53 @@ impl Store {
         )
         .execute(&mut *tx)
         .await?;
-        if set.rows_affected() == 1 {
-            tx.commit().await?;
+        if set.rows_affected() == 0 {
+            return Ok(false);
         }
-        Ok(())
+        // A cancel that came during the claim found no waiting job. The statement above may have waited for it, so only a
+        // later one sees it.
+        let cancelled = sqlx::query!(
+            "update jobs
+            set run_at = clock_timestamp(), waits_for = null, waits_since = null
+            where job_id = $1 and exists (
+                select from conversation_sessions s
+                where s.session_id = jobs.session_id and s.cancel_requested)",
+            lease.job_id
+        )
+        .execute(&mut *tx)
+        .await?;
+        tx.commit().await?;
+        Ok(cancelled.rows_affected() == 1)
     }
+}
+
+/// Lets the step job of a session that is to be cancelled be claimed now, although it waits for a gate or its next attempt.
+pub(crate) async fn wait_no_longer(tx: &mut sqlx::PgConnection, session_id: &str) -> Result<()> {
+    // The lease is no condition of the update, so that this waits for a claim that ends just now, and sees its end.
+    sqlx::query!(
+        "update jobs
+        set run_at = case when lease is null then clock_timestamp() else run_at end,
+            waits_for = case when lease is null then null else waits_for end,
+            waits_since = case when lease is null then null else waits_since end
+        where session_id = $1 and kind = 'step'",
+        session_id
+    )
+    .execute(tx)
+    .await?;
+    Ok(())
+}
+
+/// Lets the step job of a session look at the gate that it waits for, and keeps its place in the line. Returns the gate.
+pub(crate) async fn look_now(tx: &mut sqlx::PgConnection, session_id: &str) -> Result<Option<String>> {
+    let waits_for = sqlx::query_scalar!(
+        "update jobs set run_at = clock_timestamp()
+        where session_id = $1 and kind = 'step' and lease is null and waits_for is not null
+        returning waits_for",
+        session_id
+    )
+    .fetch_optional(tx)
+    .await?;
+    Ok(waits_for.flatten())
 }
 
 /// Writes a gate. `wake_at` becomes the time of the next probe or wave.
@@ -386,7 +431,9 @@ async fn write(
         "update provider_gates
         set phase = $2, faults = $3, last_fault_at = to_timestamp($4::bigint / 1000.0), since = to_timestamp($5::bigint / 1000.0),
             probe_at = to_timestamp($6::bigint / 1000.0), probes = $7, wave = $8, opening = $9,
-            wake_at = to_timestamp($10::bigint / 1000.0), last_error = coalesce($11, last_error)
+            -- A fault or an answer while the gate opens does not hurry the next wave.
+            wake_at = case when $2 = 'opening' and phase = 'opening' then wake_at else to_timestamp($10::bigint / 1000.0) end,
+            last_error = coalesce($11, last_error)
         where gate_id = $1",
         gate_id,
         phase,

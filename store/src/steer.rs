@@ -1,6 +1,7 @@
 //! What operators do to a run: retry it, or cancel it.
 
 use crate::audit::act;
+use crate::gate;
 use crate::queue;
 use crate::run::{self, Locked, Wakes};
 use crate::wake::{By, conflict};
@@ -110,6 +111,7 @@ impl Store {
             | SessionStatus::Archived
             | SessionStatus::Terminated => {}
         }
+        gate::wait_no_longer(&mut tx, session_id).await?;
         if !session.runner.is_empty() {
             give_to_deployed_workers(&mut tx, session_id).await?;
         }

@@ -66,6 +66,29 @@ async fn a_message_by_one_statement_leaves_the_rows_that_it_leaves_under_locks()
 }
 
 #[tokio::test]
+async fn a_new_run_takes_over_no_outage_from_a_job_that_is_still_held() {
+    for locked in [false, true] {
+        let world = World::new().await;
+        prepare(&world, Place::Rest).await;
+        let held = "insert into jobs (kind, runner, space_id, conversation_id, session_id, step_number, lease, outage_since,
+                outage_faults, waits_for, waits_since, gate_pass)
+            select 'step', runner, space_id, conversation_id, session_id, 2, 7, now(), 5, 'openai', now(), 3
+            from conversation_sessions";
+        sqlx::query(held).execute(&world.database.pool).await.unwrap();
+        let (new, message) = (new_session("c1", "c1"), keyed("second", "And another thing."));
+        let woken = match locked {
+            true => world.store.wake_imported(&new, &message, &Imported::default()).await,
+            false => world.store.wake(&new, &message).await,
+        };
+        assert_eq!(woken.unwrap().outcome, Acceptance::NewRun);
+        let fresh =
+            "select count(*) from jobs where lease is null and outage_since is null and outage_faults = 0
+            and waits_for is null and waits_since is null and gate_pass is null";
+        assert_eq!(world.one(fresh).await, 1, "with locks: {locked}");
+    }
+}
+
+#[tokio::test]
 async fn a_message_that_comes_in_is_two_statements() {
     for into in ALL {
         let world = World::new().await;

@@ -24,7 +24,7 @@ pub enum Fault {
         /// When the provider allows the next call, if it said so.
         retry_after_ms: Option<u64>,
     },
-    /// No answer, or no further byte, within the time limit.
+    /// No answer within the time limit.
     #[error("the model did not answer within {after_ms} ms")]
     Timeout {
         /// How long the call waited.
@@ -39,6 +39,12 @@ pub enum Fault {
     /// The stream ended without its end marker. Its text is not an answer.
     #[error("the model's stream was cut before its end marker")]
     StreamCut,
+    /// The stream began and did not end within the time limit. Its text is not an answer.
+    #[error("the model's stream began and did not go on within {after_ms} ms")]
+    Stalled {
+        /// The limit: of a silence, or of the whole call.
+        after_ms: u64,
+    },
     /// The stream held something that its protocol does not define.
     #[error("the model's answer could not be read: {message}")]
     BadResponse {
@@ -158,6 +164,7 @@ impl Fault {
             Fault::Timeout { .. }
             | Fault::Unreachable { .. }
             | Fault::StreamCut
+            | Fault::Stalled { .. }
             | Fault::BadResponse { .. }
             | Fault::EmptyReply
             | Fault::Internal { .. } => Verdict::Retry { after_ms: None },
@@ -212,10 +219,23 @@ impl Fault {
         )
     }
 
-    /// Returns whether the fault counts towards shutting the provider's gate. A stream that is cut does, because a proxy in
-    /// front of a dead provider cuts every stream. It uses up attempts all the same: what was streamed is paid for.
+    /// Returns whether the fault counts towards shutting the provider's gate. A stream that is cut or stalls does, because a
+    /// proxy in front of a dead provider cuts every stream. It uses up attempts all the same: what was streamed is paid for.
     pub fn shuts_gate(&self) -> bool {
-        self.is_outage() || *self == Fault::StreamCut
+        self.is_outage() || matches!(self, Fault::StreamCut | Fault::Stalled { .. })
+    }
+
+    /// Returns whether the provider answered, if only with a refusal or something unreadable.
+    pub fn is_answer(&self) -> bool {
+        matches!(
+            self,
+            Fault::BadResponse { .. }
+                | Fault::EmptyReply
+                | Fault::ContextOverflow { .. }
+                | Fault::Unauthorized { .. }
+                | Fault::UnknownModel { .. }
+                | Fault::Refused { .. }
+        )
     }
 
     /// Returns when the provider allows the next call, if it said so.
@@ -234,6 +254,7 @@ impl Fault {
             Fault::Timeout { .. } => "timeout",
             Fault::Unreachable { .. } => "unreachable",
             Fault::StreamCut => "stream_cut",
+            Fault::Stalled { .. } => "stalled",
             Fault::BadResponse { .. } => "bad_response",
             Fault::EmptyReply => "empty_reply",
             Fault::ContextOverflow { .. } => "context_overflow",

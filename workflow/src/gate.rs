@@ -2,7 +2,8 @@
 //!
 //! A gate is *open* in the healthy case. A few faults without a success between them *shut* it, for every worker of the
 //! fleet. While it is shut, one call at a time is made as a *probe*. A probe that succeeds lets the waiting jobs through in
-//! *waves* that double in size. When no job waits any more, the gate is open again.
+//! *waves* that double in size. The wave that takes the last waiting job opens the gate: new jobs come all the time, so a
+//! moment without a waiting job may never come.
 #![deny(missing_docs)]
 
 use crate::fault::Fault;
@@ -66,7 +67,7 @@ pub enum Phase {
 pub struct Gate {
     /// What it does with calls.
     pub phase: Phase,
-    /// Faults without a success between them, while it is open.
+    /// Faults without a success between them, while it is open or opening.
     pub faults: i64,
     /// When the last fault was seen.
     pub last_fault_ms: Option<i64>,
@@ -87,6 +88,8 @@ pub enum Seen {
         probe: bool,
         /// When the provider allows the next call, if it said so.
         retry_after_ms: Option<u64>,
+        /// The provider limits the rate of calls, and answered another call lately. So it takes some calls now.
+        answering: bool,
     },
     /// The provider answered.
     Success {
@@ -96,9 +99,10 @@ pub enum Seen {
 }
 
 impl Seen {
-    /// What `fault` means for the gate. `None`: nothing, because the provider answered and the request was at fault.
-    pub fn of(fault: &Fault, probe: bool) -> Option<Seen> {
-        fault.shuts_gate().then(|| Seen::Fault { probe, retry_after_ms: fault.retry_after_ms() })
+    /// What `fault` means for the gate, if the provider `answered_lately` or not. `None`: the fault is not the provider's.
+    pub fn of(fault: &Fault, probe: bool, answered_lately: bool) -> Option<Seen> {
+        let answering = answered_lately && matches!(fault, Fault::RateLimited { .. });
+        fault.shuts_gate().then(|| Seen::Fault { probe, retry_after_ms: fault.retry_after_ms(), answering })
     }
 }
 
@@ -107,10 +111,10 @@ impl Gate {
     pub fn after(self, seen: Seen, now_ms: i64, policy: &GatePolicy) -> Gate {
         match seen {
             Seen::Success { probe } => self.after_success(probe),
-            Seen::Fault { probe, retry_after_ms } => {
+            Seen::Fault { probe, retry_after_ms, answering } => {
                 let asked =
                     retry_after_ms.map(|ms| i64::try_from(ms).unwrap_or(i64::MAX).min(LONGEST_WAIT_MS));
-                self.after_fault(probe, asked, now_ms, policy)
+                self.after_fault((probe, answering), asked, now_ms, policy)
             }
         }
     }
@@ -122,11 +126,18 @@ impl Gate {
             Phase::Shut { since_ms, .. } if probe => {
                 Gate { phase: Phase::Opening { since_ms, wave: 0 }, faults: 0, ..self }
             }
-            Phase::Shut { .. } | Phase::Opening { .. } => self,
+            Phase::Shut { .. } => self,
+            Phase::Opening { .. } => Gate { faults: 0, ..self },
         }
     }
 
-    fn after_fault(self, probe: bool, asked_ms: Option<i64>, now_ms: i64, policy: &GatePolicy) -> Gate {
+    fn after_fault(
+        self,
+        (probe, answering): (bool, bool),
+        asked_ms: Option<i64>,
+        now_ms: i64,
+        policy: &GatePolicy,
+    ) -> Gate {
         let shut = |since_ms: i64, probes: i64| Phase::Shut {
             since_ms,
             probe_at_ms: now_ms + pause_ms(probes, policy).max(asked_ms.unwrap_or(0)),
@@ -136,8 +147,9 @@ impl Gate {
         let faults = if recent { self.faults + 1 } else { 1 };
         let after = Gate { last_fault_ms: Some(now_ms), faults, ..self };
         let phase = match self.phase {
-            // The provider says itself that it takes no calls now: no need to count.
-            Phase::Open if asked_ms.is_some() => {
+            // The provider says itself that it takes no calls now: no need to count. One that limits the rate and answers
+            // other calls would be idle for the whole pause, so that fault is counted.
+            Phase::Open if asked_ms.is_some() && !answering => {
                 Phase::Shut { since_ms: now_ms, probe_at_ms: now_ms + asked_ms.unwrap_or(0), probes: 0 }
             }
             Phase::Open if faults >= policy.faults => shut(now_ms, 0),
@@ -149,7 +161,9 @@ impl Gate {
                 probe_at_ms: asked_ms.map_or(probe_at_ms, |asked| probe_at_ms.max(now_ms + asked)),
                 probes,
             },
-            Phase::Opening { since_ms, .. } => shut(since_ms, 0),
+            // A busy provider has some faults at any time. They do not shut a gate that opens any more than an open one.
+            Phase::Opening { since_ms, .. } if faults >= policy.faults => shut(since_ms, 0),
+            Phase::Opening { .. } => self.phase,
         };
         Gate { phase, ..after }
     }
@@ -163,10 +177,11 @@ impl Gate {
             Phase::Open => (waiting, self),
             Phase::Shut { .. } if forgotten => (0, Gate { phase: Phase::Open, faults: 0, ..self }),
             Phase::Shut { .. } => (waiting.min(1), self),
-            Phase::Opening { .. } if waiting == 0 => (0, Gate { phase: Phase::Open, faults: 0, ..self }),
             Phase::Opening { since_ms, wave } => {
                 let size = 1_i64 << wave.clamp(0, LARGEST_WAVE);
-                (size.min(waiting), Gate { phase: Phase::Opening { since_ms, wave: wave + 1 }, ..self })
+                let phase =
+                    if size >= waiting { Phase::Open } else { Phase::Opening { since_ms, wave: wave + 1 } };
+                (size.min(waiting), Gate { phase, ..self })
             }
         }
     }

@@ -57,6 +57,10 @@ pub enum Healed {
         generations: u64,
         chunks: u64,
     },
+    /// The session waits for its provider's gate. It looks again now whether it may call.
+    LooksAgain {
+        gate_id: String,
+    },
 }
 
 impl std::fmt::Display for Healed {
@@ -92,6 +96,9 @@ impl std::fmt::Display for Healed {
             }
             Healed::GenerationsForgotten { generations, chunks } => {
                 write!(f, "a session at rest still had {generations} model calls in flight ({chunks} chunks)")
+            }
+            Healed::LooksAgain { gate_id } => {
+                write!(f, "the session waits for provider {gate_id}: it looks again now")
             }
         }
     }

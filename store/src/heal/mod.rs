@@ -15,6 +15,7 @@ pub use healed::Healed;
 pub use search::{Cursor, Page};
 
 use crate::delivery::deliver_jobs;
+use crate::gate;
 use crate::run::{self, Conversation, Locked, Wakes, append_events};
 use crate::steer::steered;
 use crate::{Result, Store};
@@ -24,7 +25,7 @@ use wakeful_workflow::session::SessionStatus;
 
 impl Store {
     /// Makes the session continue with its open work, and returns what was wrong. Writes nothing if nothing
-    /// was wrong.
+    /// was wrong. A session that waits for its provider looks at the gate again.
     ///
     /// Safe to run at any time, also twice at once: it takes the locks in the common order, makes no second
     /// job, and touches no lease. It does not touch a session that a worker has claimed.
@@ -40,6 +41,8 @@ impl Store {
         conversation::give(&mut tx, &conversation.conversation_id, &mut healed).await?;
         make_deliver_jobs(&mut tx, &conversation.conversation_id, &mut healed).await?;
         forget_generations(&mut tx, session_id, &mut healed).await?;
+        healed
+            .extend(gate::look_now(&mut tx, session_id).await?.map(|gate_id| Healed::LooksAgain { gate_id }));
         if healed.is_empty() {
             tx.rollback().await?;
         } else {

@@ -19,6 +19,9 @@ const EVERY: Duration = Duration::from_secs(30);
 /// A worker that makes a probe and dies holds it for at most this long.
 const HOLD: Duration = Duration::from_secs(10);
 
+/// A provider that answered within this time takes some calls, even if it refuses one for its rate.
+const LATELY: Duration = Duration::from_secs(5);
+
 /// The gates as this process knows them.
 #[derive(Debug)]
 pub struct Gates {
@@ -31,7 +34,9 @@ pub struct Gates {
 struct Known {
     /// The gates that are not open.
     closed: HashMap<String, (GateView, Instant)>,
-    /// Open gates at which this process saw a fault and no success since.
+    /// When a provider answered this process last.
+    answered: HashMap<String, Instant>,
+    /// Gates, open or opening, at which this process saw a fault and no success since.
     faulty: HashSet<String>,
     /// The probes that this process makes: gate and job.
     probes: HashSet<(String, i64)>,
@@ -75,6 +80,15 @@ impl Gates {
         !self.known().closed.contains_key(gate_id)
     }
 
+    /// Returns whether a job with this pass may call its model, without a probe.
+    pub fn lets_through(&self, gate_id: &str, pass: Option<i64>) -> bool {
+        self.known().closed.get(gate_id).is_none_or(|(view, _)| match view.gate.phase {
+            Phase::Open => true,
+            Phase::Opening { .. } => pass == Some(view.opening),
+            Phase::Shut { .. } => false,
+        })
+    }
+
     /// Returns whether the job of `lease` may call its model now. `pass` is the opening at which it was let through.
     ///
     /// # Errors
@@ -107,6 +121,11 @@ impl Gates {
         Ok(Admission::Probe(Probe { gates: self, key }))
     }
 
+    /// Returns whether the provider answered a call of this process lately.
+    pub fn answered_lately(&self, gate_id: &str) -> bool {
+        self.known().answered.get(gate_id).is_some_and(|at| at.elapsed() <= LATELY)
+    }
+
     /// Records a fault of the provider. Returns whether its gate is open after that.
     ///
     /// # Errors
@@ -115,7 +134,7 @@ impl Gates {
         let was_open = self.is_open(gate_id);
         let view = store.gate_saw(gate_id, provider(gate_id), seen, Some(error), &self.policy).await?;
         let is_open = view.gate.is_open();
-        if is_open {
+        if !matches!(view.gate.phase, Phase::Shut { .. }) {
             self.known().faulty.insert(gate_id.to_owned());
         }
         if was_open && !is_open {
@@ -131,11 +150,23 @@ impl Gates {
     /// # Errors
     /// When the database cannot record it.
     pub async fn saw_success(&self, store: &Store, gate_id: &str, probe: bool) -> Result<Option<i64>> {
-        if !self.known().faulty.remove(gate_id) && !probe {
-            return Ok(None);
+        {
+            let mut known = self.known();
+            if let Some(at) = known.answered.get_mut(gate_id) {
+                *at = Instant::now();
+            } else {
+                known.answered.insert(gate_id.to_owned(), Instant::now());
+            }
+            if !known.faulty.remove(gate_id) && !probe {
+                return Ok(None);
+            }
         }
         let seen = Seen::Success { probe };
-        let view = store.gate_saw(gate_id, provider(gate_id), seen, None, &self.policy).await?;
+        let written = store.gate_saw(gate_id, provider(gate_id), seen, None, &self.policy).await;
+        // The next success has to be written then.
+        let view = written.inspect_err(|_| {
+            self.known().faulty.insert(gate_id.to_owned());
+        })?;
         let opening = view.opening;
         if probe {
             info!(gate = gate_id, "The provider is back: its waiting calls go on");

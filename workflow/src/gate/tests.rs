@@ -4,14 +4,19 @@ use proptest::prelude::*;
 const POLICY: GatePolicy = GatePolicy { faults: 3, probe_ms: 100, probe_max_ms: 400, wave_ms: 10 };
 
 fn fault() -> Seen {
-    Seen::Fault { probe: false, retry_after_ms: None }
+    Seen::Fault { probe: false, retry_after_ms: None, answering: false }
 }
 
 fn asked(retry_after_ms: u64) -> Seen {
-    Seen::Fault { probe: false, retry_after_ms: Some(retry_after_ms) }
+    Seen::Fault { probe: false, retry_after_ms: Some(retry_after_ms), answering: false }
 }
 
-const PROBE_FAILED: Seen = Seen::Fault { probe: true, retry_after_ms: None };
+/// HTTP 429 with a `Retry-After`, while other calls are answered.
+fn limited(retry_after_ms: u64) -> Seen {
+    Seen::Fault { probe: false, retry_after_ms: Some(retry_after_ms), answering: true }
+}
+
+const PROBE_FAILED: Seen = Seen::Fault { probe: true, retry_after_ms: None, answering: false };
 const PROBE_ANSWERED: Seen = Seen::Success { probe: true };
 const ANSWERED: Seen = Seen::Success { probe: false };
 
@@ -37,6 +42,12 @@ fn what_is_seen_moves_the_gate() {
         ("a success between them", phase(&[down[0], down[1], (1, ANSWERED), down[2]]), Phase::Open),
         ("an hour between them", phase(&[down[0], down[1], (3_600_000, fault())]), Phase::Open),
         ("the provider asks for a pause", phase(&[(5, asked(70))]), shut(5, 75, 0)),
+        ("it limits one call and answers others", phase(&[(5, limited(700))]), Phase::Open),
+        (
+            "it limits every call",
+            phase(&[(5, limited(700)), (6, limited(700)), (7, limited(700))]),
+            shut(7, 707, 0),
+        ),
         ("for a day", phase(&[(0, asked(86_400_000))]), shut(0, LONGEST_WAIT_MS, 0)),
         ("a call from before fails", after(&[(50, fault())]), shut(2, 102, 0)),
         ("a call from before asks for a pause", after(&[(50, asked(300))]), shut(2, 350, 0)),
@@ -50,10 +61,51 @@ fn what_is_seen_moves_the_gate() {
         ),
         ("a probe succeeds", after(&[(110, PROBE_ANSWERED)]), opening),
         ("others too", after(&[(110, PROBE_ANSWERED), (111, ANSWERED)]), opening),
-        ("one fault while it opens", after(&[(110, PROBE_ANSWERED), (120, fault())]), shut(2, 220, 0)),
+        ("one fault while it opens", after(&[(110, PROBE_ANSWERED), (120, fault())]), opening),
+        (
+            "faults with a success between them",
+            after(&[
+                (110, PROBE_ANSWERED),
+                (120, fault()),
+                (121, fault()),
+                (122, ANSWERED),
+                (123, fault()),
+                (124, fault()),
+            ]),
+            opening,
+        ),
+        (
+            "three faults while it opens",
+            after(&[(110, PROBE_ANSWERED), (120, fault()), (120, fault()), (120, fault())]),
+            shut(2, 220, 0),
+        ),
     ];
     for (what, is, expected) in table {
         assert_eq!(is, expected, "{what}");
+    }
+}
+
+#[test]
+fn a_fault_is_the_providers_or_an_answer_or_says_nothing_of_it() {
+    let message = || "no".to_owned();
+    let limited = Fault::RateLimited { retry_after_ms: Some(7) };
+    let overloaded = Fault::Overloaded { status: 503, message: message(), retry_after_ms: Some(7) };
+    let counted = |answering| Some(Seen::Fault { probe: true, retry_after_ms: Some(7), answering });
+    assert_eq!(Seen::of(&limited, true, true), counted(true));
+    assert_eq!(Seen::of(&limited, true, false), counted(false));
+    assert_eq!(
+        Seen::of(&overloaded, true, true),
+        counted(false),
+        "only a limit of the rate lets other calls pass"
+    );
+    for fault in [limited, overloaded, Fault::StreamCut, Fault::Stalled { after_ms: 1 }] {
+        assert!(fault.shuts_gate() && !fault.is_answer(), "{fault:?}");
+    }
+    for fault in [Fault::EmptyReply, Fault::Refused { status: 400, message: message() }] {
+        assert!(Seen::of(&fault, true, false).is_none() && fault.is_answer(), "{fault:?}");
+    }
+    for fault in [Fault::Internal { message: message() }, Fault::NotConfigured { message: message() }] {
+        assert!(Seen::of(&fault, true, false).is_none() && !fault.is_answer(), "{fault:?}");
     }
 }
 
@@ -66,16 +118,29 @@ fn waves_double_and_end_with_an_open_gate() {
         (waiting, gate) = (waiting - through, next);
         waves.push(through);
     }
-    assert_eq!(waves, [1, 2, 4, 8, 5, 0]);
+    assert_eq!(waves, [1, 2, 4, 8, 5], "the wave that takes the last ones opens the gate");
     let down = Gate { phase: shut(0, 10, 0), last_fault_ms: Some(0), ..Gate::default() };
     assert_eq!(down.wave(20, 11), (1, down));
     assert_eq!(down.wave(0, 11), (0, down));
     assert!(down.wave(0, FORGOTTEN_MS + 1).1.is_open() && !down.wave(1, FORGOTTEN_MS + 1).1.is_open());
 }
 
+#[test]
+fn under_steady_traffic_a_gate_opens_soon() {
+    for arrive in [1, 10, 500] {
+        let mut gate = Gate { phase: Phase::Opening { since_ms: 0, wave: 0 }, ..Gate::default() };
+        let (mut waiting, mut waves) = (1_000, 0);
+        while !gate.is_open() {
+            let (through, next) = gate.wave(waiting, 0);
+            (waiting, gate, waves) = (waiting - through + arrive, next, waves + 1);
+            assert!(waves < 20, "{arrive} new jobs each wave: {waiting} wait");
+        }
+    }
+}
+
 fn seen() -> impl Strategy<Value = Seen> {
-    let fault = (any::<bool>(), proptest::option::of(0..10_000_000_u64))
-        .prop_map(|(probe, retry_after_ms)| Seen::Fault { probe, retry_after_ms });
+    let fault = (any::<bool>(), proptest::option::of(0..10_000_000_u64), any::<bool>())
+        .prop_map(|(probe, retry_after_ms, answering)| Seen::Fault { probe, retry_after_ms, answering });
     prop_oneof![fault, any::<bool>().prop_map(|probe| Seen::Success { probe })]
 }
 

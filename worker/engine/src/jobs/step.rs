@@ -438,7 +438,7 @@ async fn decide(
     Ok(match performed {
         Ok(performed) => {
             if let Some(way) = way {
-                provider::answered(ctx, way, &mut counts.troubles).await;
+                provider::performed(ctx, way, &performed, &mut counts.troubles).await;
             }
             Decided::Performed(performed)
         }

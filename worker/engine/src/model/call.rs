@@ -59,6 +59,8 @@ pub struct Events {
     deadline: Instant,
     idle_timeout_ms: u64,
     total_timeout_ms: u64,
+    /// An event came. The provider answers from there on, and what it wrote is paid for.
+    began: bool,
 }
 
 impl Events {
@@ -66,16 +68,23 @@ impl Events {
     ///
     /// # Errors
     /// [`Fault::StreamCut`] when the stream ends: the caller stops at its protocol's end marker, so any end
-    /// seen here comes too early.
+    /// seen here comes too early. [`Fault::Timeout`] before the first event, [`Fault::Stalled`] after it.
     pub async fn next(&mut self) -> Result<String, Fault> {
+        let late = |began: bool, after_ms: u64| match began {
+            true => Fault::Stalled { after_ms },
+            false => Fault::Timeout { after_ms },
+        };
         let event = timeout_at(self.deadline, self.events.next())
             .await
-            .map_err(|_| Fault::Timeout { after_ms: self.total_timeout_ms })?;
+            .map_err(|_| late(self.began, self.total_timeout_ms))?;
         match event {
-            Some(Ok(data)) => Ok(data),
+            Some(Ok(data)) => {
+                self.began = true;
+                Ok(data)
+            }
             None => Err(Fault::StreamCut),
             Some(Err(EventStreamError::Transport(StreamError::Idle))) => {
-                Err(Fault::Timeout { after_ms: self.idle_timeout_ms })
+                Err(late(self.began, self.idle_timeout_ms))
             }
             Some(Err(EventStreamError::Transport(StreamError::Broken))) => Err(Fault::StreamCut),
             Some(Err(EventStreamError::Transport(StreamError::TooLarge))) => {
@@ -160,6 +169,7 @@ pub async fn open(
         deadline,
         idle_timeout_ms: endpoint.idle_timeout_ms,
         total_timeout_ms: endpoint.total_timeout_ms,
+        began: false,
     })
 }
 

@@ -16,6 +16,7 @@ use wakeful_workflow::advance::{Compaction, CompactionEnd, Performed};
 use wakeful_workflow::agent::Agent;
 use wakeful_workflow::context::compaction;
 use wakeful_workflow::event::Event;
+use wakeful_workflow::fallback;
 use wakeful_workflow::fault::{Fault, Verdict};
 use wakeful_workflow::gate::Seen;
 use wakeful_workflow::id::RunId;
@@ -23,6 +24,10 @@ use wakeful_workflow::session::Session;
 
 /// A waiting job looks by itself after this time, in case that no process opens its gate.
 const LOOK: Duration = Duration::from_secs(300);
+
+/// A job that was to wait for a gate which is open by now looks again after this time. The process may still know an older
+/// state of the gate.
+const AGAIN: Duration = Duration::from_millis(100);
 
 /// The outage that holds up the step, and the pass for its provider's gate.
 #[derive(Clone, Copy, Debug)]
@@ -70,13 +75,9 @@ pub(super) struct Back {
     outage: bool,
 }
 
-/// The models that may be called, the next one first. After as many faults as shut a gate, it is the next one's turn.
-fn candidates<'a>(ctx: &Ctx, agent: &'a Agent, faults: i64) -> impl Iterator<Item = &'a str> {
-    let models = 1 + agent.fallback.len();
-    let turn = usize::try_from(faults / ctx.gates.policy.faults.max(1)).unwrap_or(0).min(models - 1);
-    let at =
-        |index: usize| if index == 0 { agent.model.as_str() } else { agent.fallback[index - 1].as_str() };
-    (0..models).map(move |step| at((turn + step) % models))
+/// The agent's models: its own, and those that may answer instead.
+fn models(agent: &Agent) -> Vec<&str> {
+    std::iter::once(&agent.model).chain(&agent.fallback).map(String::as_str).collect()
 }
 
 /// Chooses the model of the step's next call. Asks the database only while a gate is shut.
@@ -87,7 +88,10 @@ pub(super) async fn route<'a>(
     troubles: &Troubles,
 ) -> Result<Routed<'a>> {
     let mut reason = None;
-    for model in candidates(ctx, agent, troubles.outage.faults) {
+    let models = models(agent);
+    // After as many faults as shut a gate, it is the next model's turn.
+    for index in fallback::order(models.len(), troubles.outage.faults, ctx.gates.policy.faults) {
+        let model = models[index];
         let admission = match ctx.plugins.models.gate_of(model) {
             Some(gate_id) => ctx.gates.admit(&ctx.store, gate_id, &job.lease, troubles.pass).await?,
             None => Admission::Free,
@@ -111,7 +115,7 @@ pub(super) async fn route<'a>(
         return Ok(Routed::Fail(fault));
     }
     let gate = ctx.plugins.models.gate_of(model).map(|gate| (gate.to_owned(), look(ctx, agent, troubles)));
-    let back = Back { error, gate, delay: Duration::ZERO, failed: None, outage: true };
+    let back = Back { error, gate, delay: AGAIN, failed: None, outage: true };
     Ok(Routed::Wait(ClaimEnd::SetBack { kind: "waits", back: Box::new(back) }))
 }
 
@@ -138,8 +142,26 @@ fn look(ctx: &Ctx, agent: &Agent, troubles: &Troubles) -> Duration {
     queue::jittered(most).min(left + Duration::from_millis(10))
 }
 
+/// Tells the gate what the call showed of the provider. A summary that failed is not an answer by itself.
+pub(super) async fn performed(ctx: &Ctx, way: Way<'_>, performed: &Performed, troubles: &mut Troubles) {
+    let fault = match performed {
+        Performed::Compacted(Compaction { end: CompactionEnd::Failed(fault), .. }) => fault,
+        _ => return answered(ctx, way, troubles).await,
+    };
+    let Some(gate_id) = ctx.plugins.models.gate_of(&way.agent.model) else { return };
+    match Seen::of(fault, way.probe.is_some(), ctx.gates.answered_lately(gate_id)) {
+        Some(seen) => {
+            if let Err(error) = ctx.gates.saw_fault(&ctx.store, gate_id, seen, &fault.to_string()).await {
+                warn!(%error, "A provider's fault was not recorded at its gate; the next one is");
+            }
+        }
+        None if fault.is_answer() => answered(ctx, way, troubles).await,
+        None => {}
+    }
+}
+
 /// Tells the gate that the provider answered.
-pub(super) async fn answered(ctx: &Ctx, way: Way<'_>, troubles: &mut Troubles) {
+async fn answered(ctx: &Ctx, way: Way<'_>, troubles: &mut Troubles) {
     let Some(gate_id) = ctx.plugins.models.gate_of(&way.agent.model) else { return };
     match ctx.gates.saw_success(&ctx.store, gate_id, way.probe.is_some()).await {
         Ok(opening) => troubles.pass = opening.or(troubles.pass),
@@ -164,12 +186,13 @@ pub(super) async fn after_fault(
     // A probe's stream that was cut proves that the provider is still failing, so it costs no attempt.
     let outage = fault.is_outage() || (probes && fault.shuts_gate());
     let mut open = true;
-    match (gate_id, Seen::of(&fault, probes)) {
+    let lately = gate_id.is_some_and(|gate_id| ctx.gates.answered_lately(gate_id));
+    match (gate_id, Seen::of(&fault, probes, lately)) {
         (Some(gate_id), Some(seen)) => {
             open = ctx.gates.saw_fault(&ctx.store, gate_id, seen, &text).await?;
         }
-        // The provider answered, if only with a refusal.
-        (Some(_), None) if probes => {
+        // The provider answered, if only with a refusal. A fault of this process says nothing about it: another job probes.
+        (Some(_), None) if probes && fault.is_answer() => {
             if let Some(way) = way {
                 answered(ctx, way, &mut counts.troubles).await;
             }
@@ -188,19 +211,21 @@ pub(super) async fn after_fault(
     } else if tries >= limit {
         return Ok(Err(Fault::Stuck { attempts: counts.tries.stuck.max(1), last_error: text }));
     }
-    let other = candidates(ctx, configured, faults).find(|other| {
-        *other != model && ctx.plugins.models.gate_of(other).is_none_or(|gate| ctx.gates.is_open(gate))
-    });
-    // The next model is tried at once: when this one's gate is shut, or when it has failed as often as shuts a gate.
-    let turns = candidates(ctx, configured, faults).next() != Some(model.as_str());
-    let delay = match other {
-        Some(_) if outage && (turns || !open) => Duration::ZERO,
-        _ => {
-            let failed = if outage { i32::try_from(faults).unwrap_or(i32::MAX) } else { job.stuck };
-            queue::delay(failed, after_ms.map(Duration::from_millis))
-        }
+    let models = models(configured);
+    let passes = |index: usize| {
+        let gate = ctx.plugins.models.gate_of(models[index]);
+        gate.is_none_or(|gate| ctx.gates.lets_through(gate, troubles.pass))
     };
-    let gate = gate_id.filter(|_| outage && !open && other.is_none());
+    let failed = models.iter().position(|one| *one == model).unwrap_or(0);
+    let each = ctx.gates.policy.faults;
+    let delay = if outage && fallback::at_once(models.len(), failed, faults, each, passes) {
+        Duration::ZERO
+    } else {
+        let failed = if outage { i32::try_from(faults).unwrap_or(i32::MAX) } else { job.stuck };
+        queue::delay(failed, after_ms.map(Duration::from_millis))
+    };
+    let others = (0..models.len()).any(|index| index != failed && passes(index));
+    let gate = gate_id.filter(|_| outage && !open && !others);
     let gate = gate.map(|gate| (gate.to_owned(), look(ctx, configured, troubles)));
     let event = Event::AttemptFailed {
         model,
@@ -249,12 +274,15 @@ pub(super) async fn set_back(ctx: &Ctx, job: &Job, back: &Back) {
         failed: back.failed.as_ref().map(|(run_id, event)| (&session_id, run_id.as_ref(), event)),
         outage: back.outage,
     };
-    if let Err(error) = ctx.store.set_back(&job.lease, &set_back).await {
-        warn!(%error, "The job could not be given back; workers can claim it when its lease ends");
-        return;
-    }
+    let cancelled = match ctx.store.set_back(&job.lease, &set_back).await {
+        Ok(cancelled) => cancelled,
+        Err(error) => {
+            warn!(%error, "The job could not be given back; workers can claim it when its lease ends");
+            return;
+        }
+    };
     ctx.bus.notifier.session(session_id.as_str());
-    if back.delay.is_zero() {
+    if back.delay.is_zero() || cancelled {
         ctx.bus.notifier.job_of(job.kind, &job.runner);
     }
 }
