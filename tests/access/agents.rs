@@ -14,7 +14,7 @@ async fn a_fork_under_a_token_of_one_agent_has_nothing_that_the_agent_has_not() 
     let id = stage.chat(TOKEN, "c1", json!({"text": "Hi"})).await;
     stage.process.wait_for_log("The run is completed").await;
     let fork = async |token: &str, id: &str, mut body: Value| {
-        body["start"] = json!(false);
+        body["start"] = json!(body.get("text").is_some());
         stage.post(token, &format!("/v1/sessions/{id}/fork"), &body).await
     };
     for beyond in [
