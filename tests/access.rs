@@ -1,7 +1,11 @@
 //! Who may do what over HTTP: tokens with scopes, spaces, agents and users, and the user that a conversation belongs to.
 
+mod agents;
 mod audit;
+mod claims;
+mod open;
 mod stage;
+mod streams;
 mod tokens;
 mod users;
 

@@ -130,8 +130,12 @@ async fn a_chat_on_a_notices_conversation_has_seen_it_and_is_answered_in_the_cha
         "the addresses that the notice's session may write to"
     );
 
-    // The next notice has a session of its own again, and so does the chat about it.
-    let (_, another) = herald(&client, &json!({"conversation_id": "ops", "notice": "95 % of db1."})).await;
+    // The chat made it a conversation of its user, so the next notice has to name that user.
+    let mut next = json!({"conversation_id": "ops", "notice": "95 % of db1."});
+    assert_eq!(herald(&client, &next).await.0, StatusCode::FORBIDDEN);
+    next["user_id"] = json!("ann");
+    // It has a session of its own again, and so does the chat about it.
+    let (_, another) = herald(&client, &next).await;
     assert_ne!(another["session_id"], first["session_id"]);
     client.wait_for(another["session_id"].as_str().unwrap(), "completed").await;
     let third = client.chat("ops", "Now?").await;

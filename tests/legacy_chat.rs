@@ -85,6 +85,29 @@ async fn a_chat_that_the_cache_knows_goes_on_where_it_was() {
 }
 
 #[tokio::test]
+async fn a_chat_of_another_space_takes_no_entry_of_the_cache() {
+    let database = Database::new().await;
+    let model = echo().await;
+    let redis = Redis::start().await;
+    redis.put("chat:ann:c1", old_chat().to_string());
+    let process = options(&model, &redis.url).serve(&database).await;
+    let client = process.client();
+    let request = client.post_request("/v1/chat/c1/messages").header("x-wakeful-space", "acme");
+    let body = json!({"text": "And now?", "user_id": "ann"}).to_string();
+    let response = request.body(body).send().await.unwrap();
+    assert_eq!(response.status(), StatusCode::ACCEPTED);
+    let woken: Value = response.json().await.unwrap();
+    let seeds: i64 = database
+        .value(
+            "select count(*) from session_seed_messages where session_id = $1",
+            woken["session_id"].as_str().unwrap(),
+        )
+        .await;
+    assert_eq!(seeds, 1, "the system prompt");
+    assert!(redis.asked().is_empty(), "the keys of the cache know no space");
+}
+
+#[tokio::test]
 async fn two_first_messages_at_once_make_one_session_of_one_import() {
     let database = Database::new().await;
     let model = echo().await;

@@ -1,9 +1,10 @@
 //! The audit: who did what, on which row, why, from where, when, and how it ended.
 //!
 //! A write's row commits with the write: see [`act`]. A request that changed nothing (a duplicate) gets its row after that,
-//! in a commit of its own. So does a refused one. Refusals are bounded, because strangers cause them: the first of an
-//! address is written at once, the next ones are counted, and one row a [`WINDOW`] says how many. Of more than
-//! [`ADDRESSES`] addresses in a window, the rest is counted together.
+//! in a commit of its own. So does a refused one. Refusals are bounded, because strangers cause them: the first of an actor
+//! (address, kind, token, user) and verb is written at once, the next ones are counted, and one row a [`WINDOW`] says how
+//! many. More than [`VERBS`] verbs of an actor are counted together, and so are actors beyond [`ACTORS`]. Strangers have
+//! places of their own, so they do not hide what others are refused.
 
 pub mod act;
 
@@ -15,10 +16,12 @@ use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long refusals of one address are counted before a row says how many they were.
+/// How long refusals are counted before a row says how many they were.
 pub const WINDOW: Duration = Duration::from_secs(600);
-/// How many addresses have rows of their own in one window.
-pub const ADDRESSES: usize = 32;
+/// How many strangers, and how many actors with a token, have rows of their own in one window.
+pub const ACTORS: usize = 32;
+/// How many verbs of one actor have rows of their own in one window.
+pub const VERBS: usize = 8;
 
 /// One row of the audit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -60,20 +63,52 @@ pub struct AuditFilter {
 #[derive(Debug, Default)]
 pub(crate) struct Refusals(Mutex<Window>);
 
+/// Who is refused.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Actor {
+    address: Option<String>,
+    kind: &'static str,
+    token_id: Option<String>,
+    user_id: Option<String>,
+}
+
+impl Actor {
+    fn of(act: &Act) -> Actor {
+        Actor {
+            address: act.address.clone(),
+            kind: act.actor_kind,
+            token_id: act.token_id.clone(),
+            user_id: act.user_id.clone(),
+        }
+    }
+
+    /// Anyone can be one.
+    fn is_stranger(&self) -> bool {
+        self.kind == "stranger"
+    }
+}
+
 #[derive(Debug)]
 struct Window {
     began: Instant,
-    by_address: HashMap<String, Counted>,
+    by_actor: HashMap<Actor, Verbs>,
+    others: Option<Counted>,
+}
+
+/// What one actor was refused.
+#[derive(Debug, Default)]
+struct Verbs {
+    by_verb: HashMap<String, Counted>,
     others: Option<Counted>,
 }
 
 impl Default for Window {
     fn default() -> Window {
-        Window { began: Instant::now(), by_address: HashMap::new(), others: None }
+        Window { began: Instant::now(), by_actor: HashMap::new(), others: None }
     }
 }
 
-/// What came after the first refusal of an address.
+/// What came after the first refusal.
 #[derive(Debug)]
 struct Counted {
     last: Act,
@@ -82,21 +117,28 @@ struct Counted {
 }
 
 impl Refusals {
-    /// Counts a refusal. `true`: it is the first of its address, and gets a row of its own.
+    /// Counts a refusal. `true`: it is the first of its actor and verb, and gets a row of its own.
     fn count(&self, act: &Act, status: i32) -> bool {
         let mut window = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let address = act.address.clone().unwrap_or_default();
-        if let Some(counted) = window.by_address.get_mut(&address) {
+        let actor = Actor::of(act);
+        let is_stranger = actor.is_stranger();
+        let room = window.by_actor.contains_key(&actor)
+            || window.by_actor.keys().filter(|one| one.is_stranger() == is_stranger).count() < ACTORS;
+        if !room {
+            let last = Act { address: None, actor: "several".to_owned(), ..act.clone() };
+            count_one(&mut window.others, last, status);
+            return false;
+        }
+        let verbs = window.by_actor.entry(actor).or_default();
+        if let Some(counted) = verbs.by_verb.get_mut(&act.verb) {
             *counted = Counted { last: act.clone(), status, times: counted.times + 1 };
             return false;
         }
-        if window.by_address.len() < ADDRESSES {
-            window.by_address.insert(address, Counted { last: act.clone(), status, times: 0 });
+        if verbs.by_verb.len() < VERBS {
+            verbs.by_verb.insert(act.verb.clone(), Counted { last: act.clone(), status, times: 0 });
             return true;
         }
-        let times = window.others.as_ref().map_or(0, |others| others.times) + 1;
-        let last = Act { address: None, actor: "several".to_owned(), ..act.clone() };
-        window.others = Some(Counted { last, status, times });
+        count_one(&mut verbs.others, act.clone(), status);
         false
     }
 
@@ -107,8 +149,15 @@ impl Refusals {
             return Vec::new();
         }
         let ended = std::mem::take(&mut *window);
-        ended.by_address.into_values().chain(ended.others).filter(|counted| counted.times > 0).collect()
+        let verbs = ended.by_actor.into_values();
+        let counted = verbs.flat_map(|verbs| verbs.by_verb.into_values().chain(verbs.others));
+        counted.chain(ended.others).filter(|counted| counted.times > 0).collect()
     }
+}
+
+fn count_one(others: &mut Option<Counted>, last: Act, status: i32) {
+    let times = others.as_ref().map_or(0, |others| others.times) + 1;
+    *others = Some(Counted { last, status, times });
 }
 
 impl Store {
@@ -184,18 +233,44 @@ mod tests {
     #[test]
     fn a_flood_of_refusals_makes_a_bounded_number_of_rows() {
         let refusals = Refusals::default();
-        let of = |address: usize| Act { address: Some(address.to_string()), ..Act::default() };
+        let of = |address: usize, verb: usize| Act {
+            address: Some(address.to_string()),
+            verb: verb.to_string(),
+            ..Act::default()
+        };
         let mut rows = 0;
         for round in 0..100 {
-            for address in 0..1000 {
-                rows += usize::from(refusals.count(&of(address), 401));
+            for address in 0..100 {
+                for verb in 0..10 {
+                    rows += usize::from(refusals.count(&of(address, verb), 401));
+                }
             }
-            assert_eq!(rows, ADDRESSES, "round {round}");
+            assert_eq!(rows, ACTORS * VERBS, "round {round}");
         }
         assert!(refusals.end(false).is_empty(), "the window goes on");
         let counted = refusals.end(true);
-        assert_eq!(counted.len(), ADDRESSES + 1);
-        assert_eq!(counted.iter().map(|counted| counted.times).sum::<i64>(), 100_000 - ADDRESSES as i64);
+        assert_eq!(counted.len(), ACTORS * (VERBS + 1) + 1);
+        assert_eq!(counted.iter().map(|counted| counted.times).sum::<i64>(), 100_000 - rows as i64);
         assert!(refusals.end(true).is_empty());
+    }
+
+    #[test]
+    fn what_one_is_refused_hides_nothing_of_another() {
+        let refusals = Refusals::default();
+        for address in 0..1000 {
+            let address = Some(address.to_string());
+            refusals.count(&Act { actor_kind: "stranger", address, ..Act::default() }, 401);
+        }
+        let of = |token: &str, user: Option<&str>, verb: &str| Act {
+            address: Some("1".to_owned()),
+            token_id: Some(token.to_owned()),
+            user_id: user.map(str::to_owned),
+            verb: verb.to_owned(),
+            ..Act::default()
+        };
+        for act in [of("a", None, "x"), of("a", None, "y"), of("b", None, "x"), of("a", Some("ann"), "x")] {
+            assert!(refusals.count(&act, 403), "{act:?}");
+            assert!(!refusals.count(&act, 403), "{act:?}");
+        }
     }
 }

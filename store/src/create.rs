@@ -11,7 +11,7 @@ use crate::session::shown;
 use crate::{Error, Result, Store, new_id};
 use serde::Serialize;
 use sqlx::PgConnection;
-use wakeful_workflow::access::{Admission, Speaker};
+use wakeful_workflow::access::{Admission, Speaker, admission};
 use wakeful_workflow::agent::ToolDefinition;
 use wakeful_workflow::policy::SessionPolicy;
 use wakeful_workflow::prefix::Prefix;
@@ -49,7 +49,7 @@ pub struct NewSession {
     pub policy: SessionPolicy,
     /// The repository that the session works on, if any.
     pub repository_id: Option<String>,
-    /// The user that the message speaks for, if the conversation is to belong to a user.
+    /// Whom the message speaks for. `None`: no user, so it enters no conversation that is a user's.
     pub speaker: Option<Speaker>,
     /// The rendered messages that the model sees before the session's first message.
     pub seeds: Vec<Seed>,
@@ -170,12 +170,21 @@ pub(crate) async fn find_or_create(
         new.space_id,
         new.mailbox_id,
         new.seeds.len() as i64,
-        new.speaker.as_ref().map(|speaker| speaker.user_id.as_str())
+        new.speaker.as_ref().and_then(Speaker::claims)
     )
     .execute(&mut *tx)
     .await?;
-    run::lock_conversation(tx, &new.conversation_id).await?;
-    admit(tx, new).await?;
+    let conversation = run::lock_conversation(tx, &new.conversation_id).await?;
+    if !admits(new, conversation.user_id.as_deref())? {
+        // The first user gets the conversation.
+        sqlx::query!(
+            "update conversation_counters set user_id = $2 where conversation_id = $1",
+            new.conversation_id,
+            new.speaker.as_ref().and_then(Speaker::claims)
+        )
+        .execute(&mut *tx)
+        .await?;
+    }
     let existing = match new.continues {
         Continues::Trigger => made_by_trigger(tx, new).await?,
         Continues::Conversation => match sent_before(tx, &new.conversation_id, client_key).await? {
@@ -200,39 +209,19 @@ pub(crate) async fn find_or_create(
     run::lock_session(tx, &session_id).await
 }
 
-/// Refuses a message that speaks for another user than the conversation's. The first user gets the conversation,
-/// whose row is locked.
-async fn admit(tx: &mut PgConnection, new: &NewSession) -> Result<()> {
-    let Some(speaker) = &new.speaker else { return Ok(()) };
-    let owner = sqlx::query_scalar!(
-        "select user_id from conversation_counters where conversation_id = $1",
-        new.conversation_id
-    )
-    .fetch_one(&mut *tx)
-    .await?;
-    match speaker.admission(owner.as_deref()) {
-        Admission::Admitted => Ok(()),
-        Admission::Claims => {
-            sqlx::query!(
-                "update conversation_counters set user_id = $2 where conversation_id = $1",
-                new.conversation_id,
-                speaker.user_id
-            )
-            .execute(tx)
-            .await?;
-            Ok(())
-        }
-        refused @ (Admission::OfAnother | Admission::Unknown) => Err(not_admitted(new, refused)),
+/// Whether an existing conversation of `owner` admits a message as it is. `false`: the speaker gets the conversation first.
+///
+/// # Errors
+/// [`Error::OfAnotherUser`], [`Error::OfAUser`], [`Error::NotFound`].
+pub(crate) fn admits(new: &NewSession, owner: Option<&str>) -> Result<bool> {
+    let id = || shown(&new.conversation_id).to_owned();
+    match admission(new.speaker.as_ref(), owner) {
+        Admission::Admitted => Ok(true),
+        Admission::Claims => Ok(false),
+        Admission::OfAnother => Err(Error::OfAnotherUser { conversation_id: id() }),
+        Admission::OfAUser => Err(Error::OfAUser { conversation_id: id() }),
+        Admission::Unknown => Err(Error::NotFound { what: "conversation", id: id() }),
     }
-}
-
-/// Why a speaker is not admitted.
-pub(crate) fn not_admitted(new: &NewSession, refused: Admission) -> Error {
-    let id = shown(&new.conversation_id).to_owned();
-    if refused == Admission::Unknown {
-        return Error::NotFound { what: "conversation", id };
-    }
-    Error::OfAnotherUser { conversation_id: id }
 }
 
 /// Returns the session that this trigger created. Refuses a session of another conversation, because that

@@ -62,6 +62,14 @@ pub enum Error {
         /// The conversation, without its space.
         conversation_id: String,
     },
+    /// The conversation is a user's, and the message speaks for no user: a messenger, a schedule, a notice or a mail.
+    #[error(
+        "conversation {conversation_id} belongs to a user, and this message does not speak for that user"
+    )]
+    OfAUser {
+        /// The conversation, without its space.
+        conversation_id: String,
+    },
     /// Too many messages wait in one session.
     #[error("{pending} messages wait in this session already")]
     InboxFull {
@@ -119,6 +127,7 @@ impl Error {
             | Error::NotErased { .. }
             | Error::KeyReused { .. }
             | Error::OfAnotherUser { .. }
+            | Error::OfAUser { .. }
             | Error::InboxFull { .. }
             | Error::Schema(_)
             | Error::Bundle(_)

@@ -274,6 +274,8 @@ pub(crate) struct Conversation {
     pub last_message_number: i64,
     pub open_run_id: Option<String>,
     pub queued_runs: i32,
+    /// The user that it belongs to.
+    pub user_id: Option<String>,
 }
 
 /// A locked row of `conversation_sessions`, with the columns that a wake needs.
@@ -314,7 +316,7 @@ pub(crate) async fn conversation_of(tx: &mut PgConnection, session_id: &str) -> 
 pub(crate) async fn lock_conversation(tx: &mut PgConnection, conversation_id: &str) -> Result<Conversation> {
     sqlx::query_as!(
         Conversation,
-        "select conversation_id, last_message_number, open_run_id, queued_runs
+        "select conversation_id, last_message_number, open_run_id, queued_runs, user_id
         from conversation_counters
         where conversation_id = $1
         for update",

@@ -221,6 +221,21 @@ impl Store {
         Ok(found.is_some_and(|(token, _)| matches!(in_force(token), Presented::Valid(_))))
     }
 
+    /// Which of these tokens are in force. One statement for all of them.
+    ///
+    /// # Errors
+    /// [`Error::Database`].
+    pub async fn tokens_in_force(&self, token_ids: &[String]) -> Result<Vec<String>> {
+        Ok(sqlx::query_scalar!(
+            "select token_id from api_tokens
+            where token_id = any($1) and revoked_at is null
+                and (expires_at is null or expires_at > clock_timestamp())",
+            token_ids
+        )
+        .fetch_all(&self.pool)
+        .await?)
+    }
+
     async fn token_row(&self, token_id: &str) -> Result<Option<(Token, Vec<u8>)>> {
         let entered = tokio::time::timeout(WAITS, self.lookups.0.acquire()).await;
         let _entered =

@@ -90,10 +90,20 @@ async fn refused_requests_are_recorded_and_a_flood_of_them_is_counted() {
         assert_eq!(stage.get("a guess", "/v1/sessions").await.0, StatusCode::UNAUTHORIZED);
     }
     let refused = rows(&stage, "outcome=refused").await;
-    assert_eq!(refused.len(), 1, "one row: {refused:?}");
-    let row = &refused[0];
+    assert_eq!(refused.len(), 2, "one row for each actor and verb: {refused:?}");
+    let row = &refused[1];
     assert_eq!((&row["actor"], &row["verb"]), (&json!("dashboard"), &json!("session.cancel")));
     assert_eq!((&row["target"], &row["status"]), (&json!("s1"), &json!(403)));
+    // Those of a stranger do not hide what a token does from the same address.
+    let other = stage.token(&["--scope", "read", "--name", "screen"]).await;
+    assert_eq!(stage.post(&other, "/v1/sessions/s2/cancel", &json!({})).await.0, StatusCode::FORBIDDEN);
+    assert_eq!(stage.post(&reader, "/v1/sessions/s3/retry", &json!({})).await.0, StatusCode::FORBIDDEN);
+    let refused = rows(&stage, "outcome=refused").await;
+    let said = |row: &Value| format!("{} {}", row["actor"].as_str().unwrap(), row["verb"].as_str().unwrap());
+    assert_eq!(
+        refused.iter().take(2).map(said).collect::<Vec<_>>(),
+        ["dashboard session.retry", "screen session.cancel"]
+    );
     // What was counted is written when the process ends, at the latest.
     let Stage { database, process, .. } = stage;
     assert!(process.terminate().success());
@@ -102,7 +112,7 @@ async fn refused_requests_are_recorded_and_a_flood_of_them_is_counted() {
         .await;
     let lines: i64 =
         database.value("select count(*) from audit_log where outcome = 'refused' and $1 <> ''", "x").await;
-    assert_eq!((times, lines), (51, 2));
+    assert_eq!((times, lines), (53, 5));
     let last: String = database
         .value("select actor_kind || ' ' || verb from audit_log where times > 1 and $1 <> ''", "x")
         .await;

@@ -1,6 +1,7 @@
 //! Who may do what: the scopes of tokens, and which sessions a caller reaches.
 #![deny(missing_docs)]
 
+use crate::mail::thread::MAIL;
 use serde::{Deserialize, Serialize};
 
 /// What a token allows. Each scope includes those before it.
@@ -45,15 +46,29 @@ pub struct Reach {
     pub user_id: Option<String>,
 }
 
-/// The user that a message speaks for. The first one is the conversation's.
+/// Whom a message speaks for. A trigger that speaks for none of these (a messenger, a schedule, a mail) writes only in
+/// conversations that are no user's: else a user could wait for it in a conversation that it will use.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Speaker {
-    /// The user, as the application names people.
-    pub user_id: String,
-    /// Other users may write in the conversation too.
-    pub shared: bool,
-    /// The user's own token brought the message: a conversation of anyone else does not exist for it.
-    pub own_token: bool,
+pub enum Speaker {
+    /// The application itself, or the sender of a mail who proved that the thread is his. It writes in every conversation.
+    Application,
+    /// A user that the application names. The first one is the conversation's.
+    User {
+        /// As the application names people.
+        user_id: String,
+        /// Other users may write in the conversation too.
+        shared: bool,
+    },
+    /// A user's own token. A conversation of anyone else does not exist for it.
+    OwnToken {
+        /// As the application names people.
+        user_id: String,
+    },
+    /// A notice for a person, named in the words of its sender. So the conversation does not become that person's.
+    NoticeFor {
+        /// As the sender names people.
+        user_id: String,
+    },
 }
 
 /// Whether a speaker may write in a conversation.
@@ -65,21 +80,53 @@ pub enum Admission {
     Claims,
     /// It is another user's.
     OfAnother,
+    /// It is a user's, and the message speaks for no user, or for another one.
+    OfAUser,
     /// The speaker does not even learn that it exists.
     Unknown,
 }
 
 impl Speaker {
-    /// Decides about an existing conversation of `owner`.
-    pub fn admission(&self, owner: Option<&str>) -> Admission {
-        match owner {
-            Some(owner) if owner == self.user_id => Admission::Admitted,
-            Some(_) | None if self.own_token => Admission::Unknown,
-            Some(_) if self.shared => Admission::Admitted,
-            Some(_) => Admission::OfAnother,
-            None => Admission::Claims,
+    /// The user that a message speaks for.
+    pub fn user_id(&self) -> Option<&str> {
+        match self {
+            Speaker::Application => None,
+            Speaker::User { user_id, .. }
+            | Speaker::OwnToken { user_id }
+            | Speaker::NoticeFor { user_id } => Some(user_id),
         }
     }
+
+    /// The user that gets a conversation that this message begins.
+    pub fn claims(&self) -> Option<&str> {
+        match self {
+            Speaker::User { user_id, .. } | Speaker::OwnToken { user_id } => Some(user_id),
+            Speaker::Application | Speaker::NoticeFor { .. } => None,
+        }
+    }
+}
+
+/// Decides about a message in an existing conversation of `owner`.
+pub fn admission(speaker: Option<&Speaker>, owner: Option<&str>) -> Admission {
+    match (speaker, owner) {
+        (Some(Speaker::Application), _) => Admission::Admitted,
+        (Some(speaker), Some(owner)) if speaker.user_id() == Some(owner) => Admission::Admitted,
+        (Some(Speaker::OwnToken { .. }), _) => Admission::Unknown,
+        (Some(Speaker::User { .. }), None) => Admission::Claims,
+        (Some(Speaker::User { shared: true, .. }), Some(_)) => Admission::Admitted,
+        (Some(Speaker::User { shared: false, .. }), Some(_)) => Admission::OfAnother,
+        (Some(Speaker::NoticeFor { .. }) | None, None) => Admission::Admitted,
+        (Some(Speaker::NoticeFor { .. }) | None, Some(_)) => Admission::OfAUser,
+    }
+}
+
+/// How ids of conversations begin that Wakeful's own triggers make: messengers, mails, schedules and notices.
+const OF_TRIGGERS: [&str; 6] = ["slack/", "telegram/", "webhook/", MAIL, "schedule-", "herald-"];
+
+/// Returns whether a trigger of Wakeful's own may make a conversation of this id (without its space). A caller that
+/// reaches only one agent or one user must not be there first.
+pub fn is_of_a_trigger(id: &str) -> bool {
+    OF_TRIGGERS.iter().any(|begin| id.starts_with(begin))
 }
 
 /// Whether this can be the name of a space: it is part of stored ids, before a slash.
@@ -101,21 +148,31 @@ mod tests {
 
     #[test]
     fn the_first_user_has_the_conversation_and_a_users_token_sees_no_other() {
-        let speaker = |shared, own_token| Speaker { user_id: "ann".to_owned(), shared, own_token };
-        for (shared, own_token, owner, admission) in [
-            (false, false, Some("ann"), Admission::Admitted),
-            (false, false, None, Admission::Claims),
-            (false, false, Some("bob"), Admission::OfAnother),
-            (true, false, Some("bob"), Admission::Admitted),
-            (true, true, Some("bob"), Admission::Unknown),
-            (false, true, Some("ann"), Admission::Admitted),
-            (false, true, None, Admission::Unknown),
+        let ann = || "ann".to_owned();
+        let user = |shared| Some(Speaker::User { user_id: ann(), shared });
+        let own_token = Some(Speaker::OwnToken { user_id: ann() });
+        let notice = Some(Speaker::NoticeFor { user_id: ann() });
+        use Admission::{Admitted, Claims, OfAUser, OfAnother, Unknown};
+        for (speaker, of_ann, of_nobody, of_bob) in [
+            (user(false), Admitted, Claims, OfAnother),
+            (user(true), Admitted, Claims, Admitted),
+            (own_token, Admitted, Unknown, Unknown),
+            (notice, Admitted, Admitted, OfAUser),
+            (Some(Speaker::Application), Admitted, Admitted, Admitted),
+            (None, OfAUser, Admitted, OfAUser),
         ] {
-            assert_eq!(
-                speaker(shared, own_token).admission(owner),
-                admission,
-                "{shared} {own_token} {owner:?}"
-            );
+            let got = [Some("ann"), None, Some("bob")].map(|owner| admission(speaker.as_ref(), owner));
+            assert_eq!(got, [of_ann, of_nobody, of_bob], "{speaker:?}");
+        }
+    }
+
+    #[test]
+    fn ids_that_triggers_make_are_told_from_others() {
+        for id in ["telegram/99/42", "slack/T1/C1", "webhook/w1", "mail-abc", "schedule-report", "herald-0"] {
+            assert!(is_of_a_trigger(id), "{id}");
+        }
+        for id in ["c1", "user/1", "telegram", "my-schedule-1", "herald"] {
+            assert!(!is_of_a_trigger(id), "{id}");
         }
     }
 

@@ -33,6 +33,9 @@ pub struct UserClaims {
     /// The token of the application that asked for it. It ends with that token. `None`: the configuration's.
     #[serde(rename = "by", skip_serializing_if = "Option::is_none", default)]
     pub issuer: Option<String>,
+    /// The fingerprint of the configuration's token, if that asked for it: see [`Store::fingerprint`].
+    #[serde(rename = "cfg", skip_serializing_if = "Option::is_none", default)]
+    pub configured: Option<String>,
 }
 
 /// What a presented token of a user is.
@@ -89,6 +92,18 @@ impl Store {
             return Ok(UserToken::Revoked);
         }
         Ok(UserToken::Valid(claims))
+    }
+
+    /// What tokens of users say of the configuration's token. It tells nothing of that token without this installation's key,
+    /// because users can read their own tokens.
+    ///
+    /// # Errors
+    /// [`Error::Database`].
+    pub async fn fingerprint(&self, configured: &str) -> Result<String> {
+        // No token's body has a NUL, so this signature is none of a token.
+        let text = [b"configured token\0", configured.as_bytes()].concat();
+        let signature = hmac::sign(self.user_key().await?, &text);
+        Ok(BASE64_URL_SAFE_NO_PAD.encode(&signature.as_ref()[..16]))
     }
 
     async fn user_key(&self) -> Result<&hmac::Key> {

@@ -10,11 +10,10 @@ mod write;
 
 use super::{INBOX_LIMIT, NewMessage, Woken, acceptance_of, identity};
 use crate::audit::act;
-use crate::create::{Continues, NewSession, not_admitted};
+use crate::create::{Continues, NewSession, admits};
 use crate::error::missed_fence;
 use crate::{Error, Result};
 use sqlx::PgConnection;
-use wakeful_workflow::access::Admission;
 use wakeful_workflow::inbox::{self, Arrival};
 use wakeful_workflow::session::SessionStatus;
 use wakeful_workflow::trigger::{copies_notice_texts, separate_session_type};
@@ -110,15 +109,11 @@ pub(super) async fn wake(
     if known && (seen.conversation_of_session != seen.conversation_id || seen.runner.as_deref() != Some("")) {
         return Ok(None);
     }
+    // A user who has the conversation keeps it, so a refusal needs no lock.
     if let (To::Trigger(new), Some(_)) = (to, &seen.conversation_id)
-        && let Some(speaker) = &new.speaker
+        && !admits(new, seen.owner.as_deref())?
     {
-        match speaker.admission(seen.owner.as_deref()) {
-            Admission::Admitted => {}
-            Admission::Claims => return Ok(None),
-            // The user of a conversation never changes, so the answer needs no lock.
-            refused @ (Admission::OfAnother | Admission::Unknown) => return Err(not_admitted(new, refused)),
-        }
+        return Ok(None);
     }
     if let Some(woken) = seen.first(&client_key, &sha256)? {
         return Ok(Some(woken));

@@ -121,6 +121,8 @@ pub struct Server {
     pub held_mb: usize,
     /// The most streams of events at a time.
     pub streams: usize,
+    /// The most of them that one user's tokens get.
+    pub user_streams: usize,
     /// How often an idle stream of events sends a sign of life.
     pub sse_heartbeat_s: u64,
     /// The largest bundle that is imported, unpacked.

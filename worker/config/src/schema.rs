@@ -69,6 +69,7 @@ fn server(mut section: Section<'_>) -> Server {
         // A mail of 40 MB in base64 has to find room.
         held_mb: narrow(section.number("held_mb", 64..=65_536), 64),
         streams: narrow(section.number("streams", 1..=1_000_000), 1000),
+        user_streams: narrow(section.number("user_streams", 1..=1_000_000), 16),
         sse_heartbeat_s: section.number("sse_heartbeat_s", 1..=3600).unwrap_or(15).unsigned_abs(),
         import_limit_mb: section.number("import_limit_mb", 1..=65_536).unwrap_or(256).unsigned_abs(),
         ingest_concurrency: narrow(section.number("ingest_concurrency", 1..=10_000), 64),

@@ -9,7 +9,7 @@ pub use rules::{OpenTo, RULES, Rule};
 
 use crate::problem::Problem;
 use axum::extract::FromRequestParts;
-use axum::http::header::AUTHORIZATION;
+use axum::http::header::{AUTHORIZATION, FORWARDED, HeaderName};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode};
 use chrono::{DateTime, Utc};
@@ -17,7 +17,7 @@ use secrecy::ExposeSecret;
 use subtle::ConstantTimeEq;
 use wakeful_engine::ctx::Ctx;
 use wakeful_store::token::{Presented, Token, UserClaims, UserToken, is_user_token};
-use wakeful_workflow::access::{Reach, Scope, Speaker, is_space};
+use wakeful_workflow::access::{Reach, Scope, Speaker, is_of_a_trigger, is_space};
 use wakeful_workflow::id::{DEFAULT_SPACE, conversation_id_in};
 
 /// The header in which a token of the whole installation names a space.
@@ -62,7 +62,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Caller {
 }
 
 impl Caller {
-    fn of_installation(who: Who) -> Caller {
+    pub(crate) fn of_installation(who: Who) -> Caller {
         Caller { who, scope: Scope::Admin, reach: Reach::default(), everywhere: true, expires_at: None }
     }
 
@@ -98,17 +98,24 @@ impl Caller {
     /// 401 for a missing, unknown, expired or revoked token; 400 for a header that names no space, 403 for one that
     /// names a space beyond the token's.
     pub async fn identify(ctx: &Ctx, headers: &HeaderMap) -> Result<Caller, Problem> {
-        let caller = Caller::of_header(ctx, given_token(headers)).await?;
+        let caller = Caller::of_headers(ctx, headers).await?;
         caller.in_space(headers)
     }
 
-    async fn of_header(ctx: &Ctx, given: &str) -> Result<Caller, Problem> {
+    async fn of_headers(ctx: &Ctx, headers: &HeaderMap) -> Result<Caller, Problem> {
+        let given = given_token(headers);
         let refused = |detail: &str| Err(Problem::new(StatusCode::UNAUTHORIZED, detail));
         if is_configured(ctx, given) {
             return Ok(Caller::of_installation(Who::Configuration));
         }
         if is_user_token(given) {
             return match ctx.store.find_user_token(given).await? {
+                UserToken::Valid(claims)
+                    if claims.issuer.is_none()
+                        && claims.configured != configured_fingerprint(ctx).await? =>
+                {
+                    refused("the configured token that asked for this user's token was replaced")
+                }
                 UserToken::Valid(claims) => Ok(Caller::of_user(claims)),
                 UserToken::Expired => refused("this user's token has expired"),
                 UserToken::Revoked => {
@@ -125,14 +132,21 @@ impl Caller {
                 Presented::Unknown => refused("this token is unknown"),
             };
         }
-        if ctx.config.server.token.is_none() {
-            return Ok(Caller::of_installation(Who::ThisMachine));
+        // A wrong token is a mistake or an attempt, so it does not count as none.
+        if headers.contains_key(AUTHORIZATION) && !given.is_empty() {
+            return refused(
+                "this bearer token is not the server's (WAKEFUL_TOKEN), and `wakeful token create` did not make it",
+            );
         }
-        refused(if given.is_empty() {
-            "a bearer token is needed: `Authorization: Bearer …`"
-        } else {
-            "this bearer token is not the server's (WAKEFUL_TOKEN), and `wakeful token create` did not make it"
-        })
+        if headers.contains_key(AUTHORIZATION) || ctx.config.server.token.is_some() {
+            return refused("a bearer token is needed: `Authorization: Bearer …`");
+        }
+        if headers.keys().any(is_of_a_proxy) {
+            return refused(
+                "a proxy passed this request on, so it needs a bearer token; set WAKEFUL_TOKEN to serve others",
+            );
+        }
+        Ok(Caller::of_installation(Who::ThisMachine))
     }
 
     fn in_space(mut self, headers: &HeaderMap) -> Result<Caller, Problem> {
@@ -174,22 +188,46 @@ impl Caller {
         }
     }
 
-    /// The user that a message of this caller speaks for: the user of the token, or the one that the body names.
+    /// Whom a message of this caller speaks for: the user of the token, or the one that the body names, or the application.
     ///
     /// # Errors
     /// 403 for another user than the token's.
-    pub fn speaker(&self, named: Option<&str>, shared: bool) -> Result<Option<Speaker>, Problem> {
-        let own = self.reach.user_id.as_deref();
-        match (own, named) {
+    pub fn speaker(&self, named: Option<&str>, shared: bool) -> Result<Speaker, Problem> {
+        match (self.reach.user_id.as_deref(), named) {
             (Some(own), Some(named)) if own != named => {
                 Err(Problem::new(StatusCode::FORBIDDEN, "this token speaks for another user"))
             }
-            _ => Ok(own.or(named).map(|user_id| Speaker {
-                user_id: user_id.to_owned(),
-                shared,
-                own_token: own.is_some(),
-            })),
+            (Some(own), _) => Ok(Speaker::OwnToken { user_id: own.to_owned() }),
+            (None, Some(named)) => Ok(Speaker::User { user_id: named.to_owned(), shared }),
+            (None, None) => Ok(Speaker::Application),
         }
+    }
+
+    /// Checks that the caller may write in a conversation (its stored id) whose latest session is of the agent `latest`. A
+    /// token of one agent or user begins none that a messenger, a schedule, a mail or a notice of others will use.
+    ///
+    /// # Errors
+    /// 404 for a conversation of another agent, 403 for one that the caller may not begin.
+    pub fn enters(&self, stored: &str, latest: Option<&str>) -> Result<(), Problem> {
+        let id = stored.split_once('/').map_or(stored, |(_, id)| id);
+        match (latest, &self.reach.agent) {
+            (Some(latest), Some(own)) if own != latest => {
+                Err(wakeful_store::Error::NotFound { what: "conversation", id: id.to_owned() }.into())
+            }
+            (None, _) if !self.begins(stored) => {
+                let detail = format!(
+                    "conversation {id:?} is one that a messenger, a schedule, a mail or a notice begins; this token may not"
+                );
+                Err(Problem::new(StatusCode::FORBIDDEN, detail))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether the caller may begin a conversation of this stored id.
+    pub fn begins(&self, stored: &str) -> bool {
+        let is_limited = self.reach.agent.is_some() || self.reach.user_id.is_some();
+        !is_limited || !is_of_a_trigger(stored.split_once('/').map_or(stored, |(_, id)| id))
     }
 
     /// Whether the caller's token is still in force. For answers that take long.
@@ -244,6 +282,19 @@ pub(crate) fn named_space(headers: &HeaderMap) -> Result<Option<&str>, Problem> 
     let Some(name) = headers.get(SPACE) else { return Ok(None) };
     let name = name.to_str().ok().filter(|name| is_space(name));
     name.map(Some).ok_or_else(|| Problem::bad_request(format!("`{SPACE}` names no space")))
+}
+
+/// Whether a proxy adds this header, which runs on this machine and passes on what others ask.
+fn is_of_a_proxy(name: &HeaderName) -> bool {
+    *name == FORWARDED || name == "x-real-ip" || name.as_str().starts_with("x-forwarded-")
+}
+
+/// What tokens of users that the configured token asks for say of it.
+pub(crate) async fn configured_fingerprint(ctx: &Ctx) -> wakeful_store::Result<Option<String>> {
+    match &ctx.config.server.token {
+        Some(token) => ctx.store.fingerprint(token.expose_secret()).await.map(Some),
+        None => Ok(None),
+    }
 }
 
 /// The bearer token that the request gives, or an empty text.

@@ -17,6 +17,7 @@ use wakeful_engine::ctx::Ctx;
 use wakeful_engine::ingest::send_span;
 use wakeful_engine::telemetry::{self, names};
 use wakeful_store::fork::{ForkRequest, Forked, Model};
+use wakeful_store::session::SessionSummary;
 use wakeful_workflow::agent::ToolDefinition;
 use wakeful_workflow::fork::{CutPoint, SystemPromptPatch};
 use wakeful_workflow::policy::ToolMode;
@@ -65,6 +66,9 @@ pub(super) async fn fork(
     let client_key = given.client_key.clone().or(idempotency_key(&headers)?);
     check_text("client_key", client_key.as_deref(), 256)?;
     let parent = ctx.store.session_within(&caller.reach, &id).await?;
+    if let Some(own) = &caller.reach.agent {
+        within_agent(&ctx, own, &given, &parent)?;
+    }
     let request = ForkRequest {
         at: given.place()?,
         model: given.model.map(|model| known_model(&ctx, model)).transpose()?,
@@ -125,6 +129,26 @@ impl Fork {
             (None, None) => Ok(CutPoint::End),
         }
     }
+}
+
+/// Checks that a fork under a token of the agent `own` gets nothing beyond that agent's configuration, nor its parent's mode.
+fn within_agent(ctx: &Ctx, own: &str, given: &Fork, parent: &SessionSummary) -> Result<(), Problem> {
+    let agent = ctx.config.agent(own).map_err(|error| Problem::bad_request(error.to_string()))?;
+    let was_live = parent.policy.get("tool_mode").is_none_or(|mode| *mode == json!(ToolMode::Live));
+    let beyond = if given.tools.iter().flatten().any(|tool| !agent.tools.contains(tool)) {
+        "tools that it has not"
+    } else if given.model.as_ref().is_some_and(|id| *id != agent.model && !agent.fallback.contains(id)) {
+        "a model that is not its own"
+    } else if given.system_prompt_patch.is_some() {
+        "another system prompt"
+    } else if given.tool_mode == Some(ToolMode::Live) && !was_live {
+        "live tools after a rehearsal"
+    } else {
+        return Ok(());
+    };
+    let detail =
+        format!("this token is for the agent {own} as it is configured: it cannot give a fork {beyond}");
+    Err(Problem::new(StatusCode::FORBIDDEN, detail))
 }
 
 fn known_model(ctx: &Ctx, id: String) -> Result<Model, Problem> {

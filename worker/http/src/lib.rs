@@ -39,7 +39,7 @@ use wakeful_engine::ctx::Ctx;
 pub fn router(ctx: Arc<Ctx>, guarded: Router<Arc<Ctx>>, webhooks: Router<Arc<Ctx>>, own: Router) -> Router {
     let door = from_fn_with_state(Door::new(Arc::clone(&ctx)), door::held);
     audit::count_refusals(&ctx);
-    let followers = stream::Followers::start(&ctx, ctx.config.server.streams);
+    let followers = stream::Followers::start(&ctx);
     let imports = Router::new().route("/sessions/import", post(bundle::import).layer(from_fn(door::spooled)));
     let v1 = Router::new()
         .route("/sessions", get(sessions::list))

@@ -135,6 +135,7 @@ impl From<wakeful_store::Error> for Problem {
                 StatusCode::FORBIDDEN,
                 format!("{detail}; `participants = \"anyone\"` of the agent would let it in"),
             ),
+            Error::OfAUser { .. } => Problem::new(StatusCode::FORBIDDEN, detail),
             Error::KeyReused { .. } => Problem::new(StatusCode::UNPROCESSABLE_ENTITY, detail),
             Error::InboxFull { pending } => Problem {
                 retry_after_s: Some(5),

@@ -9,6 +9,7 @@
 //! Workers write chunks only of sessions that somebody reads. So a reader that finds a model call in progress says
 //! so, and then gets the text so far.
 
+mod callers;
 mod follow;
 
 pub(crate) use follow::Followers;
@@ -22,7 +23,7 @@ use axum::extract::{Query, State};
 use axum::http::HeaderMap;
 use axum::response::Sse;
 use axum::response::sse::{Event, KeepAlive};
-use follow::Follower;
+use follow::{Follower, NoPlace};
 use futures::Stream;
 use serde::Deserialize;
 use serde_json::json;
@@ -59,9 +60,13 @@ pub(super) async fn stream(
 ) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, Problem> {
     let Query(query) = query?;
     // Before the first look, so that whatever comes after that look is heard.
-    let Some(follower) = followers.follow(&id) else {
-        return Err(Problem::unavailable("all streams of events are taken (server.streams)", 5));
-    };
+    let follower = followers.follow(&id, &caller).map_err(|no_place| match no_place {
+        NoPlace::Full => Problem::unavailable("all streams of events are taken (server.streams)", 5),
+        NoPlace::OfCaller(most) => Problem::too_many(
+            format!("{most} streams of this caller are open, and it gets no more (server.user_streams of a user, half of server.streams of a token)"),
+            5,
+        ),
+    })?;
     ctx.store.session_within(&caller.reach, &id).await?;
     let last =
         match headers.get("last-event-id") {
@@ -121,8 +126,10 @@ impl Reader {
             }
             let again = self.generation.is_some() || looked.is_err();
             if self.frames.is_empty() {
+                let ended = self.follower.ended();
                 tokio::select! {
                     () = self.ctx.shutdown.abort.cancelled() => return None,
+                    () = ended => return None,
                     () = self.follower.changed() => {}
                     () = tokio::time::sleep(POLL_INTERVAL), if again => {}
                 }

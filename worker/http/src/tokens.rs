@@ -1,7 +1,7 @@
 //! Tokens: made, listed, revoked; and those that an application asks for on behalf of its users.
 
 use super::sessions::{Answer, limit, next_page, page};
-use crate::access::{Caller, Who};
+use crate::access::{Caller, Who, configured_fingerprint};
 use crate::body::{Id, check_text, parse};
 use crate::problem::Problem;
 use axum::Json;
@@ -147,6 +147,10 @@ pub(super) async fn of_user(
         user_id: asked.user_id,
         expires_at,
         issuer,
+        configured: match caller.who {
+            Who::Configuration => configured_fingerprint(&ctx).await?,
+            Who::Token { .. } | Who::ThisMachine | Who::User { .. } => None,
+        },
     };
     let token = ctx.store.sign_user_token(&claims).await?;
     let body = json!({

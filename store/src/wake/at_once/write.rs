@@ -8,6 +8,7 @@ use crate::step::to_json;
 use crate::wake::Woken;
 use crate::{Error, Result, new_id};
 use sqlx::PgConnection;
+use wakeful_workflow::access::Speaker;
 use wakeful_workflow::event::Event;
 use wakeful_workflow::inbox::{self, Acceptance, Position};
 use wakeful_workflow::prefix::Prefix;
@@ -334,7 +335,7 @@ pub(super) async fn first_message(
         &roles as &[&str],
         &contents as &[&str],
         &are_new,
-        new.speaker.as_ref().map(|speaker| speaker.user_id.as_str())
+        new.speaker.as_ref().and_then(Speaker::claims)
     )
     .fetch_one(connection)
     .await?;

@@ -17,6 +17,8 @@ use wakeful_http::problem::Problem;
 use wakeful_store::Error;
 use wakeful_store::legacy::{CacheMiss, LegacyCount};
 use wakeful_store::wake::NewSession;
+use wakeful_workflow::access::Speaker;
+use wakeful_workflow::id::DEFAULT_SPACE;
 
 /// How many entries are read at once. Each may be as large as `max_kb` allows.
 #[cfg(feature = "legacy-redis")]
@@ -33,7 +35,8 @@ pub(super) async fn find(
     new: &NewSession,
     user: Option<&str>,
 ) -> Result<Option<Chat>, Problem> {
-    let Some(cache) = cache else { return Ok(None) };
+    // Its keys know no space, so its chats are those of the default one.
+    let Some(cache) = cache.filter(|_| new.space_id == DEFAULT_SPACE) else { return Ok(None) };
     {
         let _permit = ctx.intake.enter().await?;
         if ctx.store.has_session(&new.conversation_id).await? {
@@ -41,7 +44,7 @@ pub(super) async fn find(
         }
     }
     let conversation = new.trigger_id.as_str();
-    let of_user = new.speaker.as_ref().is_some_and(|speaker| speaker.own_token);
+    let of_user = matches!(new.speaker, Some(Speaker::OwnToken { .. }));
     let Some(key) = key(&cache.settings.key, user, conversation) else {
         debug!(conversation, "This chat cannot have an entry in the old cache");
         return Ok(None);

@@ -56,7 +56,7 @@ pub(super) async fn post_message(
     let text = message_text(message.text)?;
     let (client_key, trace_context) = (message.client_key, None);
     let attachments = Vec::new();
-    let sender = caller.speaker(message.user_id.as_deref(), false)?.map(|speaker| speaker.user_id);
+    let sender = caller.speaker(message.user_id.as_deref(), false)?.user_id().map(str::to_owned);
     let new = NewMessage { client_key, text, sender, trace_context, attachments };
     let (agent, repository_id) = (caller.agent(message.agent.as_deref())?, message.repository_id);
     Ok(accepted(wake(&chats, &caller, conversation_id, agent, repository_id, new).await?))
@@ -75,12 +75,13 @@ async fn wake(
     // From the configuration: the agent's model and tools, and its system prompt as the only seed.
     let of_agent = |agent: Option<&str>, shared: bool| -> Result<NewSession, Problem> {
         let new = new_session::of_chat(&ctx.config, &ctx.plugins.tools, conversation_id.clone(), agent)?;
-        let speaker = caller.speaker(message.sender.as_deref(), shared)?;
+        let speaker = Some(caller.speaker(message.sender.as_deref(), shared)?);
         Ok(NewSession { repository_id: repository_id.clone(), speaker, ..new })
     };
     // Usually nothing depends on the agent of the conversation, so nothing is read to learn it.
     if agent.is_none()
         && caller.reach.agent.is_none()
+        && caller.begins(&conversation_id)
         && chats.cache.is_none()
         && let Some(shared) = ctx.config.shared_by_all()
         && let Ok(new) = of_agent(None, shared)
@@ -93,13 +94,9 @@ async fn wake(
         let _permit = ctx.intake.enter().await?;
         ctx.store.latest_trigger(&conversation_id).await?
     };
-    if let (Some(own), Some((_, latest))) = (&caller.reach.agent, &latest)
-        && own != latest
-    {
-        return Err(no_conversation(&conversation_id).into());
-    }
-    // Who may write is a setting of the conversation's agent, and of the agent of a new conversation.
     let latest_agent = latest.as_ref().map(|(_, agent)| agent.as_str());
+    caller.enters(&conversation_id, latest_agent)?;
+    // Who may write is a setting of the conversation's agent, and of the agent of a new conversation.
     let shared = ctx.config.is_shared(latest_agent.or(agent).unwrap_or(DEFAULT_AGENT));
     let agent = match agent {
         Some(agent) => Some(agent.to_owned()),
@@ -117,12 +114,6 @@ async fn wake(
         }
         None => Ok(ingest::accept(ctx, new, message).await?),
     }
-}
-
-/// What a caller hears of a conversation beyond its reach.
-fn no_conversation(stored: &str) -> wakeful_store::Error {
-    let id = stored.split_once('/').map_or(stored, |(_, id)| id).to_owned();
-    wakeful_store::Error::NotFound { what: "conversation", id }
 }
 
 /// The lookups in the cache of old chats, counted per day, and advice about turning it off.

@@ -17,7 +17,8 @@ use wakeful_engine::ingest::Refused;
 use wakeful_engine::new_session::{self, Trigger};
 use wakeful_store::Error;
 use wakeful_store::mail::{KnownMail, MailWakes, NewMail};
-use wakeful_store::wake::{Continues, NewMessage, Woken};
+use wakeful_store::wake::{Continues, NewMessage, NewSession, Woken};
+use wakeful_workflow::access::Speaker;
 use wakeful_workflow::id::DEFAULT_SPACE;
 use wakeful_workflow::mail::auth::Dmarc;
 use wakeful_workflow::mail::policy::{self, MailboxRules};
@@ -245,6 +246,8 @@ pub(super) async fn accept_for(
         agent,
         trigger,
     )?;
+    // Who may join the thread was proved to be part of it, also of one that began in a user's chat.
+    let new = NewSession { speaker: mail.joined.then_some(Speaker::Application), ..new };
     Ok(Accepted::Woke(ingest::accept_mail(ctx, &permit, &mail, MailWakes::OwnSession(&new), message).await?))
 }
 

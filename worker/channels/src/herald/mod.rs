@@ -24,6 +24,7 @@ use wakeful_http::body::{accepted, check_text, idempotency_key, parse};
 use wakeful_http::problem::Problem;
 use wakeful_store::new_id;
 use wakeful_store::wake::{Continues, NewMessage, NewSession, Woken};
+use wakeful_workflow::access::Speaker;
 use wakeful_workflow::trigger::HERALD;
 
 /// `/v1/triggers/herald`.
@@ -119,11 +120,20 @@ async fn accept(
     let (text, subject) = rendered(&notice, heralded.user_id.as_deref())?;
     let client_key = given.unwrap_or_else(|| new_id("key"));
     // A repeated key must find the conversation that the first request made.
-    let conversation = heralded.conversation_id.unwrap_or_else(|| {
+    let own = || {
         let digest = hex::encode(sha2::Sha256::digest(client_key.as_bytes()));
         format!("herald-{}", &digest[..20])
-    });
+    };
+    let conversation = heralded.conversation_id.clone().unwrap_or_else(own);
     let conversation_id = caller.conversation(&conversation)?;
+    // A token of one agent enters no conversation of another.
+    if caller.reach.agent.is_some() {
+        let _permit = ctx.intake.enter().await?;
+        let latest = ctx.store.latest_trigger(&conversation_id).await?;
+        if latest.is_some() || heralded.conversation_id.is_some() {
+            caller.enters(&conversation_id, latest.as_ref().map(|(_, agent)| agent.as_str()))?;
+        }
+    }
     let agent = caller.agent(heralded.agent.as_deref())?.or(ctx.config.herald.agent.as_deref());
     let agent = agent.unwrap_or(DEFAULT_AGENT);
     let mail_to: Vec<String> = mail_to.iter().map(|address| address.to_lowercase()).collect();
@@ -133,6 +143,7 @@ async fn accept(
         trigger_id: format!("{}:{conversation}:{client_key}", conversation.len()),
         continues: Continues::Trigger,
         policy: mailing(&ctx.config, &mail_to, &subject),
+        speaker: heralded.user_id.map(|user_id| Speaker::NoticeFor { user_id }),
         ..new_session::of_chat(&ctx.config, &ctx.plugins.tools, conversation_id, Some(agent))?
     };
     let message = NewMessage {

@@ -168,7 +168,10 @@ fn received(messenger: &str, accepted: Result<Woken, Refused>) -> Result<StatusC
             refused @ (Refused::CannotBegin(_)
             | Refused::ConversationId(_)
             | Refused::Store(
-                Error::Conflict { .. } | Error::Refused { .. } | Error::Schedule { .. },
+                Error::Conflict { .. }
+                | Error::Refused { .. }
+                | Error::Schedule { .. }
+                | Error::OfAUser { .. },
             )),
         ) => {
             warn!(error = %Problem::from(refused), "A message from {messenger} came to nothing");

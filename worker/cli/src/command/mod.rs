@@ -240,7 +240,9 @@ fn exit_of(error: &anyhow::Error) -> Exit {
                 | wakeful_store::Error::Schedule { .. }
                 | wakeful_store::Error::NotErased { .. }
                 | wakeful_store::Error::KeyReused { .. } => Exit::Conflict,
-                wakeful_store::Error::OfAnotherUser { .. } => Exit::Auth,
+                wakeful_store::Error::OfAnotherUser { .. } | wakeful_store::Error::OfAUser { .. } => {
+                    Exit::Auth
+                }
                 wakeful_store::Error::Schema(_) | wakeful_store::Error::InboxFull { .. } => Exit::Unavailable,
                 wakeful_store::Error::Database(_) => Exit::Unavailable,
                 wakeful_store::Error::Bundle(_)

@@ -80,6 +80,12 @@ async fn tokens(config: &Config, store: &Store, output: &Output, verb: Verb) -> 
             {
                 eprintln!("wakeful: warning: this configuration has no agent {}", printable(agent));
             }
+            if config.server.token.is_none() {
+                eprintln!(
+                    "wakeful: warning: by this configuration the server has no token of its own: it listens on this machine only, \
+                     and everybody on this machine is its admin, without this token too; set WAKEFUL_TOKEN"
+                );
+            }
             let (token, secret) = store.create_token(&new).await?;
             output.one(&shown_once(&token, &secret), || {
                 if output.for_people() {

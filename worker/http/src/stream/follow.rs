@@ -4,6 +4,8 @@
 //! Notifications name the sessions that changed. One can be lost, so a query also looks at the sessions that are
 //! followed, a thousand each second in turn.
 
+use super::callers::{self, Callers, Place};
+use crate::access::Caller;
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -25,7 +27,17 @@ const PAGE: usize = 1000;
 #[derive(Debug)]
 pub(crate) struct Followers {
     places: Arc<Semaphore>,
+    callers: Arc<Callers>,
     sessions: Mutex<BTreeMap<String, Followed>>,
+}
+
+/// Why there is no place for a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NoPlace {
+    /// All are taken.
+    Full,
+    /// The caller has the most that it may have.
+    OfCaller(usize),
 }
 
 /// A session that somebody follows.
@@ -42,33 +54,48 @@ pub(crate) struct Follower {
     followers: Arc<Followers>,
     session_id: String,
     changed: watch::Receiver<()>,
+    of_caller: Place,
     _place: OwnedSemaphorePermit,
 }
 
 impl Followers {
-    /// There are `limit` places. Watches for news until the process ends.
-    pub(crate) fn start(ctx: &Arc<Ctx>, limit: usize) -> Arc<Followers> {
-        let followers = Arc::new(Followers {
-            places: Arc::new(Semaphore::new(limit.min(Semaphore::MAX_PERMITS))),
-            sessions: Mutex::default(),
-        });
+    /// There are `server.streams` places. Watches for news until the process ends.
+    pub(crate) fn start(ctx: &Arc<Ctx>) -> Arc<Followers> {
+        let followers = Arc::new(Followers::new(ctx.config.server.streams, ctx.config.server.user_streams));
         tokio::spawn(Arc::clone(&followers).watch(Arc::clone(ctx)));
         followers
     }
 
-    /// Takes a place. `None`: all are taken.
-    pub(crate) fn follow(self: &Arc<Followers>, session_id: &str) -> Option<Follower> {
-        let place = Arc::clone(&self.places).try_acquire_owned().ok()?;
+    fn new(streams: usize, of_a_user: usize) -> Followers {
+        Followers {
+            places: Arc::new(Semaphore::new(streams.min(Semaphore::MAX_PERMITS))),
+            callers: Callers::new(streams, of_a_user),
+            sessions: Mutex::default(),
+        }
+    }
+
+    /// Takes a place.
+    ///
+    /// # Errors
+    /// [`NoPlace`].
+    pub(crate) fn follow(
+        self: &Arc<Followers>,
+        session_id: &str,
+        caller: &Caller,
+    ) -> Result<Follower, NoPlace> {
+        let of_caller = self.callers.enter(caller).map_err(NoPlace::OfCaller)?;
+        let place = Arc::clone(&self.places).try_acquire_owned().map_err(|_| NoPlace::Full)?;
         let changed = self
             .sessions()
             .entry(session_id.to_owned())
             .or_insert_with(|| Followed { changed: watch::Sender::new(()), newest: None })
             .changed
             .subscribe();
-        Some(Follower {
+        Ok(Follower {
             followers: Arc::clone(self),
             session_id: session_id.to_owned(),
             changed,
+            of_caller,
             _place: place,
         })
     }
@@ -77,6 +104,8 @@ impl Followers {
         let mut news = ctx.bus.news.sessions();
         let mut looks = interval(LOOKS_EVERY);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut tokens = interval(callers::LOOKS_EVERY);
+        tokens.set_missed_tick_behavior(MissedTickBehavior::Delay);
         // The last session of the page before.
         let mut last = String::new();
         loop {
@@ -94,6 +123,7 @@ impl Followers {
                     // The process ends.
                     Err(broadcast::error::RecvError::Closed) => return,
                 },
+                _ = tokens.tick() => self.callers.look(&ctx).await,
                 _ = looks.tick() => {
                     let page = self.page_after(&last);
                     last = page.last().cloned().unwrap_or_default();
@@ -154,6 +184,11 @@ impl Follower {
         &self.session_id
     }
 
+    /// Waits until the caller's token is no longer in force.
+    pub(crate) fn ended(&self) -> impl Future<Output = ()> + use<> {
+        self.of_caller.ended()
+    }
+
     /// Waits until the session may have something new: since the last call, or since the place was taken.
     pub(crate) async fn changed(&mut self) {
         if self.changed.changed().await.is_err() {
@@ -176,17 +211,23 @@ impl Drop for Follower {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::access::Who;
     use futures::FutureExt;
 
     fn followers(limit: usize) -> Arc<Followers> {
-        Arc::new(Followers { places: Arc::new(Semaphore::new(limit)), sessions: Mutex::default() })
+        Arc::new(Followers::new(limit, 1))
+    }
+
+    fn this_machine() -> Caller {
+        Caller::of_installation(Who::ThisMachine)
     }
 
     #[test]
     fn all_streams_of_a_session_hear_of_it_and_no_other_one() {
         let all = followers(3);
-        let [mut first, mut second, mut other] = ["a", "a", "b"].map(|id| all.follow(id).unwrap());
-        assert!(all.follow("c").is_none(), "all places are taken");
+        let [mut first, mut second, mut other] =
+            ["a", "a", "b"].map(|id| all.follow(id, &this_machine()).unwrap());
+        assert_eq!(all.follow("c", &this_machine()).unwrap_err(), NoPlace::Full);
         all.wake("a");
         all.wake("nobody follows it");
         assert!(first.changed().now_or_never().is_some() && second.changed().now_or_never().is_some());
@@ -196,13 +237,14 @@ mod tests {
         assert_eq!(all.sessions().len(), 2);
         drop(second);
         assert_eq!(all.sessions().len(), 1);
-        assert!(all.follow("c").is_some());
+        assert!(all.follow("c", &this_machine()).is_ok());
     }
 
     #[test]
     fn the_looks_come_round_to_every_session() {
         let all = followers(2500);
-        let held: Vec<Follower> = (0..2500).map(|n| all.follow(&format!("s{n:04}")).unwrap()).collect();
+        let held: Vec<Follower> =
+            (0..2500).map(|n| all.follow(&format!("s{n:04}"), &this_machine()).unwrap()).collect();
         let mut last = String::new();
         let pages: Vec<usize> = (0..4)
             .map(|_| {

@@ -185,6 +185,7 @@ async fn ask(config: &Config, url: &str, report: &mut Report) -> Result<(), Erro
         Err(error) => return Err(error),
     }
     role(&store, report).await?;
+    tokens(config, &store, report).await?;
     work(config, &store, report).await?;
     schedules(&store, report).await?;
     troubles(&store.troubles(Duration::from_secs_f64(WAITING_S)).await?, report);
@@ -192,6 +193,26 @@ async fn ask(config: &Config, url: &str, report: &mut Report) -> Result<(), Erro
         report.ok("old chats", legacy::advice(&config.chat.legacy, &store.legacy_counts().await?));
     }
     store.close().await;
+    Ok(())
+}
+
+/// Without the configured token, the other tokens keep nobody of this machine out.
+async fn tokens(config: &Config, store: &Store, report: &mut Report) -> Result<(), Error> {
+    if config.server.token.is_some() {
+        return Ok(());
+    }
+    let ids: Vec<String> =
+        store.tokens(None, 10_000).await?.into_iter().map(|token| token.token_id).collect();
+    let in_force = store.tokens_in_force(&ids).await?.len();
+    if in_force > 0 {
+        report.warning(
+            "tokens",
+            format!(
+                "{in_force} are in force, and yet everybody on this machine is the server's admin without one"
+            ),
+            "set WAKEFUL_TOKEN: then every request needs a token",
+        );
+    }
     Ok(())
 }
 

@@ -1,0 +1,65 @@
+//! A token of one agent stays with that agent.
+
+use super::stage::{Stage, TOKEN, problem};
+use reqwest::StatusCode;
+use serde_json::{Value, json};
+
+const CONFIG: &str = "tools = [\"read_file\"]\n[agents.room]\nmodel = \"openai/large\"\nsystem_prompt = \"x\"\n\
+                      tools = [\"write_file\"]";
+
+#[tokio::test]
+async fn a_fork_under_a_token_of_one_agent_has_nothing_that_the_agent_has_not() {
+    let stage = Stage::new(CONFIG).await;
+    let token = stage.token(&["--scope", "operate", "--agent", "default"]).await;
+    let id = stage.chat(TOKEN, "c1", json!({"text": "Hi"})).await;
+    stage.process.wait_for_log("The run is completed").await;
+    let fork = async |token: &str, id: &str, mut body: Value| {
+        body["start"] = json!(body.get("text").is_some());
+        stage.post(token, &format!("/v1/sessions/{id}/fork"), &body).await
+    };
+    for beyond in [
+        json!({"tools": ["write_file"]}),
+        json!({"tools": ["read_file", "write_file"]}),
+        json!({"model": "openai/large"}),
+        json!({"system_prompt_patch": {"append": "Obey me."}}),
+        json!({"system_prompt_patch": {"replace": "Obey me."}}),
+    ] {
+        let (status, body) = fork(&token, &id, beyond.clone()).await;
+        assert_eq!(status, StatusCode::FORBIDDEN, "{beyond}: {body}");
+        assert!(problem(&body).contains("default"), "{body}");
+        assert_eq!(fork(TOKEN, &id, beyond.clone()).await.0, StatusCode::CREATED, "{beyond}");
+    }
+    for own in [
+        json!({}),
+        json!({"tools": ["read_file"]}),
+        json!({"tools": []}),
+        json!({"model": "openai/test"}),
+        json!({"text": "Hello"}),
+        json!({"tool_mode": "live"}),
+    ] {
+        let (status, body) = fork(&token, &id, own.clone()).await;
+        assert_eq!(status, StatusCode::CREATED, "{own}: {body}");
+    }
+    let (_, dry) = fork(&token, &id, json!({"tool_mode": "dry"})).await;
+    let dry = dry["session_id"].as_str().unwrap();
+    let (status, body) = fork(&token, dry, json!({"tool_mode": "live"})).await;
+    assert_eq!(status, StatusCode::FORBIDDEN, "a rehearsal stays one: {body}");
+    assert_eq!(fork(&token, dry, json!({})).await.0, StatusCode::CREATED);
+}
+
+#[tokio::test]
+async fn a_notice_under_a_token_of_one_agent_enters_no_conversation_of_another() {
+    let stage = Stage::new(CONFIG).await;
+    let token = stage.token(&["--scope", "operate", "--agent", "default"]).await;
+    stage.chat(TOKEN, "c1", json!({"text": "Hi"})).await;
+    stage.chat(TOKEN, "c2", json!({"text": "Hi", "agent": "room"})).await;
+    let notice = |conversation: &str| json!({"notice": "Hi", "conversation_id": conversation});
+    let (status, refused) = stage.post(&token, "/v1/triggers/herald", &notice("c2")).await;
+    assert_eq!(status, StatusCode::NOT_FOUND, "{refused}");
+    let (_, by_chat) = stage.post(&token, "/v1/chat/c2/messages", &json!({"text": "Hi"})).await;
+    assert_eq!(problem(&refused), problem(&by_chat));
+    for own in ["c1", "c3"] {
+        let (status, body) = stage.post(&token, "/v1/triggers/herald", &notice(own)).await;
+        assert_eq!(status, StatusCode::ACCEPTED, "{body}");
+    }
+}

@@ -1,0 +1,90 @@
+//! Streams of callers: a bounded number for each, and none for a token that is no longer in force.
+
+use super::stage::{Stage, TOKEN, problem};
+use eventsource_stream::Eventsource;
+use futures::StreamExt;
+use reqwest::{Method, Response, StatusCode};
+use serde_json::json;
+
+async fn stream(stage: &Stage, token: &str, id: &str) -> Response {
+    stage.request(token, Method::GET, &format!("/v1/sessions/{id}/stream")).send().await.unwrap()
+}
+
+#[tokio::test]
+async fn one_user_or_token_cannot_take_all_streams() {
+    let mut stage = Stage::new("").await;
+    let limits = [("WAKEFUL_SERVER__STREAMS", "8"), ("WAKEFUL_SERVER__USER_STREAMS", "2")];
+    let limited =
+        limits.iter().fold(stage.options.clone(), |options, (name, value)| options.env(name, *value));
+    stage.process = limited.serve(&stage.database).await;
+    let ann = stage.user(TOKEN, "ann").await;
+    let id = stage.chat(&ann, "c1", json!({"text": "Hi"})).await;
+    let mut held = Vec::new();
+    for _ in 0..2 {
+        let response = stream(&stage, &ann, &id).await;
+        assert_eq!(response.status(), StatusCode::OK);
+        held.push(response);
+    }
+    // A second token of the same user is the same caller.
+    let again = stage.user(TOKEN, "ann").await;
+    for token in [&ann, &again] {
+        let response = stream(&stage, token, &id).await;
+        assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+        assert!(response.headers().contains_key("retry-after"));
+        let body: serde_json::Value = response.json().await.unwrap();
+        assert!(problem(&body).contains("server.user_streams"), "{body}");
+    }
+    // A token of an application gets half of all.
+    let token = stage.token(&["--scope", "read"]).await;
+    for _ in 0..4 {
+        let response = stream(&stage, &token, &id).await;
+        assert_eq!(response.status(), StatusCode::OK);
+        held.push(response);
+    }
+    assert_eq!(stream(&stage, &token, &id).await.status(), StatusCode::TOO_MANY_REQUESTS);
+    let response = stream(&stage, TOKEN, &id).await;
+    assert_eq!(response.status(), StatusCode::OK);
+    held.push(response);
+    drop(held);
+    crate::support::eventually("the places to be free", || async {
+        (stream(&stage, &ann, &id).await.status() == StatusCode::OK).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_stream_with_nothing_to_show_ends_with_the_token_that_opened_it() {
+    let stage = Stage::new("").await;
+    let made = stage.run(&["token", "create", "--scope", "operate"]).await;
+    let (application, token_id) = (made["token"].as_str().unwrap(), made["token_id"].as_str().unwrap());
+    let ann = stage.user(application, "ann").await;
+    let id = stage.chat(&ann, "c1", json!({"text": "Hi"})).await;
+    let asked = json!({"user_id": "ann", "expires_s": 2});
+    let (_, brief) = stage.post(TOKEN, "/v1/user-tokens", &asked).await;
+    let mut events = Vec::new();
+    for token in [application, &ann, brief["token"].as_str().unwrap(), TOKEN] {
+        let response = stream(&stage, token, &id).await;
+        assert_eq!(response.status(), StatusCode::OK);
+        events.push(Box::pin(response.bytes_stream().eventsource()));
+    }
+    for events in &mut events {
+        while let Some(event) = events.next().await {
+            if event.unwrap().event == "invocation_result" {
+                break;
+            }
+        }
+    }
+    stage.run(&["token", "revoke", token_id]).await;
+    let mut of_server = events.pop().unwrap();
+    for mut events in events {
+        while let Some(event) = events.next().await {
+            event.unwrap();
+        }
+    }
+    let more = json!({"text": "More"});
+    assert_eq!(
+        stage.post(TOKEN, &format!("/v1/sessions/{id}/messages"), &more).await.0,
+        StatusCode::ACCEPTED
+    );
+    assert!(of_server.next().await.is_some(), "the configured token's goes on");
+}
