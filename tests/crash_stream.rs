@@ -7,6 +7,7 @@ use crate::stream::{Frame, Reader, last_text, shown, work};
 use crate::support::checker::{Traces, check};
 use crate::support::raw::{Protocol, RawModel, Sent, prefill};
 use crate::support::{Database, Options, eventually};
+use crate::support::world::post_before_death;
 use serde_json::{Value, json};
 use sha2::Digest;
 
@@ -63,7 +64,7 @@ impl Survived {
 async fn survive(model: RawModel, options: &Options, failpoint: &str) -> Survived {
     let database = Database::new().await;
     let process = options.clone().env("FAILPOINTS", failpoint).serve(&database).await;
-    let id = id(&process.client().chat("c1", "Tell me a story.").await);
+    let id = post_before_death(&database, &process.client(), "c1", "Tell me a story.").await;
     let (status, process) = process.ended().await;
     assert!(!status.success() && process.log().contains("failpoint"), "{}", process.log());
 

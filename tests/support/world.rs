@@ -40,8 +40,8 @@ impl World {
 
     /// Posts the first message.
     pub async fn begin(&mut self, client: &Client) {
-        let answer = client.chat(self.conversation, "A table for two, please.").await;
-        self.session_id = answer["session_id"].as_str().expect("an id").to_owned();
+        self.session_id =
+            post_before_death(&self.database, client, self.conversation, "A table for two, please.").await;
     }
 
     /// Waits for the first reply, posts the second message, waits for its reply, and checks what the session
@@ -104,6 +104,26 @@ pub async fn model(tools: &[&str]) -> ModelServer {
     });
     ModelServer::turns(vec![Answer::Calls(calls.collect()), Answer::text("That is done, as you see above.")])
         .await
+}
+
+/// Posts the first message of a chat to a process that may die between its commit and its answer. Returns the session's
+/// id.
+pub async fn post_before_death(
+    database: &Database,
+    client: &Client,
+    conversation: &str,
+    text: &str,
+) -> String {
+    let request = client.post_request(&format!("/v1/chat/{conversation}/messages"));
+    let sent = request.body(json!({"user_id": "ann", "text": text}).to_string()).send().await;
+    if let Ok(answer) = sent {
+        assert_eq!(answer.status(), 202);
+    }
+    eventually("a session of the message", || async {
+        let sql = "select max(session_id) from conversation_sessions where conversation_id = $1";
+        database.value::<Option<String>>(sql, &format!("default/{conversation}")).await
+    })
+    .await
 }
 
 /// Posts a message to a chat's session of the default agent, as the API would, without a process. Returns the
