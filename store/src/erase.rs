@@ -2,7 +2,7 @@
 //!
 //! The logs refuse a delete by anybody but the role `wakeful_retention`, so an erasure takes that role for the length of each
 //! transaction. The first transaction decides and deletes the sessions and their jobs. After it no worker can write there, and the receipt names what is left. The log rows follow in transactions of at most
-//! [`BATCH`] rows, then the blobs that nothing else points at. An erasure that dies is continued by the next one.
+//! `BATCH` rows, then the blobs that nothing else points at. An erasure that dies is continued by the next one.
 
 mod blobs;
 mod holds;
