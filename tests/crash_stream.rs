@@ -6,8 +6,8 @@ mod readers;
 use crate::stream::{Frame, Reader, last_text, shown, work};
 use crate::support::checker::{Traces, check};
 use crate::support::raw::{Protocol, RawModel, Sent, prefill};
-use crate::support::{Database, Options, eventually};
 use crate::support::world::post_before_death;
+use crate::support::{Database, Options, eventually};
 use serde_json::{Value, json};
 use sha2::Digest;
 
