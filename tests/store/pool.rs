@@ -79,7 +79,8 @@ async fn a_begin_that_was_dropped_leaves_no_later_statement_in_a_transaction() {
 async fn a_transaction_that_is_dropped_is_rolled_back_at_once_and_its_connection_is_used_again() {
     let world = World::new().await;
     let session_id = world.wake("c1", "Hello").await;
-    let store = Store::connect(&world.database.url, 2, "pooled").await.unwrap();
+    // With one connection, `verify` waits for it if the pool still reads the answer to the ROLLBACK.
+    let store = Store::connect(&world.database.url, 1, "pooled").await.unwrap();
     // A message of another text under a key that was used before: the transaction locked the conversation.
     let first = NewMessage { client_key: Some("k".to_owned()), ..message("one") };
     store.send(&session_id, &first).await.unwrap();
@@ -174,7 +175,9 @@ async fn a_process_with_few_connections_lets_other_jobs_take_turns_and_tells_oth
             jobs.push(task.unwrap().unwrap().args);
         }
         assert!((8..60).contains(&jobs.len()), "{} jobs", jobs.len());
-        assert!(!jobs[0].has_room_beside(), "it lets others take turns");
+        // Between two refusals the pool may believe for a moment that it can grow.
+        eventually("it lets others take turns", || async { (!jobs[0].has_room_beside()).then_some(()) })
+            .await;
         let mut others = PgListener::connect(&world.database.url).await.unwrap();
         others.listen("wakeful_jobs").await.unwrap();
         Notifier::start(store.clone(), &news).job(Kind::Step);
