@@ -31,7 +31,7 @@ begin
 end
 $$;
 
--- Nobody else has a right that is not given here.
+-- Other roles have only the rights that this file gives.
 alter schema public owner to wakeful_owner;
 revoke all on schema public from public;
 grant usage on schema public to wakeful_runtime, wakeful_reader, wakeful_retention, wakeful_scaler;

@@ -11,7 +11,7 @@ alter table jobs
     -- The opening at which the gate let this job through.
     add column gate_pass bigint;
 
--- Whoever opens a gate takes the jobs that wait for it, the oldest first. Step commits do not touch these columns.
+-- The process that opens a gate frees the jobs that wait for it, the oldest first. Step commits do not touch these columns.
 create index jobs_waiting on jobs (waits_for, waits_since) where waits_for is not null;
 
 -- One row for each provider and credential that has failed. Only faults and what follows them write here.

@@ -9,6 +9,9 @@ use wakeful_workflow::record::Role;
 /// The text of the first part of a statement that records tool calls.
 const CALLS: &str = "opened as (";
 
+/// The text of a statement that records only the intent of a model call.
+const INTENT_ALONE: &str = "where job_id = $10 and lease = $11 and (select set_config";
+
 #[tokio::test]
 async fn on_a_busy_worker_a_reply_and_the_results_of_its_pure_tools_are_one_commit() {
     let mut database = Database::new().await;
@@ -29,6 +32,7 @@ async fn on_a_busy_worker_a_reply_and_the_results_of_its_pure_tools_are_one_comm
     proxy.cut_when(CALLS, CutAt::LateAnswer);
     let slow = client.chat("slow", "Read the menu, please.").await;
     eventually("the commit that is late", || async { (proxy.cut_count() == 1).then_some(()) }).await;
+    proxy.cut_when(INTENT_ALONE, CutAt::LateAnswer);
     let mut sessions = Vec::new();
     for number in 0..8 {
         sessions.push(client.chat(&format!("c{number}"), "Read the menu, please.").await);
@@ -38,6 +42,8 @@ async fn on_a_busy_worker_a_reply_and_the_results_of_its_pure_tools_are_one_comm
         client.wait_for(session["session_id"].as_str().unwrap(), "completed").await;
     }
 
+    // Nothing but commits recorded the intents of model calls: this trap is sprung by a statement of its own.
+    assert_eq!(proxy.cut_count(), 1, "an intent was written alone");
     // Rows of one transaction have one `xmin`.
     let joined: i64 = database
         .value(

@@ -247,7 +247,7 @@ async fn a_hold_a_run_at_work_and_a_missing_role_refuse_it() {
     assert_eq!(world.run(&["conversation", "release", id["hold_id"].as_str().unwrap()]).await.0, Some(0));
     assert_eq!(world.run(&["conversation", "release", id["hold_id"].as_str().unwrap()]).await.0, Some(3));
 
-    // A hold covers whoever takes part, also without having written.
+    // A hold covers each person who takes part, also one who has written nothing.
     sqlx::query("update conversation_sessions set policy = '{\"participants\": [\"bob@example.com\"]}'")
         .execute(&world.database.pool)
         .await

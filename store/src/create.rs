@@ -49,7 +49,7 @@ pub struct NewSession {
     pub policy: SessionPolicy,
     /// The repository that the session works on, if any.
     pub repository_id: Option<String>,
-    /// Whom the message speaks for. `None`: no user, so it enters no conversation that is a user's.
+    /// The user in whose name the message comes. `None`: it does not enter a conversation that belongs to a user.
     pub speaker: Option<Speaker>,
     /// The rendered messages that the model sees before the session's first message.
     pub seeds: Vec<Seed>,

@@ -384,7 +384,7 @@ impl Store {
 
 /// Lets the step job of a session that is to be cancelled be claimed now, although it waits for a gate or its next attempt.
 pub(crate) async fn wait_no_longer(tx: &mut sqlx::PgConnection, session_id: &str) -> Result<()> {
-    // The lease is no condition of the update, so that this waits for a claim that ends just now, and sees its end.
+    // The update does not ask for the lease. So it waits for a claim that ends just now, and sees its end.
     sqlx::query!(
         "update jobs
         set run_at = case when lease is null then clock_timestamp() else run_at end,

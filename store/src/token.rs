@@ -106,6 +106,23 @@ impl Row {
     }
 }
 
+/// The token's columns of a row that has others too.
+macro_rules! token_row {
+    ($row:ident) => {
+        Row {
+            token_id: $row.token_id,
+            name: $row.name,
+            scope: $row.scope,
+            space_id: $row.space_id,
+            agent: $row.agent,
+            created_at: $row.created_at,
+            expires_at: $row.expires_at,
+            revoked_at: $row.revoked_at,
+            last_used_at: $row.last_used_at,
+        }
+    };
+}
+
 impl Store {
     /// Makes a token. The text that is returned with it is kept nowhere.
     ///
@@ -178,17 +195,7 @@ impl Store {
         .await?
         .ok_or_else(|| Error::NotFound { what: "token", id: token_id.to_owned() })?;
         tx.commit().await?;
-        let token = Row {
-            token_id: row.token_id,
-            name: row.name,
-            scope: row.scope,
-            space_id: row.space_id,
-            agent: row.agent,
-            created_at: row.created_at,
-            expires_at: row.expires_at,
-            revoked_at: row.revoked_at,
-            last_used_at: row.last_used_at,
-        };
+        let token = token_row!(row);
         Ok((token.token()?, row.in_force))
     }
 
@@ -250,17 +257,7 @@ impl Store {
         .fetch_optional(&self.pool)
         .await?;
         let Some(row) = row else { return Ok(None) };
-        let token = Row {
-            token_id: row.token_id,
-            name: row.name,
-            scope: row.scope,
-            space_id: row.space_id,
-            agent: row.agent,
-            created_at: row.created_at,
-            expires_at: row.expires_at,
-            revoked_at: row.revoked_at,
-            last_used_at: row.last_used_at,
-        };
+        let token = token_row!(row);
         Ok(Some((token.token()?, row.secret_sha256)))
     }
 

@@ -46,8 +46,8 @@ pub struct Reach {
     pub user_id: Option<String>,
 }
 
-/// Whom a message speaks for. A trigger that speaks for none of these (a messenger, a schedule, a mail) writes only in
-/// conversations that are no user's: else a user could wait for it in a conversation that it will use.
+/// In whose name a message comes. A trigger that has none of these (a messenger, a schedule, a mail) writes only in
+/// conversations that belong to no user: else a user could claim a conversation before the trigger uses it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Speaker {
     /// The application itself, or the sender of a mail who proved that the thread is his. It writes in every conversation.

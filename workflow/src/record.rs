@@ -306,7 +306,7 @@ pub struct Details {
     /// The message summarises the messages before it. A context shows it only where a rebase points at it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub summary: bool,
-    /// Nobody said it: the model is asked again, because its last reply was empty.
+    /// Wakeful wrote it, and no person: it asks the model again, because its last reply was empty.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub asks_again: bool,
 }

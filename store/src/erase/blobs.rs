@@ -38,7 +38,7 @@ pub(super) async fn candidates(
 }
 
 /// Deletes those of `blobs` that no row names any more, and returns how many. Reads every row that may name one, so it takes
-/// a time that grows with the database; nobody stores a blob meanwhile.
+/// a time that grows with the database; other processes store no blob meanwhile.
 pub(super) async fn delete_unused(tx: &mut PgConnection, blobs: &[String]) -> Result<i64> {
     // The prefix of a session is the agent's, which most sessions share.
     let of_sessions = sqlx::query_scalar!(

@@ -2,9 +2,10 @@
 
 use super::row::{self, object, time, word};
 use crate::{Error, Result, Store};
-use futures::TryStreamExt as _;
+use futures::{Stream, TryStreamExt as _};
 use sqlx::PgConnection;
 use std::io::{BufRead, BufReader, Seek, SeekFrom, Write as _};
+use std::pin::pin;
 use tempfile::SpooledTempFile;
 use wakeful_workflow::bundle::{Counts, Cut, Header, InboxStatus, Line, RunRow, SessionRow, VERSION};
 use wakeful_workflow::session::SessionStatus;
@@ -50,6 +51,18 @@ impl SnapshotRowsWriter {
         rows.read()?;
         Ok(rows)
     }
+}
+
+/// Reads rows until their end.
+async fn spooled<R>(
+    rows: impl Stream<Item = sqlx::Result<R>>,
+    line: impl Fn(R) -> Result<Line>,
+) -> Result<SnapshotRows> {
+    let (mut writer, mut rows) = (SnapshotRowsWriter::new(), pin!(rows));
+    while let Some(row) = rows.try_next().await? {
+        writer.push(&line(row)?)?;
+    }
+    writer.filled()
 }
 
 fn spool_failed(error: &std::io::Error) -> Error {
@@ -267,8 +280,7 @@ async fn counts(tx: &mut PgConnection, session_id: &str) -> Result<Counted> {
 
 /// A failed run may be retried, so the snapshot reads all runs. They are small.
 async fn runs(tx: &mut PgConnection, session_id: &str) -> Result<SnapshotRows> {
-    let mut writer = SnapshotRowsWriter::new();
-    let mut rows = sqlx::query!(
+    let rows = sqlx::query!(
         r#"
         select run_id, status, prompt_message_number, steps, input_tokens, output_tokens, tool_calls, error,
             created_at, started_at, completed_at
@@ -279,8 +291,8 @@ async fn runs(tx: &mut PgConnection, session_id: &str) -> Result<SnapshotRows> {
         session_id
     )
     .fetch(tx);
-    while let Some(row) = rows.try_next().await? {
-        writer.push(&Line::Run(RunRow {
+    spooled(rows, |row| {
+        Ok(Line::Run(RunRow {
             run_id: row.run_id,
             status: word("run status", row.status)?,
             prompt_message_number: row.prompt_message_number,
@@ -292,15 +304,14 @@ async fn runs(tx: &mut PgConnection, session_id: &str) -> Result<SnapshotRows> {
             created_at: time(row.created_at),
             started_at: row.started_at.map(time),
             completed_at: row.completed_at.map(time),
-        }))?;
-    }
-    writer.filled()
+        }))
+    })
+    .await
 }
 
 /// Calls that may still change: without a result, or uncertain.
 async fn open_calls(tx: &mut PgConnection, session_id: &str) -> Result<SnapshotRows> {
-    let mut writer = SnapshotRowsWriter::new();
-    let mut rows = sqlx::query!(
+    let rows = sqlx::query!(
         r#"
         select call_id, run_id, step_number, message_number, result_message_number, name, args_sha256, effect, status,
             attempts, outcome::text as outcome, receipt::text as receipt, resolution, started_at, settled_at
@@ -311,17 +322,13 @@ async fn open_calls(tx: &mut PgConnection, session_id: &str) -> Result<SnapshotR
         session_id
     )
     .fetch(tx);
-    while let Some(row) = rows.try_next().await? {
-        writer.push(&row::call!(row))?;
-    }
-    writer.filled()
+    spooled(rows, |row| Ok(row::call!(row))).await
 }
 
 /// Deliveries that may still change. An operator may send a failed one again. They get their places when they
 /// are written.
 async fn open_deliveries(tx: &mut PgConnection, session_id: &str) -> Result<SnapshotRows> {
-    let mut writer = SnapshotRowsWriter::new();
-    let mut rows = sqlx::query!(
+    let rows = sqlx::query!(
         r#"
         select ordinal, delivery_id, channel, source_key, content::text as "content!", status, attempt, not_after,
             receipt::text as receipt, last_error, resolution, undelivered, created_at, settled_at
@@ -332,16 +339,12 @@ async fn open_deliveries(tx: &mut PgConnection, session_id: &str) -> Result<Snap
         session_id
     )
     .fetch(tx);
-    while let Some(row) = rows.try_next().await? {
-        writer.push(&row::delivery!(row))?;
-    }
-    writer.filled()
+    spooled(rows, |row| Ok(row::delivery!(row))).await
 }
 
 /// Pending messages.
 async fn pending(tx: &mut PgConnection, session_id: &str) -> Result<SnapshotRows> {
-    let mut writer = SnapshotRowsWriter::new();
-    let mut rows = sqlx::query!(
+    let rows = sqlx::query!(
         "select inbox_id, client_key, content, content_sha256, sender, attachments, run_id, outcome, created_at
         from session_inbox
         where session_id = $1 and status = 'pending'
@@ -349,10 +352,7 @@ async fn pending(tx: &mut PgConnection, session_id: &str) -> Result<SnapshotRows
         session_id
     )
     .fetch(tx);
-    while let Some(row) = rows.try_next().await? {
-        writer.push(&row::inbox!(row, InboxStatus::Pending))?;
-    }
-    writer.filled()
+    spooled(rows, |row| Ok(row::inbox!(row, InboxStatus::Pending))).await
 }
 
 /// Calls that change no more. No index has them in the order of the bundle, so one statement sorts them all: pages would
@@ -363,8 +363,7 @@ pub(super) async fn settled_calls(
     last_message: i64,
 ) -> Result<SnapshotRows> {
     let mut tx = store.pool.begin().await?;
-    let mut writer = SnapshotRowsWriter::new();
-    let mut rows = sqlx::query!(
+    let rows = sqlx::query!(
         r#"
         select call_id, run_id, step_number, message_number, result_message_number, name, args_sha256, effect, status,
             attempts, outcome::text as outcome, receipt::text as receipt, resolution, started_at, settled_at
@@ -376,12 +375,9 @@ pub(super) async fn settled_calls(
         last_message
     )
     .fetch(&mut *tx);
-    while let Some(row) = rows.try_next().await? {
-        writer.push(&row::call!(row))?;
-    }
-    drop(rows);
+    let rows = spooled(rows, |row| Ok(row::call!(row))).await?;
     tx.commit().await?;
-    writer.filled()
+    Ok(rows)
 }
 
 /// Deliveries that were sent, which is the end of them. They are read as [`settled_calls`] are.
@@ -391,8 +387,7 @@ pub(super) async fn sent_deliveries(
     last_ordinal: i64,
 ) -> Result<SnapshotRows> {
     let mut tx = store.pool.begin().await?;
-    let mut writer = SnapshotRowsWriter::new();
-    let mut rows = sqlx::query!(
+    let rows = sqlx::query!(
         r#"
         select ordinal, delivery_id, channel, source_key, content::text as "content!", status, attempt, not_after,
             receipt::text as receipt, last_error, resolution, undelivered, created_at, settled_at
@@ -404,10 +399,7 @@ pub(super) async fn sent_deliveries(
         last_ordinal
     )
     .fetch(&mut *tx);
-    while let Some(row) = rows.try_next().await? {
-        writer.push(&row::delivery!(row))?;
-    }
-    drop(rows);
+    let rows = spooled(rows, |row| Ok(row::delivery!(row))).await?;
     tx.commit().await?;
-    writer.filled()
+    Ok(rows)
 }

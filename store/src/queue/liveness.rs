@@ -235,7 +235,7 @@ impl Store {
         Ok(freed.rows_affected())
     }
 
-    /// Removes the key from jobs whose lease lasts: nobody asks for the holders of the others. Returns `false` if some
+    /// Removes the key from jobs whose lease lasts: the look for dead workers leaves the others out. Returns `false` if some
     /// jobs still name the lock, because their rows are locked.
     async fn disown_liveness_lock(&self, key: i32) -> Result<bool> {
         sqlx::query!(

@@ -3,7 +3,7 @@ use std::fs;
 use secrecy::ExposeSecret;
 
 use super::*;
-use wakeful_workflow::agent::Limits;
+use wakeful_workflow::agent::{Agent, Limits};
 use wakeful_workflow::strategy::Strategy;
 
 type Env<'a> = &'a [(&'a str, &'a str)];

@@ -20,7 +20,7 @@ const SOON: Duration = Duration::from_millis(20);
 /// Looks are at least this far apart, however many notifications arrive.
 const APART: Duration = Duration::from_millis(50);
 
-/// How long a cancel is remembered for which nobody waited. Cancels of the sessions of other processes are heard too.
+/// How long a cancel is remembered that came before its session waited. Cancels of the sessions of other processes are heard too.
 const REMEMBERED: Duration = Duration::from_secs(2);
 
 /// The sessions whose cancels this process waits for.
@@ -37,7 +37,7 @@ struct Waiting {
     next: u64,
     /// The session of each waiter, and the token that wakes it.
     sessions: HashMap<u64, (String, CancellationToken)>,
-    /// Sessions of which a cancel was heard lately, but for which nobody waited. Their next waiter looks at once: the
+    /// Sessions whose cancel was heard lately, before they waited for one. Their next waiter looks at once: the
     /// notification may have come faster than the answer to the commit before that wait.
     unawaited: VecDeque<(Instant, String)>,
 }

@@ -46,7 +46,7 @@ pub fn client(reach: Reach<'_>) -> reqwest::ClientBuilder {
         .no_deflate();
     match reach {
         Reach::Named(urls) => builder.dns_resolver(Arc::new(Resolver::naming(urls))),
-        // A proxy would resolve the name itself, and nobody could check the address.
+        // A proxy would resolve the name itself, and this process could not check the address.
         Reach::Public(remedy) => {
             builder.no_proxy().dns_resolver(Arc::new(Resolver { remedy, ..Resolver::default() }))
         }

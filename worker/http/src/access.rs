@@ -188,7 +188,7 @@ impl Caller {
         }
     }
 
-    /// Whom a message of this caller speaks for: the user of the token, or the one that the body names, or the application.
+    /// In whose name this caller writes a message: the token's user, or the user that the body names, or the application.
     ///
     /// # Errors
     /// 403 for another user than the token's.

@@ -49,7 +49,7 @@ pub(crate) fn act_of(request: &Request, rule: Option<&Rule>) -> Act {
     }
 }
 
-/// An address. Of the sixth version only the network, because whoever has one has all of it.
+/// An address. Of IPv6 only the /64, because one host usually has all of its addresses.
 fn shown(address: IpAddr) -> String {
     match address.to_canonical() {
         IpAddr::V4(address) => address.to_string(),
@@ -81,7 +81,7 @@ pub(crate) fn name(act: &mut Act, caller: &Caller) {
 
 /// Notes a refused request.
 pub(crate) async fn refused(ctx: &Ctx, act: Act, status: StatusCode) {
-    // What the process itself could not do is no act of the caller.
+    // A fault of the process is not recorded as an act of the caller.
     if !status.is_client_error() {
         return;
     }

@@ -281,7 +281,7 @@ impl<'a> Draft<'a> {
             step_number: self.transition.step_number,
             role,
             content: content.into_iter().map(clean).collect(),
-            // The user sees neither the agent's summaries nor what nobody said.
+            // The user sees neither the agent's summaries nor the request to answer again.
             internal: details.summary || details.asks_again,
             details,
         });

@@ -32,8 +32,8 @@ pub(super) enum Verb {
     },
 }
 
-/// The commands that write, as the audit calls them. `replay` is not among them: it runs an agent, which is no act of a
-/// person. `migrate` changes the schema, not the data.
+/// The commands that write, as the audit calls them. `replay` is not among them, because it runs an agent: no
+/// person acts. `migrate` changes the schema, not the data.
 const WRITES: [&str; 24] = [
     "session.send",
     "session.new",

@@ -40,7 +40,7 @@ pub(super) struct EraseArgs {
 pub(super) struct HoldArgs {
     #[command(flatten)]
     pub(super) of: SpaceArgs,
-    /// Why. Whoever tries to erase sees it.
+    /// Why. An erasure that the hold refuses says it.
     #[arg(long, value_name = "TEXT")]
     reason: String,
 }

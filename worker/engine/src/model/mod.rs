@@ -60,7 +60,7 @@ pub trait Model: Send + Sync {
     ///
     /// # Errors
     /// A typed [`Fault`]. A stream that ends without its protocol's end marker is [`Fault::StreamCut`]. A partial answer is
-    /// never returned as a whole one. An answer with neither text nor a call is no fault: the agent's settings say what
+    /// never returned as a whole one. An answer with neither text nor a call is returned: the agent's settings say what
     /// follows it.
     async fn call(&self, request: &Request, deltas: &mut dyn Deltas) -> Result<Reply, Fault>;
 }

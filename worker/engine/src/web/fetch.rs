@@ -140,7 +140,7 @@ impl Web {
     /// Fetches `url`.
     ///
     /// # Errors
-    /// [`WebError`]. An answer with any status is no error.
+    /// [`WebError`]. An answer of any status is returned as an answer.
     pub async fn get(&self, url: &str) -> Result<Fetched, WebError> {
         self.send(WebRequest { url: url.to_owned(), ..WebRequest::default() }).await
     }

@@ -16,7 +16,7 @@ use wiremock::{Mock, MockServer, ResponseTemplate};
 const PUBLIC: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
 const PRIVATE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-/// Answers with one list of addresses after the other, and then with the last one for ever.
+/// Answers with one list of addresses after the other, and then always with the last one.
 struct Names {
     answers: Mutex<Vec<Vec<IpAddr>>>,
     asked: AtomicUsize,

@@ -196,7 +196,7 @@ async fn ask(config: &Config, url: &str, report: &mut Report) -> Result<(), Erro
     Ok(())
 }
 
-/// Without the configured token, the other tokens keep nobody of this machine out.
+/// Without the configured token, every program on this machine may do everything, whatever other tokens there are.
 async fn tokens(config: &Config, store: &Store, report: &mut Report) -> Result<(), Error> {
     if config.server.token.is_some() {
         return Ok(());
