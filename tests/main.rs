@@ -59,6 +59,7 @@ mod resolve;
 mod roles;
 mod runner;
 mod schedules;
+mod search;
 mod sessions;
 mod spiral;
 mod startup;

@@ -60,6 +60,7 @@ pub(super) async fn write_all(
     statement.generation_over();
     statement.step();
     statement.of_run();
+    statement.failures();
     statement.intent();
     if let Some(rare) = rare {
         statement.rare(rare);
