@@ -30,6 +30,7 @@
 //! | define, fire and show schedules | [`schedule`] |
 //! | find sessions by what was said in them | [`search`] |
 //! | see failed runs in groups | [`failure`] |
+//! | retry, cancel, archive or wake many sessions | [`batch`] |
 //! | say who did what | [`audit`] |
 //! | make, find and revoke tokens; sign those of users | [`token`] |
 //! | detect a webhook token that was used before | [`webhook`] |
@@ -40,6 +41,7 @@
 //! being updated decide a race.
 
 pub mod audit;
+pub mod batch;
 pub mod bounce;
 pub mod chain;
 pub mod create;

@@ -34,7 +34,7 @@ pub(super) enum Verb {
 
 /// The commands that write, as the audit calls them. `replay` is not among them, because it runs an agent: no
 /// person acts. `migrate` changes the schema, not the data.
-const WRITES: [&str; 26] = [
+const WRITES: [&str; 29] = [
     "session.send",
     "session.new",
     "session.retry",
@@ -61,6 +61,9 @@ const WRITES: [&str; 26] = [
     "person.hold",
     "errors.mute",
     "errors.note",
+    "batch.pause",
+    "batch.resume",
+    "batch.cancel",
 ];
 
 /// The act of a command, if it writes.
@@ -83,7 +86,7 @@ pub(super) fn act_of(matches: &ArgMatches, name: Option<&str>) -> anyhow::Result
     };
     let text = |id: &str| args.try_get_one::<String>(id).ok().flatten().cloned();
     // `token create` has a name too, and its row has an id that is not known yet.
-    let names = if noun == "schedule" { &["name"][..] } else { &["id", "session", "conversation"] };
+    let names = if noun == "schedule" { &["name"][..] } else { &["id", "ids", "session", "conversation"] };
     Ok(Some(Act {
         actor_kind: "cli",
         actor,

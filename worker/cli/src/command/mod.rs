@@ -1,6 +1,7 @@
 //! The command line, with one file per noun. stdout is data; stderr is progress and logs.
 
 mod audit;
+mod batch;
 mod conversation;
 mod delivery;
 mod demo;
@@ -48,6 +49,8 @@ pub enum Exit {
     Auth = 5,
     /// No database, another schema than the binary's, or a port in use.
     Unavailable = 6,
+    /// Not all of several things went well, or a batch waits for a person.
+    Partial = 7,
     /// Two things that must be equal differ, such as a cache and the log that it derives from, or a replay
     /// and its source.
     Divergence = 8,
@@ -108,6 +111,8 @@ enum Command {
     Token(token::Args),
     /// List who did what: every write by the API and the command line, and refused requests.
     Audit(audit::Args),
+    /// Show, pause, resume and cancel batches, which `session retry` and its like make.
+    Batch(batch::Args),
     /// Show failed runs in groups; mute and note them.
     Errors(errors::Args),
     /// Show the job queue.
@@ -190,6 +195,7 @@ fn run(app: App, cli: Cli, matches: &clap::ArgMatches) -> anyhow::Result<Exit> {
             Command::Schedule(args) => schedule::run(&app, config, args).await,
             Command::Token(args) => token::run(config, args).await,
             Command::Audit(args) => audit::run(config, args).await,
+            Command::Batch(args) => batch::run(config, args).await,
             Command::Errors(args) => errors::run(config, args).await,
             Command::Queue(args) => queue::run(config, args).await,
             Command::Trigger(args) => trigger::run(config, args).await,
@@ -242,6 +248,7 @@ fn exit_of(error: &anyhow::Error) -> Exit {
                 wakeful_store::Error::Conflict { .. }
                 | wakeful_store::Error::Refused { .. }
                 | wakeful_store::Error::Schedule { .. }
+                | wakeful_store::Error::Batch { .. }
                 | wakeful_store::Error::NotErased { .. }
                 | wakeful_store::Error::KeyReused { .. } => Exit::Conflict,
                 wakeful_store::Error::OfAnotherUser { .. } | wakeful_store::Error::OfAUser { .. } => {
