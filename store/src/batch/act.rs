@@ -101,13 +101,13 @@ impl Store {
         Ok(Turn { batch_id: Some(batch.batch_id), sessions })
     }
 
-    /// Takes the batch whose turn it is. If this worker dies, another one takes it ten seconds later; nothing is lost, because each
+    /// Takes the batch whose turn it is. If this worker dies, another one takes it two seconds later; nothing is lost, because each
     /// member's outcome commits by itself.
     async fn claim_batch(&self) -> Result<Option<Claimed>> {
         Ok(sqlx::query_as!(
             Claimed,
             "update batches
-            set next_at = clock_timestamp() + interval '10 s', started_at = coalesce(started_at, clock_timestamp())
+            set next_at = clock_timestamp() + interval '2 s', started_at = coalesce(started_at, clock_timestamp())
             where batch_id = (
                     select batch_id from batches
                     where status in ('running', 'proving') and next_at <= clock_timestamp()
