@@ -96,26 +96,24 @@ fn statement(filter: &SessionFilter, groups: Option<&[String]>) -> QueryBuilder<
             sql.push(format_args!(" and {column} = ")).push_bind(value.clone());
         }
     }
-    if let Some(before) = &filter.before {
-        sql.push(" and s.session_id < ").push_bind(before.clone());
+    bounds(&mut sql, "s", filter);
+    if looks_beside {
+        bounds(&mut sql, "h", filter);
     }
     if filter.only_live {
         sql.push(" and s.trigger_type not in ('replay', 'import')");
     }
     if let Some(since) = filter.since {
         sql.push(" and s.started_at >= ").push_bind(since);
-        sql.push(" and s.session_id >= ").push_bind(id_at(since - TimeDelta::hours(CLOCKS_H)));
     }
     if let Some(until) = filter.until {
         sql.push(" and s.started_at < ").push_bind(until);
-        // An import began when its original did, and has a new id.
-        if filter.only_live {
-            sql.push(" and s.session_id < ").push_bind(id_at(until + TimeDelta::hours(CLOCKS_H)));
-        }
     }
     if let Some(text) = &filter.text {
         sql.push(" and s.session_id in (select d.session_id from search_documents d where d.words @@ ");
-        sql.push("websearch_to_tsquery('simple', ").push_bind(text.clone()).push("))");
+        sql.push("websearch_to_tsquery('simple', ").push_bind(text.clone()).push(")");
+        bounds(&mut sql, "d", filter);
+        sql.push(")");
     }
     for (column, value) in [("h.senders", &filter.from), ("h.tools", &filter.tool)] {
         if let Some(value) = value {
@@ -138,6 +136,22 @@ fn statement(filter: &SessionFilter, groups: Option<&[String]>) -> QueryBuilder<
     }
     sql.push(" order by s.session_id desc limit ").push_bind(filter.limit);
     sql
+}
+
+/// Between which ids the sessions are. Each table is told, because Postgres carries no inequality from one to the next.
+fn bounds(sql: &mut QueryBuilder<Postgres>, table: &str, filter: &SessionFilter) {
+    if let Some(before) = &filter.before {
+        sql.push(format_args!(" and {table}.session_id < ")).push_bind(before.clone());
+    }
+    if let Some(since) = filter.since {
+        let first = id_at(since - TimeDelta::hours(CLOCKS_H));
+        sql.push(format_args!(" and {table}.session_id >= ")).push_bind(first);
+    }
+    // An import began when its original did, and has a new id.
+    if let Some(until) = filter.until.filter(|_| filter.only_live) {
+        let last = id_at(until + TimeDelta::hours(CLOCKS_H));
+        sql.push(format_args!(" and {table}.session_id < ")).push_bind(last);
+    }
 }
 
 /// The first id that a session could have at this time.
