@@ -198,9 +198,9 @@ left join intent using (session_id)"
             self.part(&format!(
                 "records as (
     insert into conversation_records
-        (conversation_id, message_number, session_id, run_id, step_number, role, content, internal, details)
-    select b.conversation_id, r.message_number, b.session_id, b.run_id, b.step_number, r.role, r.content::json,
-        r.internal, r.details::json
+        (space_id, conversation_id, message_number, session_id, run_id, step_number, role, content, internal, details)
+    select b.space_id, b.conversation_id, r.message_number, b.session_id, b.run_id, b.step_number, r.role,
+        r.content::json, r.internal, r.details::json
     from {from}
 )"
             ));
@@ -215,8 +215,8 @@ left join intent using (session_id)"
             let from = self.joined(rows);
             self.part(&format!(
                 "events as (
-    insert into session_events (session_id, seq, type, run_id, step_number, payload)
-    select b.session_id, b.last_event_seq - b.event_count + r.ordinal, r.type, b.run_id, b.step_number,
+    insert into session_events (space_id, session_id, seq, type, run_id, step_number, payload)
+    select b.space_id, b.session_id, b.last_event_seq - b.event_count + r.ordinal, r.type, b.run_id, b.step_number,
         r.payload::jsonb
     from {from}
 )"
@@ -265,8 +265,9 @@ left join intent using (session_id)"
             self.part(&format!(
                 "opened as (
     insert into tool_calls
-        (session_id, call_id, run_id, step_number, message_number, name, args_sha256, effect{names})
-    select b.session_id, r.call_id, b.run_id, b.step_number, r.message_number, r.name, r.args_sha256, r.effect{values}
+        (space_id, session_id, call_id, run_id, step_number, message_number, name, args_sha256, effect{names})
+    select b.space_id, b.session_id, r.call_id, b.run_id, b.step_number, r.message_number, r.name, r.args_sha256,
+        r.effect{values}
     from {from}
 )"
             ));
@@ -365,11 +366,11 @@ left join intent using (session_id)"
         self.part(
             "step as (
     insert into session_steps
-        (session_id, step_number, run_id, from_message_number, to_message_number, finish_reason,
+        (space_id, session_id, step_number, run_id, from_message_number, to_message_number, finish_reason,
          input_tokens, output_tokens, cached_tokens, cache_write_tokens, cost_micros,
          executed_local_tool_count, attempt, event_seq, lease, worker_id, started_at)
-    select b.session_id, b.step_number, b.run_id, b.from_message_number, b.to_message_number, b.finish_reason,
-        b.input_tokens::integer, b.output_tokens::integer, b.cached_tokens::integer,
+    select b.space_id, b.session_id, b.step_number, b.run_id, b.from_message_number, b.to_message_number,
+        b.finish_reason, b.input_tokens::integer, b.output_tokens::integer, b.cached_tokens::integer,
         b.cache_write_tokens::integer, b.cost_micros, b.tool_calls, b.attempt, b.last_event_seq, b.lease,
         b.worker_id, clock_timestamp() - make_interval(secs => b.elapsed_s)
     from b
@@ -404,9 +405,9 @@ left join intent using (session_id)"
         self.part(
             "intent as (
     insert into generations
-        (session_id, generation_id, step_number, attempt, model, request_sha256, base_sha256, repairs, resumes,
-         purpose, context_strategy)
-    select b.session_id, b.generation_id, b.of_step, b.of_attempt, b.model, b.request_sha256, b.base_sha256,
+        (space_id, session_id, generation_id, step_number, attempt, model, request_sha256, base_sha256, repairs,
+         resumes, purpose, context_strategy)
+    select b.space_id, b.session_id, b.generation_id, b.of_step, b.of_attempt, b.model, b.request_sha256, b.base_sha256,
         b.repairs, b.resumes, b.purpose, b.strategy
     from b
     where b.generation_id is not null
@@ -456,27 +457,40 @@ left join intent using (session_id)"
         }
     }
 
-    /// The blobs that the commits' entries and messages point at. They are sorted by name and come after all locks on
-    /// rows: so two statements that write the same blobs wait for each other, and cannot deadlock.
+    /// The blobs that the commits' entries and messages point at, in the sessions' spaces. They are sorted by name and come
+    /// after all locks on rows: so two statements that write the same blobs wait for each other, and cannot deadlock.
     fn blobs(&mut self, rare: Option<&Rare<'_>>) {
-        let snapshots =
-            self.commits.iter().filter_map(|commit| commit.closes.as_ref().map(|close| &close.snapshot));
-        let mut blobs: Vec<&Blob> = snapshots.chain(rare.iter().flat_map(|rare| rare.blobs)).collect();
+        let snapshots = self
+            .commits
+            .iter()
+            .zip(1..)
+            .filter_map(|(commit, member)| commit.closes.as_ref().map(|close| (member, &close.snapshot)));
+        let of_rare = rare.iter().flat_map(|rare| rare.blobs).map(|blob| (1, blob));
+        let blobs: Vec<(i64, &Blob)> = snapshots.chain(of_rare).collect();
         if blobs.is_empty() {
             return;
         }
-        blobs.sort_unstable_by(|a, b| a.sha256.cmp(&b.sha256));
-        blobs.dedup_by(|a, b| a.sha256 == b.sha256);
-        let names = self.bind(column(&blobs, |blob| blob.sha256.as_str()));
-        let bytes = self.bind(column(&blobs, |blob| blob.bytes.as_slice()));
-        let types = self.bind(column(&blobs, |blob| blob.media_type));
+        let names = self.bind(column(&blobs, |(_, blob)| blob.sha256.as_str()));
+        let bytes = self.bind(column(&blobs, |(_, blob)| blob.bytes.as_slice()));
+        let types = self.bind(column(&blobs, |(_, blob)| blob.media_type));
+        let from = if self.alone() {
+            format!(
+                "b, unnest(${names}::text[], ${bytes}::bytea[], ${types}::text[]) as r (sha256, bytes, media_type)"
+            )
+        } else {
+            let members = self.bind(column(&blobs, |(member, _)| *member));
+            format!(
+                "b join unnest(${names}::text[], ${bytes}::bytea[], ${types}::text[], ${members}::bigint[])
+        as r (sha256, bytes, media_type, member) on r.member = b.member"
+            )
+        };
         self.part(&format!(
             "new_blobs as (
-    insert into blobs (sha256, size, media_type, bytes)
-    select r.sha256, length(r.bytes), r.media_type, r.bytes
-    from unnest(${names}::text[], ${bytes}::bytea[], ${types}::text[]) as r (sha256, bytes, media_type)
-    where (select count(*) from b) > 0
-    on conflict (sha256) do nothing
+    insert into blobs (space_id, sha256, size, media_type, bytes)
+    select b.space_id, r.sha256, length(r.bytes), r.media_type, r.bytes
+    from {from}
+    order by r.sha256, b.space_id
+    on conflict (sha256, space_id) do nothing
 )"
         ));
     }
