@@ -1,5 +1,7 @@
 //! Spaces: every row belongs to one, and the database keeps them apart.
 
+mod apart;
+
 use crate::support::Database;
 use sqlx::postgres::PgPool;
 use sqlx::{AssertSqlSafe, Row};
@@ -16,12 +18,20 @@ const OF_THE_INSTALLATION: [(&str, &str); 8] = [
     ("workers", "processes work for all spaces"),
 ];
 
+/// The one policy of a table with rows of spaces: for all commands and roles.
+const POLICY: &str = "of_its_space * t {0} (( SELECT current_setting('wakeful.space'::text, true) AS current_setting) = \
+    ANY (ARRAY[space_id, '*'::text])) check (current_setting('wakeful.space'::text, true) = ANY (ARRAY[space_id, '*'::text]))";
+
 #[tokio::test]
 async fn every_table_belongs_to_spaces_or_says_why_it_is_the_installations() {
     let database = Database::new().await;
     let tables = sqlx::query(
         "select c.relname::text as name, coalesce(a.attnotnull, false) as owned,
-            a.atthasdef is true as has_default, obj_description(c.oid) as comment
+            a.atthasdef is true as has_default, obj_description(c.oid) as comment,
+            c.relrowsecurity and c.relforcerowsecurity as forced,
+            array(select concat_ws(' ', p.polname, p.polcmd, p.polpermissive, p.polroles::text,
+                    pg_get_expr(p.polqual, c.oid), 'check', pg_get_expr(p.polwithcheck, c.oid))
+                from pg_policy p where p.polrelid = c.oid) as policies
         from pg_class c
         left join pg_attribute a on a.attrelid = c.oid and a.attname = 'space_id' and not a.attisdropped
         where c.relnamespace = 'public'::regnamespace and c.relkind in ('r', 'p')
@@ -46,6 +56,9 @@ async fn every_table_belongs_to_spaces_or_says_why_it_is_the_installations() {
             "{name} has no `space_id text not null`; if it is the installation's, name it here and say so in a comment on it"
         );
         assert!(!table.get::<bool, _>("has_default"), "a statement may forget the space of {name}");
+        assert!(table.get::<bool, _>("forced"), "the migration of {name} calls keep_spaces_apart('{name}')");
+        let policies: Vec<String> = table.get("policies");
+        assert_eq!(policies, [POLICY], "{name}");
     }
     assert!(tables.len() > 20, "{}", tables.len());
     assert_eq!(of_the_installation, OF_THE_INSTALLATION.map(|(name, _)| name));

@@ -6,17 +6,18 @@
 //! leases. The CTE `b` has the commits that passed both checks, and every other CTE selects from it. The last
 //! line divides by zero if a commit is missing there, so Postgres undoes everything.
 //!
+//! A worker commits for all spaces, so its connection sees all of them. Instead the statement carries the space: every row
+//! that it inserts gets the space of the session's row, and every row that it changes must have that space. A test reads
+//! the text of every part.
+//!
 //! The text has only the parts that its commits write: for Postgres, an insert without rows costs as much as
 //! one with a few. Because macros of sqlx take literals only, this text is put together here, out of
 //! constants. Values are always parameters.
 
 use super::builder::Statement;
 use super::rows::{OpenedRow, Rare, Rows};
-use crate::delivery::deliver_jobs;
-use crate::new_id;
 use sqlx::postgres::PgArguments;
 use sqlx::{AssertSqlSafe, PgConnection, Row};
-use wakeful_workflow::blob::Blob;
 
 /// What the statement returns of one commit.
 #[derive(Debug)]
@@ -49,6 +50,26 @@ pub(super) async fn write_all(
     commits: &[&Rows],
     rare: Option<&Rare<'_>>,
 ) -> Result<Vec<Written>, sqlx::Error> {
+    let (text, arguments) = compose(commits, rare)?;
+    let alone = commits.len() == 1;
+    let row = sqlx::query_with(AssertSqlSafe(text), arguments).fetch_one(connection).await?;
+    if alone {
+        return Ok(vec![Written { wake_seq: row.try_get(0)?, started_at: row.try_get(1)? }]);
+    }
+    let wake_seqs: Vec<i64> = row.try_get(0)?;
+    let times: Vec<Option<String>> = row.try_get(1)?;
+    Ok(wake_seqs
+        .into_iter()
+        .zip(times)
+        .map(|(wake_seq, started_at)| Written { wake_seq, started_at })
+        .collect())
+}
+
+/// Puts the statement together: its text and its parameters.
+pub(super) fn compose(
+    commits: &[&Rows],
+    rare: Option<&Rare<'_>>,
+) -> Result<(String, PgArguments), sqlx::Error> {
     let mut statement = Statement::new(commits);
     statement.fence();
     statement.session();
@@ -65,19 +86,7 @@ pub(super) async fn write_all(
         statement.rare(rare);
     }
     statement.blobs(rare);
-    let alone = statement.alone();
-    let (text, arguments) = statement.finish()?;
-    let row = sqlx::query_with(AssertSqlSafe(text), arguments).fetch_one(connection).await?;
-    if alone {
-        return Ok(vec![Written { wake_seq: row.try_get(0)?, started_at: row.try_get(1)? }]);
-    }
-    let wake_seqs: Vec<i64> = row.try_get(0)?;
-    let times: Vec<Option<String>> = row.try_get(1)?;
-    Ok(wake_seqs
-        .into_iter()
-        .zip(times)
-        .map(|(wake_seq, started_at)| Written { wake_seq, started_at })
-        .collect())
+    statement.finish()
 }
 
 impl<'c> Statement<'c> {
@@ -125,7 +134,8 @@ left join intent using (session_id)"
     where {of_session}
         and session.session_id = given.session_id
         and session.last_message_number = given.last_message_number
-        and session.last_step_number = given.step_number - 1{demands}
+        and session.last_step_number = given.step_number - 1
+        and session.space_id = given.of_space{demands}
     returning session.session_id, session.conversation_id, session.space_id, session.last_event_seq,
         session.wake_seq
 ){jobs}, b as materialized (
@@ -142,6 +152,7 @@ left join intent using (session_id)"
     /// What every commit has: its fence, and what it does with the job.
     fn fence(&mut self) {
         self.session_ids = self.given("session_id", "text", |commit| commit.session_id.as_str());
+        self.given("of_space", "text", |commit| commit.space_id.as_str());
         self.given("last_message_number", "bigint", |commit| commit.last_message_number);
         self.given("step_number", "bigint", |commit| commit.step_number);
         self.job_ids = self.given("job_id", "bigint", |commit| commit.job_id);
@@ -297,6 +308,7 @@ left join intent using (session_id)"
         settled_at = coalesce(call.settled_at, clock_timestamp())
     from {from}
     where {of_session}
+        and call.space_id = b.space_id
         and call.call_id = any (${call_ids}::text[])
         and call.session_id = b.session_id
         and call.call_id = r.call_id
@@ -319,12 +331,14 @@ left join intent using (session_id)"
     where {of_generation}
         and b.generation_over
         and generations.session_id = b.session_id
+        and generations.space_id = b.space_id
 ), deleted_chunks as (
     delete from generation_chunks
     using b
     where {of_chunk}
         and b.generation_over
         and generation_chunks.session_id = b.session_id
+        and generation_chunks.space_id = b.space_id
 )"
             ));
         }
@@ -415,88 +429,4 @@ left join intent using (session_id)"
 )",
         );
     }
-
-    /// Deliveries and their jobs, drained inbox rows and blobs.
-    fn rare(&mut self, rare: &Rare<'_>) {
-        if !rare.deliveries.is_empty() {
-            let ids = self.bind(column(rare.deliveries, |_| new_id("dlv")));
-            let channels = self.bind(column(rare.deliveries, |one| one.channel.as_str()));
-            let keys = self.bind(column(rare.deliveries, |one| one.source_key.as_str()));
-            let contents = self.bind(column(rare.deliveries, |one| one.content.to_string()));
-            macro_rules! text {
-                ($deliver_jobs:tt) => {
-                    $deliver_jobs
-                };
-            }
-            let deliver_jobs = deliver_jobs!(text);
-            self.part(&format!(
-                "to_deliver as (
-    insert into deliveries
-        (delivery_id, space_id, conversation_id, channel, ordinal, session_id, source_key, content)
-    select r.delivery_id, b.space_id, b.conversation_id, r.channel, nextval('delivery_ordinals'), b.session_id,
-        r.source_key, r.content::json
-    from b, unnest(${ids}::text[], ${channels}::text[], ${keys}::text[], ${contents}::text[])
-        as r (delivery_id, channel, source_key, content)
-    on conflict (session_id, source_key, channel) do nothing
-    returning space_id, conversation_id, channel, (select b.trace_context from b) as trace_context
-), deliver_jobs as ({deliver_jobs}
-)"
-            ));
-        }
-        if !rare.drained.is_empty() {
-            let ids = self.bind(rare.drained);
-            self.part(&format!(
-                "drained as (
-    update session_inbox
-    set status = 'drained'
-    from b
-    where session_inbox.session_id = b.session_id
-        and session_inbox.inbox_id = any (${ids}::bigint[])
-)"
-            ));
-        }
-    }
-
-    /// The blobs that the commits' entries and messages point at, in the sessions' spaces. They are sorted by name and come
-    /// after all locks on rows: so two statements that write the same blobs wait for each other, and cannot deadlock.
-    fn blobs(&mut self, rare: Option<&Rare<'_>>) {
-        let snapshots = self
-            .commits
-            .iter()
-            .zip(1..)
-            .filter_map(|(commit, member)| commit.closes.as_ref().map(|close| (member, &close.snapshot)));
-        let of_rare = rare.iter().flat_map(|rare| rare.blobs).map(|blob| (1, blob));
-        let blobs: Vec<(i64, &Blob)> = snapshots.chain(of_rare).collect();
-        if blobs.is_empty() {
-            return;
-        }
-        let names = self.bind(column(&blobs, |(_, blob)| blob.sha256.as_str()));
-        let bytes = self.bind(column(&blobs, |(_, blob)| blob.bytes.as_slice()));
-        let types = self.bind(column(&blobs, |(_, blob)| blob.media_type));
-        let from = if self.alone() {
-            format!(
-                "b, unnest(${names}::text[], ${bytes}::bytea[], ${types}::text[]) as r (sha256, bytes, media_type)"
-            )
-        } else {
-            let members = self.bind(column(&blobs, |(member, _)| *member));
-            format!(
-                "b join unnest(${names}::text[], ${bytes}::bytea[], ${types}::text[], ${members}::bigint[])
-        as r (sha256, bytes, media_type, member) on r.member = b.member"
-            )
-        };
-        self.part(&format!(
-            "new_blobs as (
-    insert into blobs (space_id, sha256, size, media_type, bytes)
-    select b.space_id, r.sha256, length(r.bytes), r.media_type, r.bytes
-    from {from}
-    order by r.sha256, b.space_id
-    on conflict (sha256, space_id) do nothing
-)"
-        ));
-    }
-}
-
-/// Collects one value of each row, for an array parameter.
-fn column<'a, T, C>(rows: &'a [T], value: impl Fn(&'a T) -> C) -> Vec<C> {
-    rows.iter().map(value).collect()
 }
