@@ -11,6 +11,14 @@
 -- | wakeful_retention | deleting what is old         | look and delete; the only one that may delete from the logs  |
 -- | wakeful_scaler    | an autoscaler                | see the one view queue_backlog                               |
 --
+-- Row-level security binds all of them: they see the rows of the space that the setting wakeful.space names, or of all spaces if it
+-- is `*`. For owner, reader and retention this file makes `*` the default in this database. The runtime role has none, because
+-- `serve` and the commands say for each piece of work what it is about. A reader of one space only:
+--
+--     create role acme_reader login in role wakeful_reader;
+--     alter role acme_reader in database wakeful set wakeful.space = 'acme';
+--
+-- It can change that setting as `serve` can, so this keeps mistakes out and not somebody who wants more.
 -- They have no password yet, so they cannot log in over the network: `alter role wakeful_runtime password '…'`.
 
 do $$
@@ -27,6 +35,25 @@ begin
             -- Somebody makes it at this moment, in another database of this server.
             when duplicate_object or unique_violation then null;
         end;
+    end loop;
+end
+$$;
+
+do $$
+declare
+    role text;
+begin
+    foreach role in array array['wakeful_owner', 'wakeful_reader', 'wakeful_retention']
+    loop
+        -- What somebody has set stays. The owner may run this file again, and may not change other roles.
+        continue when exists (
+            select from pg_db_role_setting s
+            join pg_database d on d.oid = s.setdatabase and d.datname = current_database()
+            join pg_roles r on r.oid = s.setrole and r.rolname = role
+            cross join lateral unnest(s.setconfig) as setting
+            where starts_with(setting, 'wakeful.space=')
+        );
+        execute format('alter role %I in database %I set wakeful.space = %L', role, current_database(), '*');
     end loop;
 end
 $$;

@@ -61,6 +61,7 @@ mod roles;
 mod runner;
 mod schedules;
 mod sessions;
+mod spaces;
 mod spiral;
 mod startup;
 mod statements;

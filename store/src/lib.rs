@@ -30,6 +30,7 @@
 //! | define, fire and show schedules | [`schedule`] |
 //! | say who did what | [`audit`] |
 //! | make, find and revoke tokens; sign those of users | [`token`] |
+//! | keep the spaces apart | [`space`] |
 //! | detect a webhook token that was used before | [`webhook`] |
 //! | diagnose the whole system | [`diagnosis`] |
 //!
@@ -76,6 +77,7 @@ pub mod schema;
 pub mod session;
 pub mod side;
 mod socket;
+pub mod space;
 pub mod standing;
 pub mod steer;
 pub mod step;

@@ -9,7 +9,10 @@
 mod builder;
 pub(crate) mod committer;
 mod end;
+mod rare;
 mod rows;
+#[cfg(test)]
+mod spaces_tests;
 mod statement;
 
 use crate::error::missed_fence;

@@ -85,8 +85,8 @@ pub(crate) async fn start(
     }
     sqlx::query!(
         "insert into conversation_records
-            (conversation_id, message_number, session_id, run_id, step_number, role, content, details)
-        select $1, r.message_number, $2, $3, $4, r.role, r.content::json, r.details::json
+            (space_id, conversation_id, message_number, session_id, run_id, step_number, role, content, details)
+        select $9, $1, r.message_number, $2, $3, $4, r.role, r.content::json, r.details::json
         from unnest($5::bigint[], $6::text[], $7::text[], $8::text[]) as r (message_number, role, content, details)",
         session.conversation_id,
         session.session_id,
@@ -95,7 +95,8 @@ pub(crate) async fn start(
         &numbers,
         &roles as &[&str],
         &contents,
-        &details
+        &details,
+        session.space_id
     )
     .execute(&mut *tx)
     .await?;

@@ -48,6 +48,7 @@ impl Statement<'_> {
     from given
     where {of_conversation}
         and conversation.conversation_id = given.of_conversation
+        and conversation.space_id = given.of_space
         and given.planned_wake_seq is not null
         and conversation.open_run_id = given.run_id
         and conversation.queued_runs = 0
@@ -69,6 +70,7 @@ impl Statement<'_> {
         let held = format!(
             "{of_job}
         and s.session_id = given.session_id
+        and job.space_id = s.space_id
         and job.job_id = given.job_id
         and job.lease = given.lease
         and job.step_number = given.step_number"
@@ -159,6 +161,7 @@ impl Statement<'_> {
     where {of_run}
         and {changes}
         and run.run_id = b.run_id
+        and run.space_id = b.space_id
 )"
         ));
     }

@@ -16,6 +16,7 @@ use wakeful_workflow::session::{CallUpdate, Session};
 pub(super) struct Rows {
     // The fence: the session's row must be as it was planned on, and this worker must hold the job's lease.
     pub session_id: String,
+    pub space_id: String,
     pub conversation_id: String,
     pub last_message_number: i64,
     pub step_number: i64,
@@ -197,6 +198,7 @@ impl Rows {
         });
         Ok(Rows {
             session_id: session.session_id.as_str().to_owned(),
+            space_id: session.space_id.clone(),
             conversation_id: session.conversation_id.as_str().to_owned(),
             last_message_number: session.last_message_number,
             step_number: transition.step_number,

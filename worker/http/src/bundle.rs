@@ -3,6 +3,7 @@
 use crate::access::{Caller, named_space};
 use crate::body::Id;
 use crate::problem::Problem;
+use crate::scope;
 use axum::Json;
 use axum::body::{Body, Bytes};
 use axum::extract::rejection::QueryRejection;
@@ -21,6 +22,7 @@ use tracing::{error, info};
 use wakeful_engine::ctx::Ctx;
 use wakeful_store::export::Export;
 use wakeful_store::import::{self, Imported};
+use wakeful_store::space::Scope;
 use wakeful_workflow::bundle::Limits;
 use wakeful_workflow::id::DEFAULT_SPACE;
 
@@ -51,10 +53,20 @@ pub(super) async fn export(
     let (Id(id), Query(query)) = (id?, query?);
     let redact = flag("redact", query.redact.as_deref())?;
     let space = named_space(&headers)?.unwrap_or(DEFAULT_SPACE);
-    let session = ctx.store.session(Some(space), &id).await?;
+    let exported = async {
+        match exported(&ctx, space, &id, redact).await {
+            Ok(response) => response,
+            Err(problem) => problem.into_response(),
+        }
+    };
+    Ok(scope::answered(Scope::of(space), exported).await)
+}
+
+async fn exported(ctx: &Ctx, space: &str, id: &str, redact: bool) -> Result<Response, Problem> {
+    let session = ctx.store.session(Some(space), id).await?;
     let export = ctx.store.export(&session.session_id, redact).await?;
     info!(session.id = %id, redact, "A session is exported");
-    let name = format!("attachment; filename=\"{}.jsonl\"", file_name(&id));
+    let name = format!("attachment; filename=\"{}.jsonl\"", file_name(id));
     let body = futures::stream::try_unfold(export, |mut export: Export| async {
         match export.next().await {
             Ok(Some(chunk)) => Ok(Some((Bytes::from(chunk), export))),

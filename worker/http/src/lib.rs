@@ -16,6 +16,7 @@ pub mod front;
 pub mod guard;
 mod health;
 pub mod problem;
+mod scope;
 pub mod sessions;
 mod steer;
 mod stream;
@@ -34,8 +35,8 @@ use wakeful_engine::ctx::Ctx;
 /// All routes of Wakeful.
 ///
 /// The channels bring their own routes. `guarded` goes below `/v1`, behind the bearer token. `webhooks` goes
-/// below `/v1/triggers`; each of these routes checks its caller itself. `own` are a program's own routes. The
-/// bodies of all of them come through the door.
+/// below `/v1/triggers`; each of these routes checks its caller itself. `own` are a program's own routes: the program
+/// is trusted, so they see all spaces. The bodies of all of them come through the door.
 pub fn router(ctx: Arc<Ctx>, guarded: Router<Arc<Ctx>>, webhooks: Router<Arc<Ctx>>, own: Router) -> Router {
     let door = from_fn_with_state(Door::new(Arc::clone(&ctx)), door::held);
     audit::count_refusals(&ctx);
@@ -74,10 +75,17 @@ pub fn router(ctx: Arc<Ctx>, guarded: Router<Arc<Ctx>>, webhooks: Router<Arc<Ctx
         .route_layer(from_fn_with_state(Arc::clone(&ctx), guard))
         // Outside the guard: an export needs its own token instead of the bearer token.
         .route("/sessions/{id}/export", get(bundle::export))
-        .nest("/triggers", webhooks.layer(door.clone()).layer(from_fn_with_state(Arc::clone(&ctx), shed)));
+        .nest(
+            "/triggers",
+            webhooks
+                .layer(from_fn(scope::of_default))
+                .layer(door.clone())
+                .layer(from_fn_with_state(Arc::clone(&ctx), shed)),
+        );
     Router::new()
         .nest("/v1", v1)
         .route("/sessions/{id}/export", get(bundle::export))
+        .layer(from_fn(scope::nothing))
         .route("/healthz", get(health::live))
         .route("/readyz", get(health::ready))
         .fallback(problem::no_route)

@@ -85,7 +85,7 @@ pub(super) async fn list(
     check_text("cursor", query.cursor.as_deref(), 256)?;
     check_text("trigger_type", query.trigger_type.as_deref(), 256)?;
     if let Some(trigger_type) = &query.trigger_type
-        && !ctx.store.knows_trigger_type(trigger_type).await?
+        && !ctx.store.knows_trigger_type(&caller.reach, trigger_type).await?
     {
         return Err(Problem::bad_request(no_trigger(trigger_type)));
     }

@@ -221,7 +221,10 @@ async fn role(store: &Store, report: &mut Report) -> Result<(), Error> {
     let facts = store.role_facts().await?;
     let mut more = Vec::new();
     if facts.superuser {
-        more.push("is a superuser");
+        more.push("is a superuser, so it sees the rows of every space");
+    }
+    if facts.sees_all_spaces && !facts.superuser {
+        more.push("sees the rows of every space, because row-level security does not bind it");
     }
     if facts.ddl {
         more.push("may change tables");

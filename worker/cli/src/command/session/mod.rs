@@ -27,6 +27,7 @@ use wakeful_http::sessions::no_trigger;
 use wakeful_store::session::{SessionFilter, SessionSummary};
 use wakeful_store::wake::NewMessage;
 use wakeful_store::{Error, Store};
+use wakeful_workflow::access::Reach;
 use wakeful_workflow::id::DEFAULT_SPACE;
 use wakeful_workflow::session::SessionStatus;
 
@@ -217,7 +218,7 @@ async fn list(store: &Store, output: &Output, filter: SessionFilter) -> anyhow::
         return Err(Usage(format!("no status {status:?}; there are: {}", known.join(", "))).into());
     }
     if let Some(trigger_type) = &filter.trigger_type
-        && !store.knows_trigger_type(trigger_type).await?
+        && !store.knows_trigger_type(&Reach::default(), trigger_type).await?
     {
         return Err(Usage(no_trigger(trigger_type)).into());
     }
