@@ -22,7 +22,7 @@ async fn a_run_that_is_cancelled_in_the_queue_never_calls_the_model() {
     assert_eq!((status, &cancelled["run_id"]), (StatusCode::ACCEPTED, &first["run_id"]));
 
     let worker = options.clone().arg("--roles=worker").spawn(&database.url);
-    let session = client.wait_for(&id, "failed").await;
+    let session = client.wait_for(&id, "cancelled").await;
     assert_eq!(session["error"], "cancelled");
     assert_eq!(model.bodies().len(), 0);
     assert_eq!(texts(&session, "user"), ["one"]);
@@ -74,7 +74,7 @@ async fn a_run_that_is_cancelled_while_the_model_speaks_ends_without_it() {
     model.asked(1).await;
     cancel(&client, &id).await;
     // The model stays held in the middle of its answer.
-    let session = client.wait_for(&id, "failed").await;
+    let session = client.wait_for(&id, "cancelled").await;
     assert_eq!(session["error"], "cancelled");
     assert_eq!(session["cancel_requested"], false);
     assert_eq!(texts(&session, "assistant"), [""; 0]);
@@ -109,7 +109,7 @@ async fn a_guarded_call_that_is_cancelled_is_uncertain_and_never_repeated() {
     let id = id(&client.chat("c1", "Charge me.").await);
     eventually("the charge to begin", || async { (options.effects().len() == 1).then_some(()) }).await;
     cancel(&client, &id).await;
-    let session = client.wait_for(&id, "failed").await;
+    let session = client.wait_for(&id, "cancelled").await;
     assert_eq!(session["error"], "cancelled");
     assert_eq!(session["tool_calls"][0]["status"], "uncertain");
     assert!(texts(&session, "tool")[0].starts_with("OUTCOME UNKNOWN"), "{session}");
@@ -146,7 +146,7 @@ async fn a_question_that_is_cancelled_is_closed_and_a_message_is_a_new_run() {
     let id = id(&first);
     client.wait_for(&id, "waiting_input").await;
     cancel(&client, &id).await;
-    let session = client.wait_for(&id, "failed").await;
+    let session = client.wait_for(&id, "cancelled").await;
     assert_eq!((&session["error"], &session["question"]), (&json!("cancelled"), &Value::Null));
     assert_eq!(session["tool_calls"][0]["status"], "abandoned");
 

@@ -67,6 +67,9 @@ pub struct JobView {
     /// lease's end.
     pub due_in_s: f64,
     pub last_error: Option<String>,
+    /// Seconds since the database began to fail the step, and how often it did since.
+    pub fault_s: Option<f64>,
+    pub faults: i32,
     /// Seconds since a provider's outage began to hold up the step, and how many of its calls failed since.
     pub outage_s: Option<f64>,
     pub outage_faults: i32,
@@ -128,6 +131,7 @@ impl Store {
                 extract(epoch from clock_timestamp() - w.beat_at)::float8 as worker_beat_age_s,
                 extract(epoch from j.run_at - clock_timestamp())::float8 as "due_in_s!",
                 j.last_error, extract(epoch from clock_timestamp() - j.outage_since)::float8 as outage_s, j.outage_faults,
+                extract(epoch from clock_timestamp() - j.fault_since)::float8 as fault_s, j.faults,
                 g.provider as "waits_for?",
                 extract(epoch from clock_timestamp() - g.since)::float8 as provider_down_s,
                 extract(epoch from g.probe_at - clock_timestamp())::float8 as next_probe_in_s

@@ -196,7 +196,7 @@ pub enum Event {
     /// The run ended or paused. A checkpoint follows if the session could be read.
     #[serde(rename = "invocation_result")]
     InvocationResult {
-        /// `false` if the session failed, was terminated or needs an operator.
+        /// `false` if the session failed, was cancelled or terminated, or needs an operator.
         ok: bool,
         status: String,
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -232,7 +232,10 @@ impl Event {
     /// Returns the entry for a run that ends or pauses with the session in `status`.
     pub fn invocation_result(status: SessionStatus, error: Option<&str>) -> Event {
         let ok = match status {
-            SessionStatus::Failed | SessionStatus::NeedsAttention | SessionStatus::Terminated => false,
+            SessionStatus::Failed
+            | SessionStatus::Cancelled
+            | SessionStatus::NeedsAttention
+            | SessionStatus::Terminated => false,
             SessionStatus::Created
             | SessionStatus::Queued
             | SessionStatus::Running

@@ -101,6 +101,9 @@ fn database(mut section: Section<'_>) -> Database {
 const LEASE: RangeInclusive<Duration> = Duration::from_millis(500)..=Duration::from_secs(3600);
 const HEARTBEAT: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(1800);
 
+/// What `queue.database_faults_s` may be.
+const DATABASE_FAULTS: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(86_400);
+
 fn queue(mut section: Section<'_>) -> Queue {
     let (lease, heartbeat) = (section.origin("lease_s"), section.origin("heartbeat_s"));
     let lease_given = section.seconds("lease_s", LEASE);
@@ -115,6 +118,9 @@ fn queue(mut section: Section<'_>) -> Queue {
         concurrency: narrow(section.number("concurrency", 1..=1024), 32),
         slice_steps: narrow(section.number("slice_steps", 1..=10_000), 8),
         heal_s: narrow(section.number("heal_s", 1..=86_400), 30),
+        database_faults: section
+            .seconds("database_faults_s", DATABASE_FAULTS)
+            .unwrap_or(Duration::from_secs(900)),
     };
     // A value that was refused has its own line already. The default in its place must not cause a second
     // one.

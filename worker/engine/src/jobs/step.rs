@@ -35,7 +35,7 @@ use wakeful_workflow::fault::Fault;
 use wakeful_workflow::id::{GenerationId, SessionId};
 use wakeful_workflow::plan::{Action, Stop, in_context, plan};
 use wakeful_workflow::replay::has_recorded_replies;
-use wakeful_workflow::session::Session;
+use wakeful_workflow::session::{Session, SessionStatus};
 
 /// Runs one claimed step job and records in the job's row how the claim ended. apalis only learns that the
 /// job is over.
@@ -98,7 +98,10 @@ async fn work(ctx: &Ctx, job: &Job) -> ClaimEnd {
             Err(error) if error.is_transient() && job.lease.is_live() => {
                 faults += 1;
                 warn!(%error, "A database fault interrupted the step; trying again");
-                tries::note(ctx, job, faults, &error).await;
+                if let Some(noted) = tries::note(ctx, job, &error).await {
+                    let end = (SessionStatus::NeedsAttention, tries::refused(&error, noted));
+                    return give_up(ctx, job, session_id, end).await;
+                }
                 tokio::time::sleep(queue::delay(faults, None)).await;
             }
             // The job's session does not exist, so there is nothing to do.
@@ -111,10 +114,18 @@ async fn work(ctx: &Ctx, job: &Job) -> ClaimEnd {
                     }
                 };
             }
-            Err(error) if counts.tries.stuck >= tries::most(&error) => {
-                return give_up(ctx, job, session_id, &error).await;
+            Err(error @ Error::Corrupt { .. }) => {
+                if counts.tries.stuck >= tries::UNREADABLE_ATTEMPTS {
+                    let end = (SessionStatus::Failed, tries::unreadable(&error));
+                    return give_up(ctx, job, session_id, end).await;
+                }
+                return ClaimEnd::Retry { kind: "database", error: error.to_string(), at_least: None };
             }
             Err(error) => {
+                if let Some(noted) = tries::note(ctx, job, &error).await {
+                    let end = (SessionStatus::NeedsAttention, tries::refused(&error, noted));
+                    return give_up(ctx, job, session_id, end).await;
+                }
                 return ClaimEnd::Retry { kind: "database", error: error.to_string(), at_least: None };
             }
         }

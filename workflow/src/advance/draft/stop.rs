@@ -48,8 +48,8 @@ impl Draft<'_> {
             Some(reason) => format!("cancelled: {reason}"),
             None => "cancelled".to_owned(),
         };
-        let moved = self.moved_to(SessionStatus::Failed, Some(without_nul(reason)));
-        self.close_with(SessionStatus::Failed, Some("cancelled".to_owned()), moved)
+        let moved = self.moved_to(SessionStatus::Cancelled, Some(without_nul(reason)));
+        self.close_with(SessionStatus::Cancelled, Some("cancelled".to_owned()), moved)
     }
 
     pub(in crate::advance) fn fail(mut self, fault: &Fault) -> Transition {

@@ -288,6 +288,7 @@ async fn work(config: &Config, store: &Store, report: &mut Report) -> Result<(),
     if gates.is_empty() {
         report.ok("providers", "none is known to fail");
     }
+    faulty(store, report).await?;
     let depth = store.queue_depth().await?;
     let waiting: Vec<_> = depth.iter().filter(|one| one.oldest_ready_s > WAITING_S).collect();
     for one in &waiting {
@@ -306,6 +307,28 @@ async fn work(config: &Config, store: &Store, report: &mut Report) -> Result<(),
         let (ready, leased, delayed) = (sum(|one| one.ready), sum(|one| one.leased), sum(|one| one.delayed));
         report.ok("queue", format!("{ready} ready, {leased} leased, {delayed} delayed"));
     }
+    Ok(())
+}
+
+/// Names the steps that the database fails although it answers.
+async fn faulty(store: &Store, report: &mut Report) -> Result<(), Error> {
+    let faulty = store.faulty_steps().await?;
+    let Some(first) = faulty.first() else { return Ok(()) };
+    report.problem(
+        "steps",
+        format!(
+            "the database fails {} again and again. Session {}, {} times within {}: {}",
+            if faulty.len() == 1 { "one step".to_owned() } else { format!("{} steps", faulty.len()) },
+            first.session_id,
+            first.times,
+            span(first.lasted_s),
+            first.last_error
+        ),
+        format!(
+            "mend what the error names; the server's log has its place. Then it goes on by itself: wakeful session why {}",
+            first.session_id
+        ),
+    );
     Ok(())
 }
 

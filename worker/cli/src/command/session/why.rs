@@ -103,6 +103,15 @@ pub(super) fn explain(standing: &Standing, around: Surroundings) -> Vec<Finding>
                 )),
             );
         }
+        Some(SessionStatus::NeedsAttention) if error_of(standing).1.is_some() => {
+            let (error, remedy) = error_of(standing);
+            find(
+                format!("It waits for an operator: {error}."),
+                remedy.map(|remedy| {
+                    format!("{remedy}:\nwakeful session retry {id}\nOr end the run:\nwakeful session cancel {id}")
+                }),
+            );
+        }
         Some(SessionStatus::NeedsAttention) => find(
             format!("It waits for an operator: {}.", error_of(standing).0),
             Some(format!(
@@ -122,12 +131,10 @@ pub(super) fn explain(standing: &Standing, around: Surroundings) -> Vec<Finding>
                 )),
             );
         }
-        Some(SessionStatus::Failed) if session.error.as_deref() == Some("cancelled") => {
-            find(
-                "Its run was cancelled.".to_owned(),
-                Some(format!("To go on after all:\nwakeful session retry {id}")),
-            );
-        }
+        Some(SessionStatus::Cancelled) => find(
+            "Its run was cancelled, and is not retried.".to_owned(),
+            Some(format!("To go on after all, say so:\nwakeful session send {id} 'TEXT'")),
+        ),
         Some(SessionStatus::Failed) => {
             let (error, remedy) = error_of(standing);
             let retry = format!("wakeful session retry {id}");
@@ -211,7 +218,15 @@ fn of_job(job: &JobView, standing: &Standing, around: Surroundings) -> Finding {
         .last_error
         .as_deref()
         .map(|error| format!(" The last attempt failed: {}.", error.trim_end_matches('.')));
-    let last = last.unwrap_or_default();
+    let last = match job.fault_s.filter(|_| job.faults > 0) {
+        Some(lasted) => format!(
+            "{} The database has failed it {} within {}.",
+            last.unwrap_or_default(),
+            count(job.faults.into(), "time"),
+            span(lasted)
+        ),
+        None => last.unwrap_or_default(),
+    };
     let none_alive = || {
         "No worker is alive. Start one:\nwakeful serve --roles worker\nThen look:\nwakeful queue status"
             .to_owned()
@@ -226,7 +241,9 @@ fn of_job(job: &JobView, standing: &Standing, around: Surroundings) -> Finding {
                     .filter(|call| call.status == "started")
                     .map(|call| format!("{} ({})", call.name, call.call_id))
                     .collect();
-                let doing = if running.is_empty() {
+                let doing = if job.faults > 0 {
+                    "the database fails it".to_owned()
+                } else if running.is_empty() {
                     "most likely it waits for the model".to_owned()
                 } else {
                     format!("it runs {}", running.join(", "))

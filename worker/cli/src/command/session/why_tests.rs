@@ -74,6 +74,8 @@ fn job(leased: bool, due_in_s: f64) -> JobView {
         worker_beat_age_s: leased.then_some(2.0),
         due_in_s,
         last_error: None,
+        fault_s: None,
+        faults: 0,
         outage_s: None,
         outage_faults: 0,
         waits_for: None,
@@ -197,8 +199,10 @@ fn a_failed_run_gives_the_remedy_of_its_fault_and_the_retry() {
         first(&failed, AROUND),
         "Its run failed: the run reached its limit of 5 steps. | Raise `limits.steps`:\nwakeful session retry sess_1"
     );
-    failed.session.error = Some("cancelled".into());
-    assert!(first(&failed, AROUND).contains("cancelled"));
+    let mut cancelled = standing("cancelled");
+    cancelled.session.error = Some("cancelled".into());
+    let text = first(&cancelled, AROUND);
+    assert!(text.contains("was cancelled") && text.contains("session send") && !text.contains("session retry"), "{text}");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use crate::ctx::Ctx;
 use tracing::warn;
 use wakeful_store::Error;
-use wakeful_store::queue::Job;
+use wakeful_store::queue::{Faults, Job};
 use wakeful_workflow::agent::Limits;
 use wakeful_workflow::fault::Fault;
 
@@ -46,36 +46,40 @@ impl RetryCounts {
 }
 
 /// Claims without progress after which the run of an unreadable session fails.
-const UNREADABLE_ATTEMPTS: i64 = 5;
+pub(super) const UNREADABLE_ATTEMPTS: i64 = 5;
 
-/// The same for a session whose statements the database refuses: with the delays between them, about a quarter of an hour.
-const REFUSED_ATTEMPTS: i64 = 20;
+/// Fewer faults of the database than this never end a run, however long ago the first one was.
+const FEWEST_FAULTS: i32 = 3;
 
-/// Returns after how many claims without progress the run fails, when `error` ends the last one.
-pub(super) fn most(error: &Error) -> i64 {
-    if matches!(error, Error::Corrupt { .. }) { UNREADABLE_ATTEMPTS } else { REFUSED_ATTEMPTS }
-}
-
-/// The reason with which such a run fails.
-pub(super) fn hopeless(error: &Error) -> String {
-    if matches!(error, Error::Corrupt { .. }) {
-        return format!(
-            "the session cannot be read: {error}. Remedy: repair the row that the error names, then retry the session"
-        );
-    }
+/// The reason with which the run of an unreadable session fails.
+pub(super) fn unreadable(error: &Error) -> String {
     format!(
-        "the database refuses the step: {error}. Remedy: mend what the error names (see the server's log, and `wakeful \
-         doctor`), then retry the session; it goes on where it stood"
+        "the session cannot be read: {error}. Remedy: repair the row that the error names, then retry the session"
     )
 }
 
-/// Records on the job's row that the database interrupts its step again and again, so that people see it while the claim goes
-/// on. This statement touches no other table, so it works when the step's own statement does not.
-pub(super) async fn note(ctx: &Ctx, job: &Job, faults: i32, error: &Error) {
-    if faults > 1
-        && let Err(error) = ctx.store.note_fault(&job.lease, &format!("{error} ({faults} times)")).await
-    {
-        warn!(%error, "The fault could not be recorded on the job's row");
+/// The reason why the run of a session whose statements fail again and again waits for an operator.
+pub(super) fn refused(error: &Error, faults: Faults) -> String {
+    format!(
+        "the database failed the step {} times within {:.0} s: {error}. Remedy: mend what the error names (see the server's \
+         log, and `wakeful doctor`), then retry the session; it goes on where it stood",
+        faults.times, faults.lasted_s
+    )
+}
+
+/// Records on the job's row that the database failed its step, so that people see it while the claim goes on. Returns the count
+/// when that has gone on for too long, and the session is to rest. While the database as a whole is away this statement fails
+/// too, and nothing is counted.
+pub(super) async fn note(ctx: &Ctx, job: &Job, error: &Error) -> Option<Faults> {
+    match ctx.store.note_fault(&job.lease, &error.to_string()).await {
+        Ok(faults) => {
+            let limit = ctx.config.queue.database_faults.as_secs_f64();
+            faults.filter(|faults| faults.times >= FEWEST_FAULTS && faults.lasted_s >= limit)
+        }
+        Err(error) => {
+            warn!(%error, "The fault could not be recorded on the job's row");
+            None
+        }
     }
 }
 
