@@ -87,17 +87,19 @@ async fn a_run_that_is_cancelled_while_the_model_speaks_ends_without_it() {
     assert_eq!(jobs, 0);
 
     model.release();
-    let (status, _) = client.post(&format!("/v1/sessions/{id}/retry"), &json!({})).await;
-    assert_eq!(status, StatusCode::ACCEPTED);
+    // Somebody wanted this end, so it is no run to retry. A message goes on.
+    let (status, refused) = client.post(&format!("/v1/sessions/{id}/retry"), &json!({})).await;
+    assert_eq!((status, &refused["session_status"]), (StatusCode::CONFLICT, &json!("cancelled")));
+    client.chat("c1", "Go on.").await;
     let session = client.wait_for(&id, "completed").await;
     assert_eq!(texts(&session, "assistant"), ["A long answer."]);
-    assert_eq!(runs(&database).await, 1);
+    assert_eq!(runs(&database).await, 2);
 }
 
 #[tokio::test]
 async fn a_guarded_call_that_is_cancelled_is_uncertain_and_never_repeated() {
     let database = Database::new().await;
-    let model = ModelServer::start(|body, _| match turns_since_user(body) {
+    let model = ModelServer::start(|_, number| match number {
         0 => Answer::call("charge", json!({"cents": 500})),
         _ => Answer::text("I cannot tell whether you were charged."),
     })
@@ -116,17 +118,15 @@ async fn a_guarded_call_that_is_cancelled_is_uncertain_and_never_repeated() {
     assert!(journal(&client, &id).await.contains(&"TOOL_FAILED_UNCERTAIN".to_owned()));
 
     std::fs::remove_file(options.path("hold")).unwrap();
-    let (status, _) = client.post(&format!("/v1/sessions/{id}/retry"), &json!({})).await;
-    assert_eq!(status, StatusCode::ACCEPTED);
+    client.chat("c1", "Was I charged?").await;
     let session = client.wait_for(&id, "completed").await;
     assert_eq!(texts(&session, "assistant").last().unwrap(), "I cannot tell whether you were charged.");
     assert_eq!(options.effects().len(), 1);
     assert_eq!(session["tool_calls"][0]["status"], "uncertain", "it stays listed");
     let told = &body(&model, 1)["messages"];
-    assert!(
-        told.as_array().unwrap().last().unwrap()["content"].as_str().unwrap().contains("OUTCOME UNKNOWN")
-    );
-    assert_eq!(numbers(&session), [2, 3, 4, 5]);
+    let result = told.as_array().unwrap().iter().find(|message| message["role"] == "tool").unwrap();
+    assert!(result["content"].as_str().unwrap().contains("OUTCOME UNKNOWN"));
+    assert_eq!(numbers(&session), [2, 3, 4, 5, 6]);
 }
 
 #[tokio::test]

@@ -50,10 +50,7 @@ async fn a_cancelled_run_is_cancelled_in_every_row_and_never_retried() {
     assert_eq!(world.one("select count(*) from session_runs where status = 'cancelled'").await, 1);
     agrees(&world, &session_id).await;
     let refused = world.store.retry(&session_id, None).await;
-    assert!(
-        matches!(refused, Err(Error::Conflict { status: SessionStatus::Cancelled, .. })),
-        "{refused:?}"
-    );
+    assert!(matches!(refused, Err(Error::Conflict { status: SessionStatus::Cancelled, .. })), "{refused:?}");
     // Its bundle says the same, and a message goes on with the session.
     let copy = import(&World::new().await.store, &export(&world.store, &session_id).await).await;
     assert!(copy.starts_with("sess_"));
@@ -65,7 +62,7 @@ async fn a_cancelled_run_is_cancelled_in_every_row_and_never_retried() {
 async fn what_an_older_version_cancelled_is_cancelled_after_the_migration_and_in_an_import() {
     let world = World::new().await;
     let cancelled = ended(&world, "c1", Stop::Cancelled).await;
-    let failed = ended(&world, "c2", Stop::Failed(Fault::WorkerDied { attempts: 5 })).await;
+    let failed = ended(&world, "c2", Stop::Failed(Fault::WorkerDied { attempts: 5, during: None })).await;
     sqlx::raw_sql(AS_BEFORE).execute(&world.database.pool).await.unwrap();
     for id in [&cancelled, &failed] {
         assert_eq!(world.status(id).await, "failed");

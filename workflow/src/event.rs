@@ -145,7 +145,13 @@ pub enum Event {
     },
     /// A guarded call was started and did not end, so it may have taken effect.
     #[serde(rename = "TOOL_FAILED_UNCERTAIN")]
-    ToolFailedUncertain { call_id: CallId, name: String },
+    ToolFailedUncertain {
+        call_id: CallId,
+        name: String,
+        /// What is known of its end: it took too long, or it failed inside. `None`: its worker died.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        reason: Option<String>,
+    },
     /// A person said what happened to an uncertain effect. `effect` is the id of a call or a delivery.
     #[serde(rename = "EFFECT_RESOLVED")]
     EffectResolved {
@@ -170,6 +176,15 @@ pub enum Event {
         moved: Option<String>,
         /// Hash of the fork request. A repeated request must have the same hash.
         request_sha256: String,
+    },
+    /// The person who waits for the run was told that it failed, or that it takes long. `channel`: by which channel a message
+    /// of it leaves. `None`: this entry is the message, for readers of the stream.
+    #[serde(rename = "PERSON_TOLD")]
+    PersonTold {
+        reason: String,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        channel: Option<String>,
+        text: String,
     },
     /// A person or a program steered the session: retry, cancel, wake, archive, terminate, fork. The entries around
     /// it say what came of it.

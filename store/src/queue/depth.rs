@@ -25,6 +25,29 @@ impl Store {
         .await?)
     }
 
+    /// Returns the steps at which two workers died or more, without progress between; at most 100.
+    ///
+    /// # Errors
+    /// [`crate::Error::Database`].
+    pub async fn deadly_steps(&self) -> Result<Vec<DeadlyStep>> {
+        Ok(sqlx::query_as!(
+            DeadlyStep,
+            r#"select j.session_id as "session_id!", j.died,
+                array(
+                    select c.name from tool_calls c
+                    where c.session_id = j.session_id and c.result_message_number is null
+                    order by c.call_id
+                    limit 10
+                ) as "tools!"
+            from jobs j
+            where j.kind = 'step' and j.died > 1 and j.session_id is not null
+            order by j.died desc
+            limit 100"#
+        )
+        .fetch_all(&self.pool)
+        .await?)
+    }
+
     /// Returns the steps that the database has failed more than once without progress between, the oldest first; at most 100.
     ///
     /// # Errors
@@ -68,6 +91,15 @@ impl Store {
         .fetch_all(&self.pool)
         .await?)
     }
+}
+
+/// A step at which workers died one after the other.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct DeadlyStep {
+    pub session_id: String,
+    pub died: i32,
+    /// The tools of its calls that have no result.
+    pub tools: Vec<String>,
 }
 
 /// How often the database failed a step without progress between, and for how long.

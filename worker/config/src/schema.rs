@@ -15,7 +15,8 @@ use super::problem::Problem;
 use super::read::{Section, narrow, recipients};
 use super::tree::Table;
 use super::{
-    AgentSettings, Config, Database, ModelSettings, Provider, Providers, Queue, Scripted, Server, Workspace,
+    AgentSettings, Config, Database, ModelSettings, OnDelayed, Provider, Providers, Queue, Scripted, Server,
+    Workspace,
 };
 
 /// The providers of models that every program has.
@@ -192,12 +193,34 @@ fn agents(root: &mut Section<'_>, names: &ModelNames<'_>) -> BTreeMap<String, Ag
             on_ask_expired: section
                 .text("on_ask_expired", "must be tell_model or fail", on_ask_expired)
                 .unwrap_or_default(),
+            on_failed: notice(&mut section, "on_failed"),
+            on_delayed: on_delayed(&mut section),
             shared: section.text("participants", "must be owner or anyone", participants).unwrap_or(false),
         };
         section.finish();
         agents.insert(name, settings);
     }
     agents
+}
+
+/// What `on_delayed.after_s` may be.
+const DELAYED: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(31_536_000);
+
+fn notice(section: &mut Section<'_>, key: &str) -> Option<String> {
+    section.text(key, "must be text", |text| (!text.trim().is_empty()).then(|| text.to_owned()))
+}
+
+fn on_delayed(section: &mut Section<'_>) -> Option<OnDelayed> {
+    let origin = section.origin("on_delayed")?;
+    let name = section.full("on_delayed");
+    let mut delayed = section.section("on_delayed");
+    let (after, text) = (delayed.seconds("after_s", DELAYED), notice(&mut delayed, "text"));
+    delayed.finish();
+    let both = after.zip(text);
+    if both.is_none() {
+        section.problem(origin, format!("{name} needs after_s, in seconds, and text"));
+    }
+    both.map(|(after, text)| OnDelayed { after, text })
 }
 
 fn fallback(section: &mut Section<'_>, names: &ModelNames<'_>) -> Vec<String> {

@@ -142,6 +142,7 @@ async fn hydrate_and_run(
     wakeful_store::failpoint!("K3");
     withdraw(ctx, job, &SessionId::from(session_id), counts).await?;
     let session = ctx.store.hydrate(session_id).await?;
+    counts.tries.warn_of_deaths(&session);
     let span = span::of_run(ctx, &session);
     run_steps(ctx, job, session, counts).instrument(span).await
 }
@@ -223,7 +224,8 @@ async fn run_steps(
             telemetry::failed(&Span::current(), fault.kind());
         }
         let ends_claim = retry_summary_later(&session, &performed);
-        let mut transition = advance::advance(&session, performed, policy);
+        let on_failed = ctx.config.agents.get(&session.agent).and_then(|agent| agent.on_failed.as_deref());
+        let mut transition = advance::advance(&session, performed, policy).telling(&session, on_failed);
         if let Ok(agent) = &agent {
             started = StartedCalls::with_commit(ctx, &job.lease, &session, agent, &mut transition);
         }
@@ -242,7 +244,7 @@ async fn run_steps(
         let prepared = match &agent {
             Ok(agent) if ends_claim.is_none() && !may_yield => {
                 let tries = if progress { RetryCounts::default() } else { counts.tries };
-                let may_try = tries.used_up(agent.limits.attempts, job.last_error.as_deref()).is_none();
+                let may_try = tries.used_up(agent.limits.attempts, job.last_error.as_deref(), None).is_none();
                 next_call(ctx, &mut session, &transition, agent, may_try).await
             }
             Ok(_) | Err(_) => None,
@@ -382,7 +384,8 @@ async fn decide(
         ctx.store.end_job(&job.lease).await?;
         return Ok(Decided::End(ClaimEnd::Closed));
     }
-    if let Some(fault) = tries.used_up(agent.limits.attempts, job.last_error.as_deref())
+    if let Some(fault) =
+        tries.used_up(agent.limits.attempts, job.last_error.as_deref(), tries::doing(session))
         && !matches!(action, Action::Stop(_))
     {
         return Ok(Decided::Performed(Performed::Stopped(Stop::Failed(fault))));

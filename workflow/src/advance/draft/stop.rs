@@ -25,7 +25,7 @@ impl Draft<'_> {
             match row {
                 Some(Call { status, outcome: None, .. }) if status.may_have_run() => {
                     if status != CallStatus::Uncertain {
-                        self.journal_uncertain(&call);
+                        self.journal_uncertain(&call, None);
                     }
                     executed += 1;
                     self.record_result(&call, CallStatus::Uncertain, outcome_unknown());
@@ -81,7 +81,7 @@ impl Draft<'_> {
                     && row.status != CallStatus::Uncertain
             });
             if half_done {
-                self.journal_uncertain(&call);
+                self.journal_uncertain(&call, None);
                 self.leave_open(&call, CallStatus::Uncertain);
             }
         }

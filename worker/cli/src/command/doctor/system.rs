@@ -289,6 +289,7 @@ async fn work(config: &Config, store: &Store, report: &mut Report) -> Result<(),
         report.ok("providers", "none is known to fail");
     }
     faulty(store, report).await?;
+    deadly(store, report).await?;
     let depth = store.queue_depth().await?;
     let waiting: Vec<_> = depth.iter().filter(|one| one.oldest_ready_s > WAITING_S).collect();
     for one in &waiting {
@@ -306,6 +307,29 @@ async fn work(config: &Config, store: &Store, report: &mut Report) -> Result<(),
         let sum = |count: fn(&wakeful_store::queue::Depth) -> i64| depth.iter().map(count).sum::<i64>();
         let (ready, leased, delayed) = (sum(|one| one.ready), sum(|one| one.leased), sum(|one| one.delayed));
         report.ok("queue", format!("{ready} ready, {leased} leased, {delayed} delayed"));
+    }
+    Ok(())
+}
+
+/// Names the steps at which workers died.
+async fn deadly(store: &Store, report: &mut Report) -> Result<(), Error> {
+    for step in store.deadly_steps().await?.into_iter().take(3) {
+        let tools = if step.tools.is_empty() {
+            "called its model".to_owned()
+        } else {
+            format!("ran {}", step.tools.join(", "))
+        };
+        report.warning(
+            "steps",
+            format!(
+                "{} workers died at a step of session {}, most likely while it {tools}",
+                step.died, step.session_id
+            ),
+            format!(
+                "read the end of their logs; stop it before it takes more: wakeful session cancel {}",
+                step.session_id
+            ),
+        );
     }
     Ok(())
 }
