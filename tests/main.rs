@@ -53,6 +53,7 @@ mod poison;
 mod prefix;
 mod providers;
 mod readme;
+mod refused;
 mod replay;
 mod reproduce;
 mod resolve;

@@ -82,6 +82,7 @@ pub mod standing;
 pub mod steer;
 pub mod step;
 pub mod token;
+pub mod told;
 pub mod tree;
 pub mod verify;
 pub mod wake;

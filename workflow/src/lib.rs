@@ -62,6 +62,7 @@ pub mod seed;
 pub mod session;
 pub mod state;
 pub mod strategy;
+pub mod told;
 pub mod trigger;
 pub mod wire;
 

@@ -82,6 +82,8 @@ impl Statement<'_> {
         died = case when given.progress then 0 else job.died end,
         outage_since = case when not given.progress then job.outage_since end,
         outage_faults = case when given.progress then 0 else job.outage_faults end,
+        fault_since = case when not given.progress then job.fault_since end,
+        faults = case when given.progress then 0 else job.faults end,
         attempt = case when given.ends_step then 1 else job.attempt end,
         last_error = null,
         trace_context = given.trace_context

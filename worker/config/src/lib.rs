@@ -166,6 +166,8 @@ pub struct Queue {
     pub slice_steps: u32,
     /// How often a worker looks for sessions that stopped and that no job would continue.
     pub heal_s: u64,
+    /// For how long the database may fail one step, again and again, before the session waits for an operator.
+    pub database_faults: Duration,
 }
 
 impl Queue {
@@ -197,8 +199,20 @@ pub struct AgentSettings {
     /// How long the agent's question waits for an answer. `None`: without limit.
     pub ask_expires_s: Option<u64>,
     pub on_ask_expired: OnExpired,
+    /// What the person is told when a run fails for good.
+    pub on_failed: Option<String>,
+    /// What the person is told when a run takes long.
+    pub on_delayed: Option<OnDelayed>,
     /// `participants = "anyone"`: users other than a conversation's first may write in it.
     pub shared: bool,
+}
+
+/// `[agents.NAME] on_delayed`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OnDelayed {
+    /// How long the run may take before.
+    pub after: Duration,
+    pub text: String,
 }
 
 /// `[models."provider/model"]`.

@@ -15,7 +15,8 @@ use super::problem::Problem;
 use super::read::{Section, narrow, recipients};
 use super::tree::Table;
 use super::{
-    AgentSettings, Config, Database, ModelSettings, Provider, Providers, Queue, Scripted, Server, Workspace,
+    AgentSettings, Config, Database, ModelSettings, OnDelayed, Provider, Providers, Queue, Scripted, Server,
+    Workspace,
 };
 
 /// The providers of models that every program has.
@@ -102,6 +103,9 @@ fn database(mut section: Section<'_>) -> Database {
 const LEASE: RangeInclusive<Duration> = Duration::from_millis(500)..=Duration::from_secs(3600);
 const HEARTBEAT: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(1800);
 
+/// What `queue.database_faults_s` may be.
+const DATABASE_FAULTS: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(86_400);
+
 fn queue(mut section: Section<'_>) -> Queue {
     let (lease, heartbeat) = (section.origin("lease_s"), section.origin("heartbeat_s"));
     let lease_given = section.seconds("lease_s", LEASE);
@@ -116,6 +120,9 @@ fn queue(mut section: Section<'_>) -> Queue {
         concurrency: narrow(section.number("concurrency", 1..=1024), 32),
         slice_steps: narrow(section.number("slice_steps", 1..=10_000), 8),
         heal_s: narrow(section.number("heal_s", 1..=86_400), 30),
+        database_faults: section
+            .seconds("database_faults_s", DATABASE_FAULTS)
+            .unwrap_or(Duration::from_secs(900)),
     };
     // A value that was refused has its own line already. The default in its place must not cause a second
     // one.
@@ -187,12 +194,34 @@ fn agents(root: &mut Section<'_>, names: &ModelNames<'_>) -> BTreeMap<String, Ag
             on_ask_expired: section
                 .text("on_ask_expired", "must be tell_model or fail", on_ask_expired)
                 .unwrap_or_default(),
+            on_failed: notice(&mut section, "on_failed"),
+            on_delayed: on_delayed(&mut section),
             shared: section.text("participants", "must be owner or anyone", participants).unwrap_or(false),
         };
         section.finish();
         agents.insert(name, settings);
     }
     agents
+}
+
+/// What `on_delayed.after_s` may be.
+const DELAYED: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(31_536_000);
+
+fn notice(section: &mut Section<'_>, key: &str) -> Option<String> {
+    section.text(key, "must be text", |text| (!text.trim().is_empty()).then(|| text.to_owned()))
+}
+
+fn on_delayed(section: &mut Section<'_>) -> Option<OnDelayed> {
+    let origin = section.origin("on_delayed")?;
+    let name = section.full("on_delayed");
+    let mut delayed = section.section("on_delayed");
+    let (after, text) = (delayed.seconds("after_s", DELAYED), notice(&mut delayed, "text"));
+    delayed.finish();
+    let both = after.zip(text);
+    if both.is_none() {
+        section.problem(origin, format!("{name} needs after_s, in seconds, and text"));
+    }
+    both.map(|(after, text)| OnDelayed { after, text })
 }
 
 fn fallback(section: &mut Section<'_>, names: &ModelNames<'_>) -> Vec<String> {

@@ -28,11 +28,17 @@ pub(super) async fn ready(State(ctx): State<Arc<Ctx>>) -> Response {
             format!("{outage}; the server's log says why")
         }
     };
+    // One session's step may be refused for a reason of its own, so the server stays in service.
+    let steps = match if database == "ok" { ctx.store.count_faulty_steps().await } else { None } {
+        None => "unknown".to_owned(),
+        Some(0) => "ok".to_owned(),
+        Some(steps) => format!("the database fails {steps} again and again; `wakeful doctor` names them"),
+    };
     let draining = ctx.shutdown.draining.is_cancelled();
     let ready = database == "ok" && !draining;
     let body = json!({
         "status": if ready { "ok" } else { "unavailable" },
-        "checks": {"database": database, "draining": if draining { "draining" } else { "ok" }},
+        "checks": {"database": database, "steps": steps, "draining": if draining { "draining" } else { "ok" }},
     });
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     (status, Json(body)).into_response()

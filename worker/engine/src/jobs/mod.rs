@@ -2,6 +2,7 @@
 //! timers, which heal sessions, close unanswered questions, and tend the gates of the providers.
 #![doc = include_str!("README.md")]
 
+pub mod delayed;
 pub mod deliver;
 pub mod expire;
 pub mod gates;

@@ -193,6 +193,7 @@ impl Logs {
             | Event::GenFailed { .. }
             | Event::SessionSteered { .. }
             | Event::AttemptFailed { .. }
+            | Event::PersonTold { .. }
             | Event::SessionTerminated { .. }
             | Event::InvocationResult { .. }
             | Event::ContextUpdate { .. } => {}
