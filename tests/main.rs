@@ -61,6 +61,7 @@ mod retention;
 mod roles;
 mod runner;
 mod schedules;
+mod search;
 mod sessions;
 mod spaces;
 mod spiral;

@@ -28,6 +28,8 @@
 //! | compare two sessions | [`side`] |
 //! | carry a session to another database | [`export`], [`import`] |
 //! | define, fire and show schedules | [`schedule`] |
+//! | find sessions by what was said in them | [`search`] |
+//! | see failed runs in groups | [`failure`] |
 //! | say who did what | [`audit`] |
 //! | make, find and revoke tokens; sign those of users | [`token`] |
 //! | keep the spaces apart | [`space`] |
@@ -50,6 +52,7 @@ pub mod event;
 pub mod export;
 #[doc(hidden)]
 pub mod failpoint;
+pub mod failure;
 pub mod fork;
 pub mod gate;
 pub mod generation;
@@ -74,6 +77,7 @@ pub mod retire;
 pub mod run;
 pub mod schedule;
 pub mod schema;
+pub mod search;
 pub mod session;
 pub mod side;
 mod socket;

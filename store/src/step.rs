@@ -18,13 +18,14 @@ mod statement;
 use crate::error::missed_fence;
 use crate::generation::NewGeneration;
 use crate::queue::Lease;
-use crate::{Error, Result, Store, run};
+use crate::{Error, Result, Store, failure, run};
 use committer::Reported;
 use rows::{Rare, Rows};
 use statement::{Written, write};
 use std::sync::Arc;
 use wakeful_workflow::advance::{Next, Transition};
 use wakeful_workflow::event::Event;
+use wakeful_workflow::failure::Failure;
 use wakeful_workflow::session::{Session, SessionStatus};
 
 /// Result of a commit.
@@ -335,6 +336,7 @@ impl Store {
         run::append_events(&mut tx, session_id, run_id.as_deref(), None, run::Wakes::Planner, &events)
             .await?;
         if let Some(run_id) = &run_id {
+            failure::add(&mut tx, session_id, run_id, &Failure::new("unreadable", "", error), error).await?;
             let ending = run::RunEnd {
                 session_id,
                 run_id,

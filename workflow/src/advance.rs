@@ -9,6 +9,7 @@ use crate::blob::Blob;
 use crate::derive::{self, NewDelivery, StateUpdate};
 use crate::effect::Effect;
 use crate::event::Event;
+use crate::failure::Failure;
 use crate::fault::Fault;
 use crate::id::{CallId, GenerationId, RunId};
 use crate::plan::Stop;
@@ -176,6 +177,8 @@ pub struct Closing {
     pub status: SessionStatus,
     /// Why, on failure: one line with its remedy.
     pub error: Option<String>,
+    /// The group of failures that the error belongs to.
+    pub failure: Option<Box<Failure>>,
     pub events: Vec<Event>,
     /// The state that the close's checkpoint points at.
     pub snapshot: Blob,

@@ -38,6 +38,7 @@ pub mod derive;
 pub mod diff;
 pub mod effect;
 pub mod event;
+pub mod failure;
 pub mod fallback;
 pub mod fault;
 pub mod files;

@@ -81,6 +81,7 @@ pub(super) fn compose(
     statement.generation_over();
     statement.step();
     statement.of_run();
+    statement.failures();
     statement.intent();
     if let Some(rare) = rare {
         statement.rare(rare);

@@ -11,12 +11,14 @@ pub mod context;
 mod conversations;
 mod deliveries;
 mod door;
+pub mod errors;
 mod fork;
 pub mod front;
 pub mod guard;
 mod health;
 pub mod problem;
 mod scope;
+pub mod search;
 pub mod sessions;
 mod steer;
 mod stream;
@@ -68,6 +70,11 @@ pub fn router(ctx: Arc<Ctx>, guarded: Router<Arc<Ctx>>, webhooks: Router<Arc<Ctx
         .route("/tokens", get(tokens::list).post(tokens::create))
         .route("/tokens/{id}", delete(tokens::revoke))
         .route("/audit", get(audit::list))
+        .route("/search", get(sessions::behind))
+        .route("/errors", get(errors::list))
+        .route("/errors/{id}", get(errors::show))
+        .route("/errors/{id}/mute", post(errors::mute))
+        .route("/errors/{id}/note", post(errors::note))
         .route("/user-tokens", post(tokens::of_user))
         .merge(guarded)
         .layer(door.clone())

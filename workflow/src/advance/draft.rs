@@ -379,7 +379,8 @@ impl<'a> Draft<'a> {
         let otherwise =
             self.only_a_checkpoint_tells().then(|| Box::new(self.checkpoint(self.session.status).0));
         let events = vec![moved, result, checkpoint];
-        self.transition.next = Next::Close(Closing { status, error, events, snapshot, otherwise });
+        self.transition.next =
+            Next::Close(Closing { status, error, failure: None, events, snapshot, otherwise });
         self.transition
     }
 }

@@ -7,6 +7,7 @@ mod demo;
 mod dev;
 mod doctor;
 mod erase;
+mod errors;
 mod migrate;
 mod output;
 mod person;
@@ -110,6 +111,8 @@ enum Command {
     Audit(audit::Args),
     /// Delete what ended longer ago than `[retention]` keeps it.
     Retention(retention::Args),
+    /// Show failed runs in groups; mute and note them.
+    Errors(errors::Args),
     /// Show the job queue.
     Queue(queue::Args),
 }
@@ -191,6 +194,7 @@ fn run(app: App, cli: Cli, matches: &clap::ArgMatches) -> anyhow::Result<Exit> {
             Command::Token(args) => token::run(config, args).await,
             Command::Audit(args) => audit::run(config, args).await,
             Command::Retention(args) => retention::run(config, args).await,
+            Command::Errors(args) => errors::run(config, args).await,
             Command::Queue(args) => queue::run(config, args).await,
             Command::Trigger(args) => trigger::run(config, args).await,
         }

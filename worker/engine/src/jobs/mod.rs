@@ -1,5 +1,5 @@
-//! Background work of a worker: the two kinds of job (step, deliver), the pool that runs them, and three
-//! timers, which heal sessions, close unanswered questions, and tend the gates of the providers.
+//! Background work of a worker: the two kinds of job (step, deliver), the pool that runs them, and four
+//! timers, which heal sessions, close unanswered questions, tend the gates of the providers, and fill the search.
 #![doc = include_str!("README.md")]
 
 pub mod delayed;
@@ -8,4 +8,5 @@ pub mod expire;
 pub mod gates;
 pub mod heal;
 pub mod pool;
+pub mod search;
 pub mod step;

@@ -96,6 +96,11 @@ pub const RULES: &[Rule] = &[
     Rule::act("POST", "/v1/user-tokens", Operate, Agents, "token.user"),
     Rule::look("/v1/tokens", Admin, Installation),
     Rule::look("/v1/audit", Admin, Installation),
+    Rule::look("/v1/search", Read, Spaces),
+    Rule::look("/v1/errors", Read, Spaces),
+    Rule::look("/v1/errors/{id}", Read, Spaces),
+    Rule::act("POST", "/v1/errors/{id}/mute", Operate, Spaces, "errors.mute"),
+    Rule::act("POST", "/v1/errors/{id}/note", Operate, Spaces, "errors.note"),
     Rule::act("POST", "/v1/tokens", Admin, Installation, "token.create"),
     Rule::act("DELETE", "/v1/tokens/{id}", Admin, Installation, "token.revoke"),
 ];

@@ -2,8 +2,9 @@
 
 use super::journal::After;
 use super::{Draft, abandoned};
-use crate::advance::Transition;
+use crate::advance::{Next, Transition};
 use crate::effect::Effect;
+use crate::failure::Failure;
 use crate::fault::{Fault, Verdict};
 use crate::record::{ToolCall, without_nul};
 use crate::resolve::outcome_unknown;
@@ -62,7 +63,14 @@ impl Draft<'_> {
             Verdict::Fail { remedy } => format!("{fault}. Remedy: {remedy}"),
             Verdict::Retry { .. } => fault.to_string(),
         };
-        self.close(SessionStatus::Failed, Some(without_nul(error)))
+        let model = self.session.interrupted.last().map(|call| call.model.as_str());
+        let mut failure = Failure::of(fault, model);
+        failure.text = without_nul(failure.text);
+        let mut transition = self.close(SessionStatus::Failed, Some(without_nul(error)));
+        if let Next::Close(closing) = &mut transition.next {
+            closing.failure = Some(Box::new(failure));
+        }
+        transition
     }
 
     /// Marks guarded calls that were started and not finished as uncertain, because the failed run has no
