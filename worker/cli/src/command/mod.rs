@@ -1,5 +1,6 @@
 //! The command line, with one file per noun. stdout is data; stderr is progress and logs.
 
+mod absurd;
 mod audit;
 mod conversation;
 mod delivery;
@@ -109,6 +110,8 @@ enum Command {
     Audit(audit::Args),
     /// Show the job queue.
     Queue(queue::Args),
+    /// Leave Absurd: bring its tasks over, prove it, and take it back.
+    Absurd(absurd::Args),
 }
 
 // The arguments of a noun whose only option is `-o`. Not a doc comment, because clap could show it in the help.
@@ -188,6 +191,7 @@ fn run(app: App, cli: Cli, matches: &clap::ArgMatches) -> anyhow::Result<Exit> {
             Command::Token(args) => token::run(config, args).await,
             Command::Audit(args) => audit::run(config, args).await,
             Command::Queue(args) => queue::run(config, args).await,
+            Command::Absurd(args) => absurd::run(&app, config, args).await,
             Command::Trigger(args) => trigger::run(config, args).await,
         }
     };
