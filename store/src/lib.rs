@@ -27,6 +27,7 @@
 //! | show sessions to people | [`session`], [`chain`], [`event`], [`standing`] |
 //! | compare two sessions | [`side`] |
 //! | carry a session to another database | [`export`], [`import`] |
+//! | bring tasks of Absurd over, give them back, compare them | [`absurd`] |
 //! | define, fire and show schedules | [`schedule`] |
 //! | find sessions by what was said in them | [`search`] |
 //! | see failed runs in groups | [`failure`] |
@@ -40,6 +41,7 @@
 //! After waiting for a row, Postgres re-checks only that row's own columns. So only predicates on the row
 //! being updated decide a race.
 
+pub mod absurd;
 pub mod audit;
 pub mod bounce;
 pub mod chain;

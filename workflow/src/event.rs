@@ -186,6 +186,20 @@ pub enum Event {
         channel: Option<String>,
         text: String,
     },
+    /// The session was a task of Absurd. Always the first entry.
+    #[serde(rename = "SESSION_IMPORTED")]
+    SessionImported {
+        /// `absurd:` and the queue's name.
+        source: String,
+        task_id: String,
+        task_name: String,
+        /// Absurd's word for what the task was doing.
+        task_state: String,
+        /// How its checkpoints were read.
+        shape: String,
+        /// How many checkpoints it had.
+        checkpoints: i64,
+    },
     /// A person or a program steered the session: retry, cancel, wake, archive, terminate, fork. The entries around
     /// it say what came of it.
     #[serde(rename = "SESSION_STEERED")]

@@ -25,8 +25,10 @@
 //! | where a session may be forked, and which files it takes along | [`fork`], [`files`] |
 //! | what the model sees | [`prefix`], [`context`], [`wire`] |
 //! | how a session is carried to another database | [`bundle`] |
+//! | how a task of Absurd becomes a session | [`mod@absurd`] |
 //! | which kinds of ids exist | [`id`] |
 
+pub mod absurd;
 pub mod access;
 pub mod advance;
 pub mod agent;

@@ -50,6 +50,7 @@ pub(crate) fn summary(entry: &JournalEntry) -> String {
             let error = payload["error"].as_str().map(|why| format!(": {why}")).unwrap_or_default();
             format!("{}{error}", text("status"))
         }
+        "SESSION_IMPORTED" => format!("task {} {} of {}", text("task_name"), text("task_id"), text("source")),
         "SESSION_FORKED" => format!("from {} at #{}", text("parent_session_id"), number("at_message_number")),
         "SESSION_TERMINATED" => text("reason").to_owned(),
         "checkpoint" => format!("step {} up to #{}", number("step_number"), number("to_message_number")),

@@ -19,6 +19,7 @@ use wakeful_workflow::gate::GatePolicy;
 use wakeful_workflow::policy::WebPolicy;
 use wakeful_workflow::strategy::ContextPolicy;
 
+pub mod absurd;
 pub mod address;
 mod agents;
 pub mod chat;
@@ -92,6 +93,7 @@ pub struct Config {
     pub chat: chat::Chat,
     pub messenger: messenger::Messenger,
     pub herald: herald::Herald,
+    pub absurd: absurd::Absurd,
     /// By name.
     pub schedules: BTreeMap<String, cron::Schedule>,
     pub workspace: Workspace,

@@ -46,6 +46,7 @@ pub(super) fn read(table: Table, added: &[&str]) -> (Config, Vec<Problem>) {
         chat: super::chat::read(root.section("chat")),
         messenger: super::messenger::read(root.section("messenger")),
         herald: super::herald::read(root.section("herald")),
+        absurd: super::absurd::read(root.section("absurd")),
         schedules: BTreeMap::new(),
         workspace: workspace(root.section("workspace")),
         web: super::web::read(root.section("web")),

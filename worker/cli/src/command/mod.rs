@@ -1,5 +1,6 @@
 //! The command line, with one file per noun. stdout is data; stderr is progress and logs.
 
+mod absurd;
 mod audit;
 mod conversation;
 mod delivery;
@@ -115,6 +116,8 @@ enum Command {
     Errors(errors::Args),
     /// Show the job queue.
     Queue(queue::Args),
+    /// Leave Absurd: bring its tasks over, prove it, and take it back.
+    Absurd(absurd::Args),
 }
 
 // The arguments of a noun whose only option is `-o`. Not a doc comment, because clap could show it in the help.
@@ -196,6 +199,7 @@ fn run(app: App, cli: Cli, matches: &clap::ArgMatches) -> anyhow::Result<Exit> {
             Command::Retention(args) => retention::run(config, args).await,
             Command::Errors(args) => errors::run(config, args).await,
             Command::Queue(args) => queue::run(config, args).await,
+            Command::Absurd(args) => absurd::run(&app, config, args).await,
             Command::Trigger(args) => trigger::run(config, args).await,
         }
     };

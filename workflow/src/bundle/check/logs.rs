@@ -187,6 +187,7 @@ impl Logs {
             Event::Checkpoint { lifecycle_state, .. } => self.lifecycle = Some(lifecycle_state.clone()),
             Event::TriggerEvent { .. }
             | Event::SessionForked { .. }
+            | Event::SessionImported { .. }
             | Event::LlmCalled { .. }
             | Event::GenStart { .. }
             | Event::GenResumed { .. }
