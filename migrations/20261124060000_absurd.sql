@@ -36,3 +36,5 @@ create index absurd_imports_by_key on absurd_imports (space_id, source, idempote
 
 -- The steps of a task may come without usage. Then the counts are 0 and unknown.
 alter table session_steps add column usage_unknown boolean not null default false;
+
+select keep_spaces_apart('absurd_imports');

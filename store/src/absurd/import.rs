@@ -457,7 +457,7 @@ impl<'a> Writing<'a> {
         let mut built = builder.finish(self.task, self.fate);
         let seeds = self.seeds();
         let prefix = Prefix::new(&seeds, self.import.new.tools.clone());
-        let prefix_sha256 = crate::create::pin(&mut *tx, &prefix).await?;
+        let prefix_sha256 = crate::create::pin(&mut *tx, &self.import.new.space_id, &prefix).await?;
         self.supersede(tx).await?;
         let row = self.session(&built, &prefix, prefix_sha256, seeds.len());
         let steps = built.last_step_number;
@@ -600,11 +600,12 @@ impl<'a> Writing<'a> {
         }
         let blob = Blob::of_state(&built.state);
         sqlx::query!(
-            "insert into blobs (sha256, size, media_type, bytes)
-            values ($1, length($2::bytea), 'application/json', $2)
-            on conflict (sha256) do nothing",
+            "insert into blobs (space_id, sha256, size, media_type, bytes)
+            values ($3, $1, length($2::bytea), 'application/json', $2)
+            on conflict (sha256, space_id) do nothing",
             blob.sha256,
-            blob.bytes
+            blob.bytes,
+            self.import.new.space_id
         )
         .execute(&mut *tx)
         .await?;
