@@ -166,7 +166,7 @@ async fn going_on_has_its_two_errors_and_stopping_ends_the_run() {
     let id = runner.session_id().unwrap().to_owned();
     runner.stop().await.unwrap();
     eventually("the question to be closed", || async {
-        (ctx.store.session(None, &id).await.unwrap().status == "failed").then_some(())
+        (ctx.store.session(None, &id).await.unwrap().status == "cancelled").then_some(())
     })
     .await;
     assert!(process.terminate().success());

@@ -6,11 +6,17 @@ use crate::support::checker::Traces;
 const SORRY: &str = "Sorry, that did not work.";
 const LATER: &str = "This takes longer than usual.";
 
+/// Adds these lines to the desk's agent.
+fn agent(desk: &mut Desk, lines: &str) {
+    let section = "[agents.default]\n";
+    assert!(desk.options.config.contains(section), "{}", desk.options.config);
+    desk.options.config = desk.options.config.replacen(section, &format!("{section}{lines}\n"), 1);
+}
+
 /// A desk whose model refuses every request, and whose agent says so to the person.
 async fn refusing() -> Desk {
     let mut desk = Desk::whose_model(|_| Answer::Error(401)).await;
-    desk.options =
-        desk.options.config(&format!("[agents.default]\nmodel = \"openai/test\"\non_failed = {SORRY:?}"));
+    agent(&mut desk, &format!("on_failed = {SORRY:?}"));
     desk
 }
 
@@ -67,9 +73,7 @@ async fn a_chat_reads_in_its_stream_that_its_run_failed() {
 async fn k63_a_person_is_told_once_that_a_run_takes_long_and_gets_the_reply_all_the_same() {
     for failpoint in ["", "K63_tell=1*return", "K63_told=1*return"] {
         let mut desk = Desk::new().await;
-        desk.options = desk.options.config(&format!(
-            "[agents.default]\nmodel = \"openai/test\"\non_delayed = {{ after_s = 0.3, text = {LATER:?} }}"
-        ));
+        agent(&mut desk, &format!("on_delayed = {{ after_s = 0.3, text = {LATER:?} }}"));
         desk.model.hold();
         let process = desk.serve_until(failpoint).await;
         Post::new(Medium::Webhook, 1, 1, "Hello").send(&process.client()).await;
