@@ -14,6 +14,7 @@ mod access;
 mod ahead;
 mod awake;
 mod bad_input;
+mod batches;
 mod bundle;
 mod cancel;
 mod chat;

@@ -31,6 +31,7 @@
 //! | define, fire and show schedules | [`schedule`] |
 //! | find sessions by what was said in them | [`search`] |
 //! | see failed runs in groups | [`failure`] |
+//! | retry, cancel, archive or wake many sessions | [`batch`] |
 //! | say who did what | [`audit`] |
 //! | make, find and revoke tokens; sign those of users | [`token`] |
 //! | keep the spaces apart | [`space`] |
@@ -43,6 +44,7 @@
 
 pub mod absurd;
 pub mod audit;
+pub mod batch;
 pub mod bounce;
 pub mod chain;
 pub mod create;

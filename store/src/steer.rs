@@ -2,6 +2,7 @@
 
 use crate::audit::act;
 use crate::gate;
+use crate::pool::Transaction;
 use crate::queue;
 use crate::run::{self, Locked, Wakes};
 use crate::wake::{By, conflict};
@@ -22,6 +23,18 @@ impl Store {
     }
 
     pub(crate) async fn try_retry(&self, session_id: &str, reason: Option<&str>, by: By) -> Result<String> {
+        let (tx, run_id) = self.retried(session_id, reason, by).await?;
+        tx.commit().await?;
+        Ok(run_id)
+    }
+
+    /// A retry in a transaction that the caller commits.
+    pub(crate) async fn retried(
+        &self,
+        session_id: &str,
+        reason: Option<&str>,
+        by: By,
+    ) -> Result<(Transaction, String)> {
         let mut tx = self.pool.begin().await?;
         let session = run::lock(&mut tx, session_id).await?;
         by.may_wake(&session)?;
@@ -35,8 +48,7 @@ impl Store {
         run::clear_cancel(&mut tx, session_id).await?;
         run::open(&mut tx, &conversation, &session, &run_id, None, reason).await?;
         note(&mut tx, session_id, &run_id, "retry", reason).await?;
-        tx.commit().await?;
-        Ok(run_id)
+        Ok((tx, run_id))
     }
 
     /// Returns those of `sessions` whose open run someone asked to cancel.
@@ -58,6 +70,17 @@ impl Store {
     /// # Errors
     /// [`crate::Error::NotFound`], [`crate::Error::Conflict`] when no run is open, [`crate::Error::Database`].
     pub async fn cancel(&self, session_id: &str, reason: Option<&str>) -> Result<String> {
+        let (tx, run_id) = self.cancelled(session_id, reason).await?;
+        tx.commit().await?;
+        Ok(run_id)
+    }
+
+    /// A cancel in a transaction that the caller commits.
+    pub(crate) async fn cancelled(
+        &self,
+        session_id: &str,
+        reason: Option<&str>,
+    ) -> Result<(Transaction, String)> {
         let mut tx = self.pool.begin().await?;
         let session = run::lock(&mut tx, session_id).await?;
         let open = matches!(
@@ -116,8 +139,7 @@ impl Store {
         if !session.runner.is_empty() {
             give_to_deployed_workers(&mut tx, session_id).await?;
         }
-        tx.commit().await?;
-        Ok(run_id)
+        Ok((tx, run_id))
     }
 }
 

@@ -16,6 +16,7 @@ pub use search::{Cursor, Page};
 
 use crate::delivery::deliver_jobs;
 use crate::gate;
+use crate::pool::Transaction;
 use crate::run::{self, Conversation, Locked, Wakes, append_events};
 use crate::steer::steered;
 use crate::{Result, Store};
@@ -33,6 +34,17 @@ impl Store {
     /// # Errors
     /// [`crate::Error::NotFound`], [`crate::Error::Corrupt`] for an unknown status, [`crate::Error::Database`].
     pub async fn wake_session(&self, session_id: &str) -> Result<Vec<Healed>> {
+        let (tx, healed) = self.woken(session_id).await?;
+        if healed.is_empty() {
+            tx.rollback().await?;
+        } else {
+            tx.commit().await?;
+        }
+        Ok(healed)
+    }
+
+    /// A heal in a transaction that the caller commits.
+    pub(crate) async fn woken(&self, session_id: &str) -> Result<(Transaction, Vec<Healed>)> {
         let mut tx = self.pool.begin().await?;
         let mut healed = Vec::new();
         let (found, session) = conversation::lock(&mut tx, session_id, &mut healed).await?;
@@ -43,15 +55,12 @@ impl Store {
         forget_generations(&mut tx, session_id, &mut healed).await?;
         healed
             .extend(gate::look_now(&mut tx, session_id).await?.map(|gate_id| Healed::LooksAgain { gate_id }));
-        if healed.is_empty() {
-            tx.rollback().await?;
-        } else {
-            if let Some(entry) = steered("wake", None) {
-                append_events(&mut tx, session_id, None, None, Wakes::Nobody, &[entry]).await?;
-            }
-            tx.commit().await?;
+        if !healed.is_empty()
+            && let Some(entry) = steered("wake", None)
+        {
+            append_events(&mut tx, session_id, None, None, Wakes::Nobody, &[entry]).await?;
         }
-        Ok(healed)
+        Ok((tx, healed))
     }
 }
 

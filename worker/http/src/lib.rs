@@ -5,6 +5,7 @@
 
 pub mod access;
 mod audit;
+pub mod batches;
 pub mod body;
 pub mod bundle;
 pub mod context;
@@ -71,6 +72,12 @@ pub fn router(ctx: Arc<Ctx>, guarded: Router<Arc<Ctx>>, webhooks: Router<Arc<Ctx
         .route("/tokens/{id}", delete(tokens::revoke))
         .route("/audit", get(audit::list))
         .route("/search", get(sessions::behind))
+        .route("/batches", get(batches::list).post(batches::create))
+        .route("/batches/{id}", get(batches::show))
+        .route("/batches/{id}/members", get(batches::members))
+        .route("/batches/{id}/pause", post(batches::pause))
+        .route("/batches/{id}/resume", post(batches::resume))
+        .route("/batches/{id}/cancel", post(batches::cancel))
         .route("/errors", get(errors::list))
         .route("/errors/{id}", get(errors::show))
         .route("/errors/{id}/mute", post(errors::mute))

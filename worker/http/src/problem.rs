@@ -130,9 +130,10 @@ impl From<wakeful_store::Error> for Problem {
                     .with("session_status", status.as_str())
                     .with("valid", valid_verbs(status).iter().copied().map(Value::from).collect::<Vec<_>>())
             }
-            Error::Refused { .. } | Error::Schedule { .. } | Error::NotErased { .. } => {
-                Problem::new(StatusCode::CONFLICT, detail)
-            }
+            Error::Refused { .. }
+            | Error::Schedule { .. }
+            | Error::Batch { .. }
+            | Error::NotErased { .. } => Problem::new(StatusCode::CONFLICT, detail),
             Error::OfAnotherUser { .. } => Problem::new(
                 StatusCode::FORBIDDEN,
                 format!("{detail}; `participants = \"anyone\"` of the agent would let it in"),

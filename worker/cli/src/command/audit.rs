@@ -65,6 +65,9 @@ const WRITES: &[&str] = &[
     "retention.run",
     "errors.mute",
     "errors.note",
+    "batch.pause",
+    "batch.resume",
+    "batch.cancel",
 ];
 
 /// The act of a command, if it writes.
@@ -90,7 +93,7 @@ pub(super) fn act_of(matches: &ArgMatches, name: Option<&str>) -> anyhow::Result
     let names = if noun == "schedule" || noun == "absurd" {
         &["name"][..]
     } else {
-        &["id", "session", "conversation"]
+        &["id", "ids", "session", "conversation"]
     };
     Ok(Some(Act {
         actor_kind: "cli",

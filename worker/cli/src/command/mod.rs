@@ -2,6 +2,7 @@
 
 mod absurd;
 mod audit;
+mod batch;
 mod conversation;
 mod delivery;
 mod demo;
@@ -50,6 +51,8 @@ pub enum Exit {
     Auth = 5,
     /// No database, another schema than the binary's, or a port in use.
     Unavailable = 6,
+    /// Not all of several things went well, or a batch waits for a person.
+    Partial = 7,
     /// Two things that must be equal differ, such as a cache and the log that it derives from, or a replay
     /// and its source.
     Divergence = 8,
@@ -112,6 +115,8 @@ enum Command {
     Audit(audit::Args),
     /// Delete what ended longer ago than `[retention]` keeps it.
     Retention(retention::Args),
+    /// Show, pause, resume and cancel batches, which `session retry` and its like make.
+    Batch(batch::Args),
     /// Show failed runs in groups; mute and note them.
     Errors(errors::Args),
     /// Show the job queue.
@@ -197,6 +202,7 @@ fn run(app: App, cli: Cli, matches: &clap::ArgMatches) -> anyhow::Result<Exit> {
             Command::Token(args) => token::run(config, args).await,
             Command::Audit(args) => audit::run(config, args).await,
             Command::Retention(args) => retention::run(config, args).await,
+            Command::Batch(args) => batch::run(config, args).await,
             Command::Errors(args) => errors::run(config, args).await,
             Command::Queue(args) => queue::run(config, args).await,
             Command::Absurd(args) => absurd::run(&app, config, args).await,
@@ -250,6 +256,7 @@ fn exit_of(error: &anyhow::Error) -> Exit {
                 wakeful_store::Error::Conflict { .. }
                 | wakeful_store::Error::Refused { .. }
                 | wakeful_store::Error::Schedule { .. }
+                | wakeful_store::Error::Batch { .. }
                 | wakeful_store::Error::NotErased { .. }
                 | wakeful_store::Error::KeyReused { .. } => Exit::Conflict,
                 wakeful_store::Error::OfAnotherUser { .. } | wakeful_store::Error::OfAUser { .. } => {

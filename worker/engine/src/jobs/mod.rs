@@ -1,7 +1,8 @@
-//! Background work of a worker: the two kinds of job (step, deliver), the pool that runs them, and four
-//! timers, which heal sessions, close unanswered questions, tend the gates of the providers, and fill the search.
+//! Background work of a worker: the two kinds of job (step, deliver), the pool that runs them, and five
+//! timers, which heal sessions, close unanswered questions, tend the gates of the providers, fill the search, and carry out batches.
 #![doc = include_str!("README.md")]
 
+pub mod batches;
 pub mod delayed;
 pub mod deliver;
 pub mod expire;

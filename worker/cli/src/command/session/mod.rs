@@ -1,5 +1,6 @@
 //! `wakeful session`: shows and controls sessions. Works on the database and needs no server.
 
+pub(in crate::command) mod bulk;
 mod context;
 mod diff;
 mod export;
@@ -24,6 +25,7 @@ use crate::App;
 use serde_json::json;
 use wakeful_config::Config;
 use wakeful_http::problem::valid_verbs;
+use wakeful_store::batch::Verb as Bulk;
 use wakeful_store::session::SessionSummary;
 use wakeful_store::wake::NewMessage;
 use wakeful_store::{Error, Store};
@@ -68,21 +70,9 @@ pub(super) enum Verb {
     /// old session stays as it is.
     New(new::Args),
     /// Continue a failed run, or one that needs attention, from its last commit.
-    Retry {
-        /// The session's id.
-        id: String,
-        /// The reason, for the journal.
-        #[arg(long)]
-        reason: Option<String>,
-    },
+    Retry(bulk::RetryArgs),
     /// End the open run.
-    Cancel {
-        /// The session's id.
-        id: String,
-        /// The reason, for the journal.
-        #[arg(long)]
-        reason: Option<String>,
-    },
+    Cancel(bulk::Args),
     /// Say what happened to an uncertain tool call or delivery.
     Resolve(resolve::Args),
     /// Make a new session from the messages of this one up to a cut, and let it continue from there.
@@ -93,13 +83,7 @@ pub(super) enum Verb {
         id: String,
     },
     /// Archive a session that rests: it accepts no messages and never runs again.
-    Archive {
-        /// The session's id.
-        id: String,
-        /// The reason, for the journal.
-        #[arg(long)]
-        reason: Option<String>,
-    },
+    Archive(bulk::Args),
     /// End a session that rests, permanently.
     Terminate {
         /// The session's id.
@@ -113,10 +97,7 @@ pub(super) enum Verb {
     /// Import a bundle as a new session of a new conversation. Starts no run.
     Import(import::Args),
     /// Heal a session, so that it continues with its open work.
-    Wake {
-        /// The session's id.
-        id: String,
-    },
+    Wake(bulk::Args),
     /// Explain why a session is in its current state, and what to do about it.
     Why {
         /// The session's id.
@@ -159,16 +140,16 @@ pub(super) async fn run(app: &App, config: Config, args: Args) -> anyhow::Result
         Verb::Tail { id, follow, after } => tail::tail(&store, &output, &id, follow, after).await,
         Verb::New(args) => new::new(app, &config, &store, &output, args).await,
         Verb::Send { id, text, client_key } => send(&store, &output, &id, text, client_key).await,
-        Verb::Retry { id, reason } => steer(&store, &output, &id, Steer::Retry, reason).await,
-        Verb::Cancel { id, reason } => steer(&store, &output, &id, Steer::Cancel, reason).await,
-        Verb::Archive { id, reason } => steer(&store, &output, &id, Steer::Archive, reason).await,
+        Verb::Retry(args) => bulk::retry(app, &config, &store, &output, args).await,
+        Verb::Cancel(args) => bulk::bulk(&store, &output, Bulk::Cancel, args).await,
+        Verb::Archive(args) => bulk::bulk(&store, &output, Bulk::Archive, args).await,
         Verb::Terminate { id, reason } => steer(&store, &output, &id, Steer::Terminate, reason).await,
         Verb::Resolve(args) => resolve::resolve(&store, &output, args).await,
         Verb::Fork(args) => fork::fork(&store, app, &config, &output, args).await,
         Verb::Tree { id } => tree::tree(&store, &output, &id).await,
         Verb::Export(args) => export::from_database(&store, &output, &args).await,
         Verb::Import(args) => import::into_database(&store, &output, &args, limits).await,
-        Verb::Wake { id } => wake::wake(&store, &output, &id).await,
+        Verb::Wake(args) => bulk::bulk(&store, &output, Bulk::Wake, args).await,
         Verb::Why { id } => why::why(&store, &config, &output, &id).await,
         Verb::Diff(args) => diff::diff(&store, &output, args).await,
         Verb::Context(args) => context::context(app, &store, &config, &output, args).await,
