@@ -1,13 +1,51 @@
 //! Liveness and readiness of the process.
 
-use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
 use serde_json::json;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::Mutex;
 use tracing::warn;
 use wakeful_engine::ctx::Ctx;
+
+/// How old the answer of the database may be.
+const SHARED: Duration = Duration::from_millis(500);
+
+/// What the database said last, and when. Strangers may ask `/readyz`. All who ask share one look at the database, so that
+/// a flood of them takes no connections from the work.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Looks(Arc<Mutex<Option<(Instant, String)>>>);
+
+impl Looks {
+    async fn database(&self, ctx: &Ctx) -> String {
+        // Those who come during a look wait for its answer here.
+        let mut last = self.0.lock().await;
+        if let Some((at, said)) = &*last
+            && at.elapsed() < SHARED
+        {
+            return said.clone();
+        }
+        let said = look(ctx).await;
+        *last = Some((Instant::now(), said.clone()));
+        said
+    }
+}
+
+async fn look(ctx: &Ctx) -> String {
+    match ctx.store.readiness().await {
+        Ok(None) => "ok".to_owned(),
+        Ok(Some(outage)) => outage.as_str().to_owned(),
+        Err(error) => {
+            let outage = error.outage().map_or("the database cannot be asked", |outage| outage.as_str());
+            // Strangers may ask this, and the error names the database and its role.
+            warn!(%error, "Not ready: {outage}");
+            format!("{outage}; the server's log says why")
+        }
+    }
+}
 
 /// 200 as long as the process answers. Never asks the database: an outage of the database must not get the
 /// process killed.
@@ -17,17 +55,8 @@ pub(super) async fn live() -> Json<serde_json::Value> {
 
 /// 200 when requests can be served. 503 while draining, or with the failed check; a database that answers but
 /// refuses writes is a failed check too.
-pub(super) async fn ready(State(ctx): State<Arc<Ctx>>) -> Response {
-    let database = match ctx.store.readiness().await {
-        Ok(None) => "ok".to_owned(),
-        Ok(Some(outage)) => outage.as_str().to_owned(),
-        Err(error) => {
-            let outage = error.outage().map_or("the database cannot be asked", |outage| outage.as_str());
-            // Strangers may ask this, and the error names the database and its role.
-            warn!(%error, "Not ready: {outage}");
-            format!("{outage}; the server's log says why")
-        }
-    };
+pub(super) async fn ready(State(ctx): State<Arc<Ctx>>, Extension(looks): Extension<Looks>) -> Response {
+    let database = looks.database(&ctx).await;
     let draining = ctx.shutdown.draining.is_cancelled();
     let ready = database == "ok" && !draining;
     let body = json!({
