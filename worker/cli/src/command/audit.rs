@@ -44,7 +44,7 @@ pub(super) enum Verb {
 
 /// The commands that write, as the audit calls them. `replay` is not among them, because it runs an agent: no
 /// person acts. `migrate` changes the schema, not the data.
-const WRITES: [&str; 26] = [
+const WRITES: [&str; 27] = [
     "session.send",
     "session.new",
     "session.retry",
@@ -71,6 +71,7 @@ const WRITES: [&str; 26] = [
     "person.erase",
     "person.hold",
     "audit.delete",
+    "retention.run",
 ];
 
 /// The act of a command, if it writes.
