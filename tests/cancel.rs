@@ -300,6 +300,7 @@ async fn beside(store: &wakeful_store::Store, trigger_id: &str, text: &str) -> S
         policy: SessionPolicy::default(),
         repository_id: None,
         speaker: None,
+        only_agent: false,
         seeds: vec![],
     };
     let message = NewMessage {

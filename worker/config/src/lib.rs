@@ -38,6 +38,7 @@ mod schema;
 #[cfg(test)]
 mod tests;
 mod tree;
+pub mod users;
 pub mod web;
 pub mod webhook;
 
@@ -98,6 +99,7 @@ pub struct Config {
     pub schedules: BTreeMap<String, cron::Schedule>,
     pub workspace: Workspace,
     pub web: web::Web,
+    pub users: users::Users,
     pub retention: retention::Retention,
     /// The model for agents without one while no provider has a key. `wakeful dev` sets it, `serve` does not.
     pub fallback_model: Option<String>,

@@ -50,6 +50,7 @@ pub(super) fn read(table: Table, added: &[&str]) -> (Config, Vec<Problem>) {
         schedules: BTreeMap::new(),
         workspace: workspace(root.section("workspace")),
         web: super::web::read(root.section("web")),
+        users: super::users::read(root.section("users")),
         retention: super::retention::read(root.section("retention")),
         fallback_model: None,
         file: None,

@@ -25,6 +25,7 @@ mod steer;
 mod stream;
 pub mod tokens;
 
+use access::Issuer;
 use axum::extract::DefaultBodyLimit;
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::routing::{delete, get, post};
@@ -87,6 +88,7 @@ pub fn router(ctx: Arc<Ctx>, guarded: Router<Arc<Ctx>>, webhooks: Router<Arc<Ctx
         .layer(door.clone())
         .merge(imports)
         .route_layer(from_fn_with_state(Arc::clone(&ctx), guard))
+        .layer(Extension(ctx.config.users.jwt.clone().map(Issuer::new).map(Arc::new)))
         // Outside the guard: an export needs its own token instead of the bearer token.
         .route("/sessions/{id}/export", get(bundle::export))
         .nest(
@@ -101,7 +103,7 @@ pub fn router(ctx: Arc<Ctx>, guarded: Router<Arc<Ctx>>, webhooks: Router<Arc<Ctx
         .route("/sessions/{id}/export", get(bundle::export))
         .layer(from_fn(scope::nothing))
         .route("/healthz", get(health::live))
-        .route("/readyz", get(health::ready))
+        .route("/readyz", get(health::ready).layer(Extension(health::Looks::default())))
         .fallback(problem::no_route)
         .method_not_allowed_fallback(problem::no_method)
         .layer(DefaultBodyLimit::max(BODY_LIMIT_BYTES))

@@ -1,6 +1,6 @@
 //! Checks of what this host talks to: the server that listens here, the database, the workers and their work.
 
-use super::super::output::span;
+use super::super::output::{count, span};
 use super::Report;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
@@ -79,6 +79,28 @@ async fn ready(address: SocketAddr) -> Result<Option<(u16, serde_json::Value)>, 
         Err(error) if error.is_connect() => Ok(None),
         Err(error) => Err(error),
     }
+}
+
+/// Reads the keys of the issuer of users' tokens, if one is configured.
+pub(super) async fn users(config: &Config) -> Report {
+    let mut report = Report::default();
+    let Some(jwt) = &config.users.jwt else { return report };
+    match wakeful_http::access::count_keys(jwt).await {
+        Ok(0) => report.problem(
+            "users",
+            format!("{} has no key for {}", jwt.issuer, jwt.algorithms.join(", ")),
+            "check [users.jwt] algorithms, and whether these are the issuer's keys",
+        ),
+        Ok(keys) => {
+            report.ok("users", format!("{} has {} for users' tokens", jwt.issuer, count(keys as i64, "key")))
+        }
+        Err(error) => report.problem(
+            "users",
+            format!("the keys of {} cannot be read: {error}", jwt.issuer),
+            "check [users.jwt] jwks_url or jwks_file, and whether this host may connect there",
+        ),
+    }
+    report
 }
 
 /// Checks the SMTP server, if one is configured: it must answer and accept the user. Sends no mail.
