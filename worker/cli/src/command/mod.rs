@@ -1,12 +1,15 @@
 //! The command line, with one file per noun. stdout is data; stderr is progress and logs.
 
 mod audit;
+mod config;
 mod conversation;
 mod delivery;
 mod demo;
 mod dev;
 mod doctor;
 mod erase;
+mod mail;
+mod manual;
 mod migrate;
 mod output;
 mod person;
@@ -20,6 +23,7 @@ mod serve;
 mod session;
 mod token;
 mod trigger;
+mod worker;
 
 use crate::App;
 use crate::serve::CannotListen;
@@ -112,6 +116,16 @@ enum Command {
     Retention(retention::Args),
     /// Show the job queue.
     Queue(queue::Args),
+    /// List the worker processes.
+    Worker(worker::Args),
+    /// List the mails that came in, and what became of each.
+    Mail(mail::Args),
+    /// Show what is configured, and where.
+    Config(config::Args),
+    /// Print a script that completes commands in a shell: `wakeful completions bash > /etc/bash_completion.d/wakeful`.
+    Completions(manual::CompletionsArgs),
+    /// Write a manual page for each command into a directory.
+    Man(manual::ManArgs),
 }
 
 // The arguments of a noun whose only option is `-o`. Not a doc comment, because clap could show it in the help.
@@ -193,6 +207,11 @@ fn run(app: App, cli: Cli, matches: &clap::ArgMatches) -> anyhow::Result<Exit> {
             Command::Retention(args) => retention::run(config, args).await,
             Command::Queue(args) => queue::run(config, args).await,
             Command::Trigger(args) => trigger::run(config, args).await,
+            Command::Worker(args) => worker::run(config, args).await,
+            Command::Mail(args) => mail::run(config, args).await,
+            Command::Config(args) => config::run(&config, &args),
+            Command::Completions(args) => manual::completions(&args),
+            Command::Man(args) => manual::pages(&args),
         }
     };
     let exit = runtime.block_on(async {
