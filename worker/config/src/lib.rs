@@ -107,6 +107,19 @@ pub struct Config {
     pub file: Option<PathBuf>,
     /// Warnings for the log, which does not exist yet while the configuration loads.
     pub warnings: Vec<String>,
+    /// Every key that the file or the environment gives, by key.
+    pub given: Vec<Given>,
+}
+
+/// A key that was configured, as text for people. Holds no secret.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Given {
+    /// Such as `queue.lease_s`.
+    pub key: String,
+    /// The value as TOML, cut if it is long.
+    pub value: String,
+    /// A file and a line, or a variable.
+    pub origin: String,
 }
 
 /// The fewest characters of a token that guards the server: a shorter one can be guessed.

@@ -1,6 +1,5 @@
 //! The schema: each key, its default and its rule, in the order of the example file.
 
-use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
@@ -12,7 +11,7 @@ use wakeful_workflow::strategy::{ContextPolicy, Strategy};
 
 use super::price::Price;
 use super::problem::Problem;
-use super::read::{Section, narrow, recipients};
+use super::read::{Notes, Section, narrow, recipients};
 use super::tree::Table;
 use super::{
     AgentSettings, Config, Database, ModelSettings, OnDelayed, Provider, Providers, Queue, Scripted, Server,
@@ -31,8 +30,8 @@ struct ModelNames<'a> {
 /// configuration must not be used.
 pub(super) fn read(table: Table, added: &[&str]) -> (Config, Vec<Problem>) {
     let names = ModelNames { added };
-    let problems = RefCell::new(Vec::new());
-    let mut root = Section::root(table, &problems);
+    let notes = Notes::default();
+    let mut root = Section::root(table, &notes);
     let mut config = Config {
         server: server(root.section("server")),
         database: database(root.section("database")),
@@ -55,10 +54,13 @@ pub(super) fn read(table: Table, added: &[&str]) -> (Config, Vec<Problem>) {
         fallback_model: None,
         file: None,
         warnings: Vec::new(),
+        given: Vec::new(),
     };
     config.schedules = super::cron::read(&mut root, &config.agent_names());
     root.finish();
-    (config, problems.into_inner())
+    config.given = notes.given.into_inner();
+    config.given.sort();
+    (config, notes.problems.into_inner())
 }
 
 fn server(mut section: Section<'_>) -> Server {

@@ -3,6 +3,7 @@
 mod absurd;
 mod audit;
 mod batch;
+mod config;
 mod conversation;
 mod delivery;
 mod demo;
@@ -10,6 +11,8 @@ mod dev;
 mod doctor;
 mod erase;
 mod errors;
+mod mail;
+mod manual;
 mod migrate;
 mod output;
 mod person;
@@ -23,6 +26,7 @@ mod serve;
 mod session;
 mod token;
 mod trigger;
+mod worker;
 
 use crate::App;
 use crate::serve::CannotListen;
@@ -123,6 +127,16 @@ enum Command {
     Queue(queue::Args),
     /// Leave Absurd: bring its tasks over, prove it, and take it back.
     Absurd(absurd::Args),
+    /// List the worker processes.
+    Worker(worker::Args),
+    /// List the mails that came in, and what became of each.
+    Mail(mail::Args),
+    /// Show what is configured, and where.
+    Config(config::Args),
+    /// Print a script that completes commands in a shell: `wakeful completions bash > /etc/bash_completion.d/wakeful`.
+    Completions(manual::CompletionsArgs),
+    /// Write a manual page for each command into a directory.
+    Man(manual::ManArgs),
 }
 
 // The arguments of a noun whose only option is `-o`. Not a doc comment, because clap could show it in the help.
@@ -207,6 +221,11 @@ fn run(app: App, cli: Cli, matches: &clap::ArgMatches) -> anyhow::Result<Exit> {
             Command::Queue(args) => queue::run(config, args).await,
             Command::Absurd(args) => absurd::run(&app, config, args).await,
             Command::Trigger(args) => trigger::run(config, args).await,
+            Command::Worker(args) => worker::run(config, args).await,
+            Command::Mail(args) => mail::run(config, args).await,
+            Command::Config(args) => config::run(&config, &args),
+            Command::Completions(args) => manual::completions(&args),
+            Command::Man(args) => manual::pages(&args),
         }
     };
     let exit = runtime.block_on(async {
