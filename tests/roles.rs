@@ -195,7 +195,7 @@ async fn only_an_auditor_deletes_from_the_audit_and_only_what_is_old() {
     // Another test may have made the role, and only its rights are missing.
     assert_eq!(nothing.0, Some(4), "{nothing:?}");
     assert!(nothing.2.contains("wakeful_auditor") && nothing.2.contains("deploy/roles.sql"), "{nothing:?}");
-    let auditor = as_role(&world.database, "wakeful_auditor");
+    let auditor = world.database.as_role("wakeful_auditor");
     let young = run(&auditor, "delete from audit_log").await.expect_err("it is young");
     assert!(young.to_string().contains("30 days"), "{young}");
     run(&world.database.url, "insert into audit_log (at, actor_kind, actor, verb, outcome)
