@@ -128,7 +128,7 @@ struct Keys {
 }
 
 impl Keys {
-    async fn serve(listed: Vec<Value>) -> Keys {
+    fn serve(listed: Vec<Value>) -> Keys {
         let keys = Keys {
             url: String::new(),
             listed: Arc::new(Mutex::new(listed)),
@@ -177,7 +177,7 @@ async fn a_jwt_of_the_issuer_is_a_users_token_and_one_that_does_not_fit_is_refus
     let secret = "a secret in a public set";
     let hmac_key = json!({"kty": "oct", "kid": "k4", "alg": "HS256", "k": BASE64.encode(secret)});
     let odd = json!({"kty": "new", "kid": "k5"});
-    let keys = Keys::serve(vec![odd, hmac_key, ec.public(), rsa.public(), ed.public()]).await;
+    let keys = Keys::serve(vec![odd, hmac_key, ec.public(), rsa.public(), ed.public()]);
     let config = keys.config("algorithms = [\"RS256\", \"ES256\", \"EdDSA\"]\nleeway_s = 5");
     let stage = Stage::new(&config).await;
     for key in [&ec, &rsa, &ed] {
@@ -248,7 +248,7 @@ async fn a_jwt_of_the_issuer_is_a_users_token_and_one_that_does_not_fit_is_refus
 #[tokio::test]
 async fn a_jwt_reaches_its_users_conversations_in_its_space_and_nothing_else() {
     let key = Key::ec("k1");
-    let keys = Keys::serve(vec![key.public()]).await;
+    let keys = Keys::serve(vec![key.public()]);
     let more = "user_claim = \"uid\"\nspace_claim = \"tenant\"\nagent_claim = \"agent\"";
     let stage = Stage::new(&keys.config(more)).await;
     let of = |user: &str, space: &str, agent: Option<&str>| {
@@ -291,7 +291,7 @@ async fn a_jwt_reaches_its_users_conversations_in_its_space_and_nothing_else() {
 #[tokio::test]
 async fn keys_are_cached_renewed_when_they_rotate_and_fetched_few_times_whatever_the_tokens_name() {
     let (old, new) = (Key::ec("old"), Key::ec("new"));
-    let keys = Keys::serve(vec![old.public()]).await;
+    let keys = Keys::serve(vec![old.public()]);
     let stage = Stage::new(&keys.config("refetch_s = 0.05")).await;
     let fits = async |key: &Key| status(&stage, &key.token(&claims(json!({})))).await.0;
     for _ in 0..20 {
@@ -313,7 +313,7 @@ async fn keys_are_cached_renewed_when_they_rotate_and_fetched_few_times_whatever
 #[tokio::test]
 async fn ten_thousand_unknown_keys_are_one_fetch() {
     let key = Key::ec("k1");
-    let keys = Keys::serve(vec![key.public()]).await;
+    let keys = Keys::serve(vec![key.public()]);
     let stage = Stage::new(&keys.config("")).await;
     let client = reqwest::Client::new();
     let url = format!("{}/v1/sessions", stage.process.url());
@@ -335,7 +335,7 @@ async fn ten_thousand_unknown_keys_are_one_fetch() {
 #[tokio::test]
 async fn without_keys_a_jwt_cannot_be_checked_and_a_file_of_keys_will_do() {
     let key = Key::ec("k1");
-    let keys = Keys::serve(vec![key.public()]).await;
+    let keys = Keys::serve(vec![key.public()]);
     *keys.away.lock().unwrap() = true;
     let stage = Stage::new(&keys.config("refetch_s = 0.05")).await;
     let token = key.token(&claims(json!({})));
