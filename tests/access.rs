@@ -4,7 +4,7 @@ mod agents;
 mod audit;
 mod claims;
 mod open;
-mod stage;
+pub(crate) mod stage;
 mod streams;
 mod tokens;
 mod users;

@@ -18,6 +18,7 @@ mod bundle;
 mod cancel;
 mod chat;
 mod cli;
+mod console;
 mod context;
 mod conversations;
 mod crash;

@@ -96,6 +96,10 @@ pub const RULES: &[Rule] = &[
     Rule::act("POST", "/v1/user-tokens", Operate, Agents, "token.user"),
     Rule::look("/v1/tokens", Admin, Installation),
     Rule::look("/v1/audit", Admin, Installation),
+    Rule::look("/v1/me", Read, Users),
+    Rule::look("/v1/overview", Read, Agents),
+    Rule::look("/v1/queue", Read, Installation),
+    Rule::look("/v1/workers", Read, Installation),
     Rule::act("POST", "/v1/tokens", Admin, Installation, "token.create"),
     Rule::act("DELETE", "/v1/tokens/{id}", Admin, Installation, "token.revoke"),
 ];
