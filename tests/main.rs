@@ -19,6 +19,7 @@ mod bundle;
 mod cancel;
 mod chat;
 mod cli;
+mod console;
 mod context;
 mod conversations;
 mod crash;

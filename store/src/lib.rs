@@ -70,6 +70,7 @@ pub mod legacy;
 pub mod mail;
 pub mod outbox;
 pub mod outputs;
+pub mod overview;
 mod pool;
 pub mod question;
 pub mod queue;

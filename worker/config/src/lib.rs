@@ -153,6 +153,10 @@ pub struct Server {
     pub ingest_wait_ms: u64,
     /// The name of this deployment, if several share a database.
     pub deployment: String,
+    /// Serves the console next to the API.
+    pub console: bool,
+    /// The path below which a proxy serves all this, without a slash at its end; empty for none.
+    pub base_path: String,
 }
 
 impl Server {

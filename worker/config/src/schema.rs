@@ -86,6 +86,18 @@ fn server(mut section: Section<'_>) -> Server {
                 ((1..=64).contains(&name.len()) && name.bytes().all(plain)).then(|| name.to_owned())
             })
             .unwrap_or_else(|| super::DEFAULT_DEPLOYMENT.to_owned()),
+        console: section.flag("console").unwrap_or(true),
+        base_path: section
+            .text(
+                "base_path",
+                "must be a path such as /wakeful: letters, digits, - _ . and /, no slash at its end",
+                |path| {
+                    let plain = |b: u8| b.is_ascii_alphanumeric() || b"-_./".contains(&b);
+                    let is_path = path.starts_with('/') && !path.ends_with('/') && !path.contains("//");
+                    (is_path && path.bytes().all(plain)).then(|| path.to_owned())
+                },
+            )
+            .unwrap_or_default(),
     };
     section.finish();
     server

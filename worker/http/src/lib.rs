@@ -17,6 +17,7 @@ mod fork;
 pub mod front;
 pub mod guard;
 mod health;
+mod overview;
 pub mod problem;
 mod scope;
 pub mod search;
@@ -44,6 +45,7 @@ use wakeful_engine::ctx::Ctx;
 pub fn router(ctx: Arc<Ctx>, guarded: Router<Arc<Ctx>>, webhooks: Router<Arc<Ctx>>, own: Router) -> Router {
     let door = from_fn_with_state(Door::new(Arc::clone(&ctx)), door::held);
     audit::count_refusals(&ctx);
+    overview::sample_queue(&ctx);
     let followers = stream::Followers::start(&ctx);
     let imports = Router::new().route("/sessions/import", post(bundle::import).layer(from_fn(door::spooled)));
     let v1 = Router::new()
@@ -84,6 +86,10 @@ pub fn router(ctx: Arc<Ctx>, guarded: Router<Arc<Ctx>>, webhooks: Router<Arc<Ctx
         .route("/errors/{id}/mute", post(errors::mute))
         .route("/errors/{id}/note", post(errors::note))
         .route("/user-tokens", post(tokens::of_user))
+        .route("/me", get(overview::me))
+        .route("/overview", get(overview::show))
+        .route("/queue", get(overview::queue))
+        .route("/workers", get(overview::workers))
         .merge(guarded)
         .layer(door.clone())
         .merge(imports)
