@@ -139,7 +139,7 @@ impl Store {
     }
 
     /// Up to `bytes` of a blob, from `start` on. `what` names its owner in the error.
-    async fn blob_part(
+    pub(crate) async fn blob_part(
         &self,
         what: &'static str,
         sha256: &str,
