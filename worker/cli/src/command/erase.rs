@@ -75,7 +75,7 @@ pub(super) async fn erase(
 }
 
 /// Removes the sessions' folders on this host.
-fn remove_workspaces(config: &Config, sessions: &[String]) {
+pub(super) fn remove_workspaces(config: &Config, sessions: &[String]) {
     for session in sessions {
         for (left, error) in wakeful_engine::workspace::remove_session(config.workspace.folder(), session) {
             eprintln!("wakeful: {} is still there: {error}", left.display());
