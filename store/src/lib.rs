@@ -13,6 +13,7 @@
 //! | make a session that begins with the messages of another one | [`fork`], [`tree`] |
 //! | rebuild a session from the database | [`hydrate`] |
 //! | commit what a step did | [`step`] |
+//! | store and find the files of a session | [`workspace`] |
 //! | read a tool's output, or a file that came with a message | [`outputs`] |
 //! | recover a session from a journal, wherever it is kept | [`journal`] |
 //! | check the caches against the logs | [`verify`] |
@@ -96,6 +97,7 @@ pub mod tree;
 pub mod verify;
 pub mod wake;
 pub mod webhook;
+pub mod workspace;
 
 pub use error::{Error, Outage, Result};
 pub use schema::create_database;

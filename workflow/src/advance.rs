@@ -17,6 +17,7 @@ use crate::record::{FinishReason, Record, Reply, ToolCall, Usage};
 use crate::session::{Call, CallOutcome, CallStatus, CallUpdate, Session, SessionStatus};
 use crate::strategy::{Rebase, Strategy};
 use crate::told::{self, Reason};
+use crate::workspace::Snapshot;
 use draft::Draft;
 use std::collections::BTreeMap;
 
@@ -29,6 +30,8 @@ pub enum Performed {
     Compacted(Compaction),
     /// Every planned call, in order.
     Called(Vec<EndedCall>),
+    /// The same, where the calls have changed the workspace.
+    CalledAndChanged(Vec<EndedCall>, Snapshot),
     Stopped(Stop),
     Paused,
 }
@@ -125,6 +128,7 @@ pub fn advance(session: &Session, performed: Performed, policy: AgentPolicy) -> 
         Performed::Replied(generated) => draft.reply(generated),
         Performed::Compacted(compaction) => draft.compacted(compaction),
         Performed::Called(calls) => draft.results(calls),
+        Performed::CalledAndChanged(calls, snapshot) => draft.results(calls).with_snapshot(session, snapshot),
         Performed::Stopped(Stop::Cancelled) => draft.cancel(),
         Performed::Stopped(Stop::Failed(fault)) => draft.fail(&fault),
         Performed::Stopped(Stop::Finished) => draft.close(SessionStatus::Completed, None),
@@ -311,6 +315,21 @@ impl Transition {
         self
     }
 
+    /// Journals a snapshot of the workspace, which holds what the transition's messages say of it.
+    fn with_snapshot(mut self, session: &Session, snapshot: Snapshot) -> Transition {
+        let message_number = session.last_message_number + self.records.len() as i64;
+        self.events.push(Event::WorkspaceSnapshot(Snapshot { message_number, ..snapshot }));
+        self
+    }
+
+    /// Returns the snapshot that this commit journals.
+    pub fn workspace(&self) -> Option<&Snapshot> {
+        self.events.iter().rev().find_map(|event| match event {
+            Event::WorkspaceSnapshot(snapshot) => Some(snapshot),
+            _ => None,
+        })
+    }
+
     /// Returns the session's new status, or `None` if this commit does not change it.
     pub fn status(&self) -> Option<SessionStatus> {
         match &self.next {
@@ -365,6 +384,9 @@ impl Session {
         }
         if let Some(rebase) = &transition.rebase {
             self.rebase = Some(rebase.clone());
+        }
+        if let Some(snapshot) = transition.workspace() {
+            self.workspace = Some(snapshot.clone());
         }
         if let Some(failures) = transition.compaction_failures {
             self.compaction_failures = failures;

@@ -13,6 +13,7 @@ use crate::generation::Purpose;
 use crate::id::{CallId, ConversationId, GenerationId, SessionId};
 use crate::session::SessionStatus;
 use crate::strategy::Rebase;
+use crate::workspace::Snapshot;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -130,6 +131,9 @@ pub enum Event {
         status: String,
         reason: String,
     },
+    /// The workspace has changed, and this is what it holds now.
+    #[serde(rename = "WORKSPACE_SNAPSHOT")]
+    WorkspaceSnapshot(Snapshot),
     #[serde(rename = "TOOL_INVOKED")]
     ToolInvoked { call_id: CallId, name: String, message_number: i64 },
     #[serde(rename = "TOOL_RESULT")]

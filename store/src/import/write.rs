@@ -202,15 +202,15 @@ impl Writer {
             "insert into session_steps
                 (space_id, session_id, step_number, run_id, from_message_number, to_message_number, finish_reason,
                  input_tokens, output_tokens, cached_tokens, cache_write_tokens, cost_micros, executed_local_tool_count, attempt,
-                 event_seq, lease, worker_id, started_at, committed_at)
+                 event_seq, lease, worker_id, started_at, committed_at, workspace_sha256)
             select $3, $1, step_number, run_id, from_message_number, to_message_number, finish_reason, input_tokens,
                 output_tokens, cached_tokens, cache_write_tokens, cost_micros, executed_local_tool_count, attempt,
-                event_seq, 0, 'import', started_at, committed_at
+                event_seq, 0, 'import', started_at, committed_at, workspace_sha256
             from json_to_recordset($2::text::json) as row (
                 step_number bigint, run_id text, from_message_number bigint, to_message_number bigint,
                 finish_reason text, input_tokens integer, output_tokens integer, cached_tokens integer,
                 cache_write_tokens integer, cost_micros bigint, executed_local_tool_count integer, attempt integer,
-                event_seq bigint, started_at timestamptz, committed_at timestamptz)",
+                event_seq bigint, started_at timestamptz, committed_at timestamptz, workspace_sha256 text)",
             self.session_id,
             rows,
             self.space_id

@@ -109,6 +109,8 @@ pub(super) struct StepRow {
     pub tool_calls: i32,
     pub attempt: i32,
     pub elapsed_s: f64,
+    /// The tree of the workspace, if a step has ever changed it.
+    pub workspace_sha256: Option<String>,
 }
 
 #[derive(Debug)]
@@ -198,6 +200,10 @@ impl Rows {
             tool_calls: step.executed_local_tool_count as i32,
             attempt: performance.attempt,
             elapsed_s: performance.elapsed_s,
+            workspace_sha256: transition
+                .workspace()
+                .or(session.workspace.as_ref())
+                .map(|snapshot| snapshot.tree_sha256.clone()),
         });
         Ok(Rows {
             session_id: session.session_id.as_str().to_owned(),

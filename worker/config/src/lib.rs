@@ -275,10 +275,37 @@ pub struct Scripted {
     pub dir: Option<PathBuf>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// The sessions' files on this host, and what of them is stored.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Workspace {
     /// The folder with one folder per session.
     pub dir: Option<PathBuf>,
+    /// Maximum number of files and links of a session.
+    pub max_files: u64,
+    /// Maximum size of a session's files together.
+    pub max_bytes: u64,
+    /// How long it may take to look through them.
+    pub snapshot: Duration,
+    /// Patterns of names that are never stored.
+    pub leave_out: Vec<String>,
+    /// How long the files of a session that rests stay on this host.
+    pub keep: Duration,
+    /// How much room the files of all sessions may take on this host.
+    pub keep_bytes: u64,
+}
+
+impl Default for Workspace {
+    fn default() -> Self {
+        Workspace {
+            dir: None,
+            max_files: 50_000,
+            max_bytes: 2 << 30,
+            snapshot: Duration::from_secs(120),
+            leave_out: Vec::new(),
+            keep: Duration::from_secs(24 * 3600),
+            keep_bytes: 20 << 30,
+        }
+    }
 }
 
 impl Workspace {

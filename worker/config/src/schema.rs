@@ -411,7 +411,17 @@ fn scripted(mut section: Section<'_>) -> Scripted {
 }
 
 fn workspace(mut section: Section<'_>) -> Workspace {
-    let workspace = Workspace { dir: section.path("dir") };
+    let default = Workspace::default();
+    let seconds = |number: u64| Duration::from_secs(number);
+    let workspace = Workspace {
+        dir: section.path("dir"),
+        max_files: narrow(section.number("max_files", 1..=10_000_000), default.max_files),
+        max_bytes: narrow(section.number("max_bytes", 1..=1 << 40), default.max_bytes),
+        snapshot: section.seconds("snapshot_s", seconds(1)..=seconds(3600)).unwrap_or(default.snapshot),
+        leave_out: section.list("leave_out").unwrap_or(default.leave_out),
+        keep: section.seconds("keep_s", seconds(0)..=seconds(365 * 86400)).unwrap_or(default.keep),
+        keep_bytes: narrow(section.number("keep_bytes", 0..=1 << 50), default.keep_bytes),
+    };
     section.finish();
     workspace
 }

@@ -56,6 +56,9 @@ pub async fn step(mut job: Job, ctx: Data<Arc<Ctx>>) -> Result<(), BoxDynError> 
             () = job.lease.lost_to_others() => Ok(ClaimEnd::Stale),
             () = ctx.shutdown.abort.cancelled() => Ok(release(&ctx, &job).await),
         };
+        if let Some(session_id) = job.session_id.as_deref() {
+            ctx.workspaces.release(session_id, job.lease.token);
+        }
         let end = end.unwrap_or_else(|_| ClaimEnd::Retry {
             kind: "panic",
             error: "internal error: the step panicked".to_owned(),
