@@ -34,7 +34,13 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::Corrupt`] where its blob is not there; [`Error::Database`].
-    pub async fn pack_part(&self, session_id: &str, sha256: &str, start: u64, bytes: usize) -> Result<Vec<u8>> {
+    pub async fn pack_part(
+        &self,
+        session_id: &str,
+        sha256: &str,
+        start: u64,
+        bytes: usize,
+    ) -> Result<Vec<u8>> {
         let (session_id, start) = (SessionId::from(session_id), usize::try_from(start).unwrap_or(usize::MAX));
         self.blob_part(&session_id, "workspace", sha256, start, bytes).await
     }

@@ -359,6 +359,7 @@ impl Builder {
         let usage = open.usage.unwrap_or_default();
         let narrow = |count: i64| i32::try_from(count).unwrap_or(i32::MAX);
         self.steps.push(StepRow {
+            workspace_sha256: None,
             step_number: number,
             run_id: self.ids.run_id.clone(),
             from_message_number: self.ended,
