@@ -54,7 +54,7 @@ create table search_progress (
     run_id text not null default '',
     session_id text not null default ''
 );
-comment on table search_progress is 'Of the whole installation: it has no space.';
+comment on table search_progress is 'Of the installation: how far the search has read in all spaces.';
 insert into search_progress default values;
 
 -- A list by one of these reads its newest rows in the order of the ids, and sorts nothing.
@@ -65,3 +65,7 @@ create index sessions_by_trigger on conversation_sessions (trigger_type, session
 create index sessions_at_rest on conversation_sessions (status, session_id)
     where status not in ('queued', 'running', 'completed');
 create index conversations_by_user on conversation_counters (user_id) where user_id is not null;
+
+select keep_spaces_apart('search_sessions');
+select keep_spaces_apart('search_documents');
+select keep_spaces_apart('search_due');

@@ -49,3 +49,6 @@ create table error_groups (
 comment on table error_groups is 'The space is that of the sessions that failed.';
 
 create index error_groups_newest on error_groups (last_at desc, fingerprint);
+
+select keep_spaces_apart('run_failures');
+select keep_spaces_apart('error_groups');

@@ -85,3 +85,7 @@ create table batch_proofs (
 comment on table batch_proofs is 'The space is that of the session.';
 
 create index batch_proofs_open on batch_proofs (batch_id, ordinal) where result is null;
+
+select keep_spaces_apart('batches');
+select keep_spaces_apart('batch_members');
+select keep_spaces_apart('batch_proofs');

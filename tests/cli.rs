@@ -258,8 +258,9 @@ async fn the_doctor_names_the_session_whose_effect_is_uncertain() {
     let id = answer["session_id"].as_str().unwrap();
     client.wait_for(id, "completed").await;
     sqlx::query(
-        "insert into tool_calls (session_id, call_id, run_id, step_number, message_number, name, args_sha256, effect, status)
-        values ($1, 'call_1', 'run_1', 1, 2, 'charge', '', 'guarded', 'uncertain')",
+        "insert into tool_calls
+            (space_id, session_id, call_id, run_id, step_number, message_number, name, args_sha256, effect, status)
+        values ('default', $1, 'call_1', 'run_1', 1, 2, 'charge', '', 'guarded', 'uncertain')",
     )
     .bind(id)
     .execute(&database.pool)

@@ -31,6 +31,7 @@ async fn said(store: &Store, conversation: &str, sender: Option<&str>, text: &st
         tools: Vec::new(),
         policy: SessionPolicy::default(),
         repository_id: None,
+        only_agent: false,
         speaker: None,
         seeds: Vec::new(),
     };

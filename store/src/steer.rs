@@ -38,7 +38,7 @@ impl Store {
         let mut tx = self.pool.begin().await?;
         let session = run::lock(&mut tx, session_id).await?;
         by.may_wake(&session)?;
-        if !matches!(session.status, SessionStatus::Failed | SessionStatus::NeedsAttention) {
+        if !session.status.may_be_retried() {
             return Err(conflict(session, "retry"));
         }
         let Some(run_id) = run::newest(&mut tx, session_id).await? else {
@@ -131,6 +131,7 @@ impl Store {
             | SessionStatus::Running
             | SessionStatus::Completed
             | SessionStatus::Failed
+            | SessionStatus::Cancelled
             | SessionStatus::Archived
             | SessionStatus::Terminated => {}
         }
@@ -188,14 +189,14 @@ async fn close_unbegun(
 ) -> Result<()> {
     let event = Event::StateTransition {
         from_state: session.status.as_str().to_owned(),
-        to_state: SessionStatus::Failed.as_str().to_owned(),
+        to_state: SessionStatus::Cancelled.as_str().to_owned(),
         reason: Some(reason.map_or_else(|| "cancelled".to_owned(), |reason| format!("cancelled: {reason}"))),
     };
-    let events = [event, Event::invocation_result(SessionStatus::Failed, Some("cancelled"))];
+    let events = [event, Event::invocation_result(SessionStatus::Cancelled, Some("cancelled"))];
     run::append_events(tx, &session.session_id, Some(run_id), None, Wakes::Planner, &events).await?;
     sqlx::query!(
         "update conversation_sessions
-        set status = 'failed', error = 'cancelled', completed_at = clock_timestamp(), cancel_requested = false,
+        set status = 'cancelled', error = 'cancelled', completed_at = clock_timestamp(), cancel_requested = false,
             cancel_reason = null
         where session_id = $1",
         session.session_id
@@ -204,7 +205,7 @@ async fn close_unbegun(
     .await?;
     sqlx::query!(
         "update session_runs
-        set status = 'failed', error = 'cancelled', completed_at = clock_timestamp()
+        set status = 'cancelled', error = 'cancelled', completed_at = clock_timestamp()
         where run_id = $1",
         run_id
     )

@@ -49,12 +49,19 @@ impl Database {
         database
     }
 
-    /// A database without any table.
     /// Gives the database the roles of deploy/.
     pub async fn with_roles(&self) {
         sqlx::raw_sql(ROLES).execute(&self.pool).await.expect("the roles are made");
     }
 
+    /// The address of the database for a role. The server of the tests asks for no password.
+    pub fn as_role(&self, role: &str) -> String {
+        let (scheme, rest) = self.url.split_once("://").expect("a URL");
+        let host = rest.split_once('@').map_or(rest, |(_, host)| host);
+        format!("{scheme}://{role}@{host}")
+    }
+
+    /// A database without any table.
     pub async fn without_schema() -> Database {
         let admin_url = admin_url();
         let name = format!("wakeful_test_{}", uuid_like());

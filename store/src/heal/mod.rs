@@ -108,7 +108,7 @@ async fn find(tx: &mut PgConnection, session_id: &str) -> Result<Found> {
             where i.session_id = $1 and i.status = 'pending'
                 and not exists (
                     select from session_runs r
-                    where r.run_id = i.run_id and r.status = 'failed' and r.error = 'cancelled'
+                    where r.run_id = i.run_id and r.status = 'cancelled'
                 )
         )
         select
@@ -160,7 +160,7 @@ async fn owe(
     }
     let (run_id, reopened) = match (session.status, found.newest) {
         (SessionStatus::Queued | SessionStatus::Running, Some(newest)) => {
-            let over = matches!(newest.status.as_str(), "completed" | "failed");
+            let over = matches!(newest.status.as_str(), "completed" | "failed" | "cancelled");
             if over && found.unread > 0 {
                 (found.promised.unwrap_or_else(run::new_run_id), false)
             } else {
@@ -179,6 +179,7 @@ async fn owe(
             SessionStatus::Created
             | SessionStatus::Completed
             | SessionStatus::Failed
+            | SessionStatus::Cancelled
             | SessionStatus::WaitingInput,
             _,
         ) if found.unread > 0 => (found.promised.unwrap_or_else(run::new_run_id), false),
@@ -189,6 +190,7 @@ async fn owe(
             | SessionStatus::NeedsAttention
             | SessionStatus::Completed
             | SessionStatus::Failed
+            | SessionStatus::Cancelled
             | SessionStatus::Archived
             | SessionStatus::Terminated,
             _,

@@ -49,6 +49,7 @@ impl Statement<'_> {
     from given
     where {of_conversation}
         and conversation.conversation_id = given.of_conversation
+        and conversation.space_id = given.of_space
         and given.planned_wake_seq is not null
         and conversation.open_run_id = given.run_id
         and conversation.queued_runs = 0
@@ -70,6 +71,7 @@ impl Statement<'_> {
         let held = format!(
             "{of_job}
         and s.session_id = given.session_id
+        and job.space_id = s.space_id
         and job.job_id = given.job_id
         and job.lease = given.lease
         and job.step_number = given.step_number"
@@ -81,6 +83,8 @@ impl Statement<'_> {
         died = case when given.progress then 0 else job.died end,
         outage_since = case when not given.progress then job.outage_since end,
         outage_faults = case when given.progress then 0 else job.outage_faults end,
+        fault_since = case when not given.progress then job.fault_since end,
+        faults = case when given.progress then 0 else job.faults end,
         attempt = case when given.ends_step then 1 else job.attempt end,
         last_error = null,
         trace_context = given.trace_context
@@ -181,6 +185,7 @@ impl Statement<'_> {
     where {of_run}
         and {changes}
         and run.run_id = b.run_id
+        and run.space_id = b.space_id
 )"
         ));
     }

@@ -88,7 +88,9 @@ impl IntoResponse for Problem {
 /// The verbs of `POST /v1/sessions/{id}/…` that a session in this status accepts.
 pub fn valid_verbs(status: SessionStatus) -> &'static [&'static str] {
     match status {
-        SessionStatus::Created | SessionStatus::Completed => &["messages", "archive", "terminate"],
+        SessionStatus::Created | SessionStatus::Completed | SessionStatus::Cancelled => {
+            &["messages", "archive", "terminate"]
+        }
         SessionStatus::Queued | SessionStatus::Running | SessionStatus::WaitingInput => {
             &["messages", "cancel"]
         }

@@ -10,6 +10,7 @@ use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use wakeful_store::session::SessionFilter;
 use wakeful_store::{Error, Store};
+use wakeful_workflow::access::Reach;
 use wakeful_workflow::id::{DEFAULT_SPACE, conversation_id_in};
 use wakeful_workflow::session::SessionStatus;
 
@@ -88,6 +89,12 @@ impl Search {
     /// # Errors
     /// [`Refused`].
     pub async fn filter(&self, store: &Store) -> Result<SessionFilter, Refused> {
+        self.filter_of(store, None).await
+    }
+
+    /// Like [`Search::filter`], for sessions of one user's conversations.
+    async fn filter_of(&self, store: &Store, user_id: Option<String>) -> Result<SessionFilter, Refused> {
+        let reach = Reach { space_id: self.space.clone(), agent: self.agent.clone(), user_id };
         let wrong = |said: String| Err(Refused::Wrong(said));
         if let Some(status) = &self.status
             && SessionStatus::parse(status).is_none()
@@ -121,7 +128,7 @@ impl Search {
             return wrong("`since` is before `until`".to_owned());
         }
         if let Some(trigger_type) = &self.trigger_type
-            && !store.knows_trigger_type(trigger_type).await?
+            && !store.knows_trigger_type(&reach, trigger_type).await?
         {
             return wrong(no_trigger(trigger_type));
         }
@@ -133,9 +140,9 @@ impl Search {
             None => None,
         };
         Ok(SessionFilter {
-            space_id: self.space.clone(),
-            agent: self.agent.clone(),
-            user_id: None,
+            space_id: reach.space_id,
+            agent: reach.agent,
+            user_id: reach.user_id,
             status: self.status.clone(),
             only_live: !self.all && self.trigger_type.is_none() && conversation_id.is_none(),
             conversation_id,
@@ -170,8 +177,7 @@ impl Search {
             agent: agent.map(str::to_owned),
             ..self.clone()
         };
-        let filter = search.filter(store).await?;
-        Ok(SessionFilter { user_id: caller.reach.user_id.clone(), ..filter })
+        Ok(search.filter_of(store, caller.reach.user_id.clone()).await?)
     }
 }
 

@@ -43,6 +43,16 @@ pub(super) struct MessagesQuery {
     internal: Option<bool>,
 }
 
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct EventsQuery {
+    cursor: Option<i64>,
+    limit: Option<i64>,
+    /// The newest entries instead of those after the cursor.
+    #[serde(default)]
+    newest: bool,
+}
+
 impl PageQuery {
     fn limit(&self) -> i64 {
         limit(self.limit)
@@ -147,16 +157,25 @@ pub(super) async fn steps(
     page(&items, older_page(&items, query.limit(), |first| first.step_number))
 }
 
-/// The journal entries after the cursor.
+/// The journal entries after the cursor, or the newest.
 pub(super) async fn events(
     State(ctx): State<Arc<Ctx>>,
     caller: Caller,
     Id(id): Id,
-    query: Result<Query<PageQuery>, QueryRejection>,
+    query: Result<Query<EventsQuery>, QueryRejection>,
 ) -> Answer {
     let query = of_session(&ctx, &caller, &id, query).await?;
-    let items = ctx.store.journal(&id, query.cursor.unwrap_or(0), query.limit()).await?;
-    let next = next_page(&items, query.limit(), |last| json!(last.seq));
+    let limit = limit(query.limit);
+    let after = match (query.cursor, query.newest) {
+        (Some(_), true) => {
+            return Err(Problem::bad_request("`newest` begins where it has to: leave `cursor` out"));
+        }
+        (cursor, false) => cursor.unwrap_or(0),
+        // Numbers of entries have no gaps.
+        (None, true) => (ctx.store.last_event_seq(&id).await? - limit).max(0),
+    };
+    let items = ctx.store.journal(&id, after, limit).await?;
+    let next = if query.newest { Value::Null } else { next_page(&items, limit, |last| json!(last.seq)) };
     page(&items, next)
 }
 

@@ -3,6 +3,7 @@
 #![doc = include_str!("README.md")]
 
 pub mod batches;
+pub mod delayed;
 pub mod deliver;
 pub mod expire;
 pub mod gates;

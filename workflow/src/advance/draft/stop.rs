@@ -26,7 +26,7 @@ impl Draft<'_> {
             match row {
                 Some(Call { status, outcome: None, .. }) if status.may_have_run() => {
                     if status != CallStatus::Uncertain {
-                        self.journal_uncertain(&call);
+                        self.journal_uncertain(&call, None);
                     }
                     executed += 1;
                     self.record_result(&call, CallStatus::Uncertain, outcome_unknown());
@@ -49,8 +49,8 @@ impl Draft<'_> {
             Some(reason) => format!("cancelled: {reason}"),
             None => "cancelled".to_owned(),
         };
-        let moved = self.moved_to(SessionStatus::Failed, Some(without_nul(reason)));
-        self.close_with(SessionStatus::Failed, Some("cancelled".to_owned()), moved)
+        let moved = self.moved_to(SessionStatus::Cancelled, Some(without_nul(reason)));
+        self.close_with(SessionStatus::Cancelled, Some("cancelled".to_owned()), moved)
     }
 
     pub(in crate::advance) fn fail(mut self, fault: &Fault) -> Transition {
@@ -89,7 +89,7 @@ impl Draft<'_> {
                     && row.status != CallStatus::Uncertain
             });
             if half_done {
-                self.journal_uncertain(&call);
+                self.journal_uncertain(&call, None);
                 self.leave_open(&call, CallStatus::Uncertain);
             }
         }
