@@ -18,7 +18,9 @@ create table search_sessions (
     due_at timestamptz,
     indexed_at timestamptz not null default clock_timestamp()
 );
-comment on table search_sessions is 'The space is that of the session. A cache: it can be built again from sessions and records.';
+-- Under a policy, Postgres uses no index for words and arrays: their operators may run only on rows that the policy has let
+-- through. So these two tables have none. Every statement that a caller's space may reach joins the session, whose policy decides.
+comment on table search_sessions is 'Without a policy: it would keep tools and senders from their indexes. The space is that of the session, which every search joins.';
 
 create index search_sessions_due on search_sessions (due_at) where due_at is not null;
 create index search_sessions_by_tool on search_sessions using gin (tools);
@@ -35,7 +37,7 @@ create table search_documents (
     words tsvector not null,
     primary key (session_id, part)
 );
-comment on table search_documents is 'The space is that of the session. A cache: it can be built again from the records.';
+comment on table search_documents is 'Without a policy: it would keep words from their index. The space is that of the session, which every search joins.';
 
 create index search_documents_by_word on search_documents using gin (words);
 
@@ -66,6 +68,4 @@ create index sessions_at_rest on conversation_sessions (status, session_id)
     where status not in ('queued', 'running', 'completed');
 create index conversations_by_user on conversation_counters (user_id) where user_id is not null;
 
-select keep_spaces_apart('search_sessions');
-select keep_spaces_apart('search_documents');
 select keep_spaces_apart('search_due');

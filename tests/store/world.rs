@@ -408,7 +408,7 @@ fn blank(value: &mut Value) {
     match value {
         Value::Object(fields) => {
             let numbers =
-                ["ts", "settled_by", "wake_seq", "inbox_id", "job_id", "lease", "worker_id", "bytes"];
+                ["ts", "at", "settled_by", "wake_seq", "inbox_id", "job_id", "lease", "worker_id", "bytes"];
             fields.retain(|name, _| !name.ends_with("_at") && !numbers.contains(&name.as_str()));
             fields.values_mut().for_each(blank);
         }

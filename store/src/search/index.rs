@@ -93,8 +93,10 @@ impl Store {
         Ok(sqlx::query_as!(
             Behind,
             r#"select count(*) as "waiting!",
-                coalesce(extract(epoch from clock_timestamp() - min(due_at)), 0)::float8 as "behind_s!"
-            from search_sessions where due_at <= clock_timestamp()"#
+                coalesce(extract(epoch from clock_timestamp() - min(h.due_at)), 0)::float8 as "behind_s!"
+            from search_sessions h
+            join conversation_sessions s using (session_id)
+            where h.due_at <= clock_timestamp()"#
         )
         .fetch_one(&self.pool)
         .await?)

@@ -187,6 +187,8 @@ pub struct Queue {
     pub slice_steps: u32,
     /// How often a worker looks for sessions that stopped and that no job would continue.
     pub heal_s: u64,
+    /// How often a worker fills the search and counts failures.
+    pub search_s: u64,
     /// For how long the database may fail one step, again and again, before the session waits for an operator.
     pub database_faults: Duration,
 }

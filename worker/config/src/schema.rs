@@ -136,6 +136,7 @@ fn queue(mut section: Section<'_>) -> Queue {
         concurrency: narrow(section.number("concurrency", 1..=1024), 32),
         slice_steps: narrow(section.number("slice_steps", 1..=10_000), 8),
         heal_s: narrow(section.number("heal_s", 1..=86_400), 30),
+        search_s: narrow(section.number("search_s", 1..=86_400), 2),
         database_faults: section
             .seconds("database_faults_s", DATABASE_FAULTS)
             .unwrap_or(Duration::from_secs(900)),

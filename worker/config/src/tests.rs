@@ -37,6 +37,7 @@ fn nothing_given_is_the_defaults() {
             concurrency: 32,
             slice_steps: 8,
             heal_s: 30,
+            search_s: 2,
             database_faults: Duration::from_secs(900)
         }
     );

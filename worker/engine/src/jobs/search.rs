@@ -7,11 +7,12 @@ use std::time::Duration;
 use tracing::warn;
 use wakeful_store::queue;
 
-/// How often a worker looks for what is new.
-const EVERY: Duration = Duration::from_secs(2);
+/// The pause between two looks at a long backlog, in which others get the connection.
+const BREATH: Duration = Duration::from_millis(40);
 
-/// Looks until `ctx.shutdown.draining` fires.
+/// Looks at once and then every `[queue] search_s`, until `ctx.shutdown.draining` fires.
 pub(super) async fn run(ctx: Arc<Ctx>) {
+    let every = Duration::from_secs(ctx.config.queue.search_s);
     loop {
         let more = match ctx.store.index_sessions().await {
             Ok(indexed) => indexed.more,
@@ -20,8 +21,7 @@ pub(super) async fn run(ctx: Arc<Ctx>) {
                 false
             }
         };
-        // Between two looks at a long backlog, others get the connection.
-        let pause = if more { EVERY / 50 } else { queue::jittered(EVERY) };
+        let pause = if more { BREATH } else { queue::jittered(every) };
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
             () = ctx.shutdown.draining.cancelled() => return,

@@ -50,7 +50,7 @@ pub(in crate::command) struct Args {
     #[arg(long, value_name = "WHEN", value_parser = when)]
     until: Option<DateTime<Utc>>,
     /// Only sessions with this status: created, queued, running, waiting_input, needs_attention,
-    /// completed, failed, archived, terminated.
+    /// completed, failed, cancelled, archived, terminated.
     #[arg(long, value_name = "STATUS")]
     status: Option<String>,
     /// That have cost more than this, in US dollars.
