@@ -172,15 +172,12 @@ pub(super) async fn list(
     check_text("status", query.status.as_deref(), 256)?;
     check_text("cursor", query.cursor.as_deref(), 256)?;
     let limit = limit(query.limit);
-    let items =
-        ctx.store.batches(space(&caller), query.status.as_deref(), query.cursor.as_deref(), limit).await?;
+    let items = ctx
+        .store
+        .batches(Some(caller.space()), query.status.as_deref(), query.cursor.as_deref(), limit)
+        .await?;
     let next = next_page(&items, limit, |last| json!(last.batch_id));
     page(&items, next)
-}
-
-/// Tokens of the whole installation see the batches of the command line too.
-fn space(caller: &Caller) -> Option<&str> {
-    (!caller.everywhere).then(|| caller.space())
 }
 
 /// One batch.
@@ -189,7 +186,7 @@ pub(super) async fn show(
     caller: Caller,
     Id(id): Id,
 ) -> Result<Json<Batch>, Problem> {
-    Ok(Json(ctx.store.batch(space(&caller), &id).await?))
+    Ok(Json(ctx.store.batch(Some(caller.space()), &id).await?))
 }
 
 #[derive(Debug, Deserialize)]
@@ -211,7 +208,7 @@ pub(super) async fn members(
     let Query(query) = query?;
     check_text("outcome", query.outcome.as_deref(), 256)?;
     check_text("result", query.result.as_deref(), 256)?;
-    ctx.store.batch(space(&caller), &id).await?;
+    ctx.store.batch(Some(caller.space()), &id).await?;
     let limit = limit(query.limit);
     let (outcome, result) = (query.outcome.as_deref(), query.result.as_deref());
     let items = ctx.store.batch_members(&id, outcome, result, query.cursor, limit).await?;
@@ -243,6 +240,6 @@ pub(super) async fn cancel(State(ctx): State<Arc<Ctx>>, caller: Caller, Id(id): 
 async fn steer(ctx: &Ctx, caller: &Caller, id: &str, body: &[u8], steer: Steer) -> Steered {
     let given: Reason = if body.is_empty() { Reason::default() } else { parse(body)? };
     check_text("reason", given.reason.as_deref(), REASON_BYTES)?;
-    let batch = ctx.store.steer_batch(space(caller), id, steer, given.reason.as_deref()).await?;
+    let batch = ctx.store.steer_batch(Some(caller.space()), id, steer, given.reason.as_deref()).await?;
     Ok((StatusCode::ACCEPTED, Json(batch)))
 }
