@@ -109,10 +109,7 @@ impl Store {
         let (ids, spaces): (Vec<String>, Vec<String>) = found.members.into_iter().unzip();
         // A batch over sessions of one space is that space's, so its operators see it.
         let of_one = spaces.first().filter(|first| spaces.iter().all(|space| space == *first));
-        let space_id = match (&new.space_id, of_one) {
-            (Some(space_id), _) | (None, Some(space_id)) => space_id.as_str(),
-            (None, None) => EVERYWHERE,
-        };
+        let space_id = new.space_id.as_ref().or(of_one).map_or(EVERYWHERE, String::as_str);
         let stages: Vec<i32> = (0..members).map(|at| stage_of(at, &new.canary)).collect();
         let proofs = spread(members, usize::try_from(new.prove).unwrap_or(0));
         let is_canary = new.verb == Verb::Retry && !new.canary.is_empty();
