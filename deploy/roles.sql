@@ -14,6 +14,14 @@
 -- |                   | audit                        | `wakeful audit delete` takes this role                       |
 -- | wakeful_scaler    | an autoscaler                | see the one view queue_backlog                               |
 --
+-- Row-level security binds all of them: they see the rows of the space that the setting wakeful.space names, or of all spaces if it
+-- is `*`. For owner, reader and retention this file makes `*` the default in this database. The runtime role has none, because
+-- `serve` and the commands say for each piece of work what it is about. A reader of one space only:
+--
+--     create role acme_reader login in role wakeful_reader;
+--     alter role acme_reader in database wakeful set wakeful.space = 'acme';
+--
+-- It can change that setting as `serve` can, so this keeps mistakes out and not somebody who wants more.
 -- They have no password yet, so they cannot log in over the network: `alter role wakeful_runtime password '…'`.
 
 do $$
@@ -35,6 +43,25 @@ begin
 end
 $$;
 
+do $$
+declare
+    role text;
+begin
+    foreach role in array array['wakeful_owner', 'wakeful_reader', 'wakeful_retention']
+    loop
+        -- What somebody has set stays. The owner may run this file again, and may not change other roles.
+        continue when exists (
+            select from pg_db_role_setting s
+            join pg_database d on d.oid = s.setdatabase and d.datname = current_database()
+            join pg_roles r on r.oid = s.setrole and r.rolname = role
+            cross join lateral unnest(s.setconfig) as setting
+            where starts_with(setting, 'wakeful.space=')
+        );
+        execute format('alter role %I in database %I set wakeful.space = %L', role, current_database(), '*');
+    end loop;
+end
+$$;
+
 -- Other roles have only the rights that this file gives.
 alter schema public owner to wakeful_owner;
 revoke all on schema public from public;
@@ -46,7 +73,7 @@ declare
     logs constant text[] := array['conversation_records', 'session_events', 'audit_log'];
     -- What goes away when it is done.
     passing constant text[] := array['jobs', 'generations', 'generation_chunks', 'workers', 'webhook_tokens', 'schedules',
-        'schedule_firings'];
+        'schedule_firings', 'search_due', 'queue_samples'];
     secrets constant text[] := array['api_tokens', 'signing_keys'];
 begin
     for one in

@@ -5,7 +5,7 @@ mod audit;
 mod claims;
 mod jwt;
 mod open;
-mod stage;
+pub(crate) mod stage;
 mod streams;
 mod tokens;
 mod users;

@@ -169,7 +169,7 @@ impl Store {
     /// # Errors
     /// [`crate::Error::Database`].
     pub async fn audit(&self, act: &Act) -> Result<()> {
-        Ok(act::insert(&mut *self.pool.acquire().await?, act, "done", None, 1).await?)
+        Ok(act::insert(&mut *self.pool.of_installation().acquire().await?, act, "done", None, 1).await?)
     }
 
     /// Writes or counts a refused request.
@@ -179,7 +179,7 @@ impl Store {
     pub async fn audit_refusal(&self, act: &Act, status: u16) -> Result<()> {
         self.audit_refusals(false).await?;
         if self.refusals.count(act, status.into()) {
-            let mut connection = self.pool.acquire().await?;
+            let mut connection = self.pool.of_installation().acquire().await?;
             act::insert(&mut connection, act, "refused", Some(status.into()), 1).await?;
         }
         Ok(())
@@ -191,7 +191,7 @@ impl Store {
     /// [`crate::Error::Database`].
     pub async fn audit_refusals(&self, now: bool) -> Result<()> {
         for counted in self.refusals.end(now) {
-            let mut connection = self.pool.acquire().await?;
+            let mut connection = self.pool.of_installation().acquire().await?;
             act::insert(&mut connection, &counted.last, "refused", Some(counted.status), counted.times)
                 .await?;
         }
@@ -261,7 +261,7 @@ impl Store {
             filter.before,
             filter.limit
         )
-        .fetch_all(&self.pool)
+        .fetch_all(&self.pool.of_installation())
         .await?)
     }
 }

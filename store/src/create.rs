@@ -336,15 +336,16 @@ fn policy_of(stored: Option<serde_json::Value>) -> Result<Option<SessionPolicy>>
     stored.map(serde_json::from_value).transpose().map_err(|error| Error::corrupt("policy", error))
 }
 
-/// Stores a session's prefix as a blob and returns its hash. Sessions with the same prefix share the blob.
-pub(crate) async fn pin(tx: &mut PgConnection, prefix: &Prefix) -> Result<String> {
+/// Stores a session's prefix as a blob and returns its hash. Sessions of a space with the same prefix share the blob.
+pub(crate) async fn pin(tx: &mut PgConnection, space_id: &str, prefix: &Prefix) -> Result<String> {
     let blob = prefix.blob();
     sqlx::query!(
-        "insert into blobs (sha256, size, media_type, bytes)
-        values ($1, length($2::bytea), 'application/json', $2)
-        on conflict (sha256) do nothing",
+        "insert into blobs (space_id, sha256, size, media_type, bytes)
+        values ($3, $1, length($2::bytea), 'application/json', $2)
+        on conflict (sha256, space_id) do nothing",
         blob.sha256,
-        blob.bytes
+        blob.bytes,
+        space_id
     )
     .execute(tx)
     .await?;
@@ -359,7 +360,7 @@ async fn insert(
     client_key: Option<&str>,
 ) -> Result<()> {
     let prefix = Prefix::new(&new.seeds, new.tools.clone());
-    let prefix_sha256 = pin(&mut *tx, &prefix).await?;
+    let prefix_sha256 = pin(&mut *tx, &new.space_id, &prefix).await?;
     let tool_names: Vec<&str> = prefix.tools.iter().map(|tool| tool.name.as_str()).collect();
     let policy = serde_json::to_value(&new.policy).map_err(|error| Error::corrupt("policy", error))?;
     // A message that found the conversation's latest session, and waits for it or has not written yet, must see that it is
@@ -429,12 +430,14 @@ async fn insert_seeds(
                 limit 1
             )
         )
-        insert into session_seed_messages (session_id, ordinal, role, content, is_new)
-        select $1, $6::int + seed.ordinal - 1, seed.role, seed.content,
+        insert into session_seed_messages (space_id, session_id, ordinal, role, content, is_new)
+        select s.space_id, $1, $6::int + seed.ordinal - 1, seed.role, seed.content,
             seed.is_new and not exists (
                 select from before where before.role = seed.role and before.content = seed.content
             )
-        from unnest($2::text[], $3::text[], $4::boolean[]) with ordinality as seed (role, content, is_new, ordinal)",
+        from conversation_sessions s,
+            unnest($2::text[], $3::text[], $4::boolean[]) with ordinality as seed (role, content, is_new, ordinal)
+        where s.session_id = $1",
         session_id,
         &roles as &[&str],
         &contents as &[&str],

@@ -33,8 +33,18 @@ const ROLE: &str = "wakeful_retention";
 
 /// What is deleted in batches, after the conversation's own row: each table with the column that names its owner.
 const BY_CONVERSATION: [&str; 4] = ["conversation_records", "deliveries", "session_runs", "mails"];
-const BY_SESSION: [&str; 6] =
-    ["session_events", "session_steps", "session_inbox", "generations", "generation_chunks", "tool_calls"];
+const BY_SESSION: [&str; 10] = [
+    "session_events",
+    "session_steps",
+    "session_inbox",
+    "generations",
+    "generation_chunks",
+    "tool_calls",
+    "search_sessions",
+    "search_documents",
+    "search_due",
+    "run_failures",
+];
 
 /// Whose data is erased.
 #[derive(Clone, Debug)]
@@ -200,6 +210,12 @@ impl Store {
             );
             loop {
                 let mut tx = self.retention().await?;
+                if table.starts_with("search_") {
+                    // The one who fills these tables may have read the messages before they were gone.
+                    sqlx::query!("select pg_advisory_xact_lock($1)", crate::search::LOCK)
+                        .fetch_one(&mut *tx)
+                        .await?;
+                }
                 let delete = sqlx::query(AssertSqlSafe(delete.clone()));
                 let delete = delete.bind(&pending.conversations).bind(&pending.sessions).bind(BATCH);
                 let deleted = delete.execute(&mut *tx).await?.rows_affected();

@@ -27,6 +27,7 @@ use wakeful_workflow::fork::{Cut, CutPoint, SystemPromptPatch};
 use wakeful_workflow::policy::{Answers, Replay, SessionPolicy, ToolMode};
 use wakeful_workflow::session::SessionStatus;
 use wakeful_workflow::strategy::Rebase;
+use wakeful_workflow::workspace::Snapshot;
 
 /// What to fork, where to cut it, and what to change.
 #[derive(Clone, Debug)]
@@ -261,6 +262,11 @@ impl Store {
         }];
         events.extend(steered("fork", None));
         events.extend(rebase.map(Event::ContextRebased));
+        let files = crate::workspace::newest(&mut tx, &parent.session_id, cut.at_message_number).await?;
+        // The fork begins with these files, whatever becomes of its parent's journal.
+        events.extend(files.map(|snapshot| {
+            Event::WorkspaceSnapshot(Snapshot { message_number: cut.at_message_number, ..snapshot })
+        }));
         // From here on the journal contains the state. No entry has changed it yet.
         events.push(Event::Checkpoint {
             step_number: cut.last_step_number,

@@ -238,8 +238,7 @@ impl Seen {
             return None;
         }
         let status = SessionStatus::parse(self.status.as_deref()?)?;
-        let at_rest =
-            matches!(status, SessionStatus::Created | SessionStatus::Completed | SessionStatus::Failed);
+        let at_rest = status.is_at_rest();
         match inbox::on_arrival(status, self.cancel_requested?, self.newest_run_id.is_some())? {
             Arrival::JoinsRun => Some(Way::Joins),
             Arrival::OpensRun

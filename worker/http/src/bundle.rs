@@ -5,6 +5,7 @@ use crate::audit::shown;
 use crate::body::Id;
 use crate::front::Peer;
 use crate::problem::Problem;
+use crate::scope;
 use axum::body::{Body, Bytes};
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
@@ -24,6 +25,7 @@ use wakeful_engine::ctx::Ctx;
 use wakeful_store::audit::act::{Act, acting};
 use wakeful_store::export::Export;
 use wakeful_store::import::{self, Imported};
+use wakeful_store::space::Scope;
 use wakeful_workflow::bundle::Limits;
 use wakeful_workflow::id::DEFAULT_SPACE;
 
@@ -55,7 +57,6 @@ pub(super) async fn export(
     let (Id(id), Query(query)) = (id?, query?);
     let redact = flag("redact", query.redact.as_deref())?;
     let space = named_space(&headers)?.unwrap_or(DEFAULT_SPACE);
-    let session = ctx.store.session(Some(space), &id).await?;
     let act = Act {
         actor_kind: "configuration",
         actor: "an internal token".to_owned(),
@@ -63,9 +64,20 @@ pub(super) async fn export(
         reason: redact.then(|| "redacted".to_owned()),
         ..Act::default()
     };
-    let export = acting(act, ctx.store.export(&session.session_id, redact)).await.0?;
+    let exported = async {
+        match acting(act, exported(&ctx, space, &id, redact)).await.0 {
+            Ok(response) => response,
+            Err(problem) => problem.into_response(),
+        }
+    };
+    Ok(scope::answered(Scope::of(space), exported).await)
+}
+
+async fn exported(ctx: &Ctx, space: &str, id: &str, redact: bool) -> Result<Response, Problem> {
+    let session = ctx.store.session(Some(space), id).await?;
+    let export = ctx.store.export(&session.session_id, redact).await?;
     info!(session.id = %id, redact, "A session is exported");
-    let name = format!("attachment; filename=\"{}.jsonl\"", file_name(&id));
+    let name = format!("attachment; filename=\"{}.jsonl\"", file_name(id));
     let body = futures::stream::try_unfold(export, |mut export: Export| async {
         match export.next().await {
             Ok(Some(chunk)) => Ok(Some((Bytes::from(chunk), export))),

@@ -155,7 +155,7 @@ fn within_agent(ctx: &Ctx, own: &str, given: &Fork, parent: &SessionSummary) -> 
     Err(Problem::new(StatusCode::FORBIDDEN, detail))
 }
 
-fn known_model(ctx: &Ctx, id: String) -> Result<Model, Problem> {
+pub(crate) fn known_model(ctx: &Ctx, id: String) -> Result<Model, Problem> {
     check_text("model", Some(&id), 256)?;
     ctx.plugins.models.get(&id).map_err(|fault| Problem::bad_request(format!("`model`: {fault}")))?;
     Ok(Model { context_window: i32::try_from(ctx.config.context_window(&id)).unwrap_or(i32::MAX), id })

@@ -5,6 +5,7 @@ use crate::access::{Caller, Issuer, Rule, Who};
 use crate::audit;
 use crate::door::is_of_sns;
 use crate::problem::Problem;
+use crate::scope;
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::header::{HOST, ORIGIN, WWW_AUTHENTICATE};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
@@ -13,6 +14,7 @@ use axum::response::{IntoResponse, Response};
 use std::sync::Arc;
 use wakeful_engine::ctx::Ctx;
 use wakeful_engine::ingest::Refused;
+use wakeful_store::space::Scope;
 
 /// Lets a request pass whose caller has what the route needs.
 pub async fn guard(State(ctx): State<Arc<Ctx>>, mut request: Request, next: Next) -> Response {
@@ -42,11 +44,13 @@ pub async fn guard(State(ctx): State<Arc<Ctx>>, mut request: Request, next: Next
             return response;
         }
     };
+    let scope = Scope::of(caller.space());
     request.extensions_mut().insert(caller);
+    let answer = scope::answered(scope, next.run(request));
     if rule.verb.is_none() {
-        return next.run(request).await;
+        return answer.await;
     }
-    audit::carry_out(&ctx, act, next.run(request)).await
+    audit::carry_out(&ctx, act, answer).await
 }
 
 fn refused(problem: Problem, challenge: &'static str) -> Response {

@@ -44,7 +44,10 @@ pub(super) enum Verb {
 
 /// The commands that write, as the audit calls them. `replay` is not among them, because it runs an agent: no
 /// person acts. `migrate` changes the schema, not the data.
-const WRITES: [&str; 27] = [
+const WRITES: &[&str] = &[
+    "absurd.import",
+    "absurd.take",
+    "absurd.back",
     "session.send",
     "session.new",
     "session.retry",
@@ -72,6 +75,11 @@ const WRITES: [&str; 27] = [
     "person.hold",
     "audit.delete",
     "retention.run",
+    "errors.mute",
+    "errors.note",
+    "batch.pause",
+    "batch.resume",
+    "batch.cancel",
 ];
 
 /// The act of a command, if it writes.
@@ -94,7 +102,11 @@ pub(super) fn act_of(matches: &ArgMatches, name: Option<&str>) -> anyhow::Result
     };
     let text = |id: &str| args.try_get_one::<String>(id).ok().flatten().cloned();
     // `token create` has a name too, and its row has an id that is not known yet.
-    let names = if noun == "schedule" { &["name"][..] } else { &["id", "session", "conversation"] };
+    let names = if noun == "schedule" || noun == "absurd" {
+        &["name"][..]
+    } else {
+        &["id", "ids", "session", "conversation"]
+    };
     Ok(Some(Act {
         actor_kind: "cli",
         actor,
