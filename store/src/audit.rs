@@ -212,7 +212,11 @@ impl Store {
             taken.map_err(|error| no_auditor(error.into()))?;
             let batch = sqlx::query!(
                 "delete from audit_log
-                where audit_id in (select audit_id from audit_log where at < $1 order by audit_id limit $2)",
+                where audit_id in (
+                    select audit_id from audit_log
+                    -- This host's clock may be ahead of the server's.
+                    where at < least($1, clock_timestamp() - interval '30 days')
+                    order by audit_id limit $2)",
                 before,
                 BATCH
             );

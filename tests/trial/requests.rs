@@ -12,6 +12,11 @@ use std::time::Duration;
 
 const TOKEN: &str = "a token of the trial";
 
+/// A token of the configured issuer in shape, and the issuer's key (of RFC 7517).
+const JWT: &str = "eyJhbGciOiJFUzI1NiIsImtpZCI6IjEifQ.eyJpc3MiOiJpIiwiYXVkIjoiYSIsInN1YiI6ImFubiIsImV4cCI6OTk5OTk5OTk5OX0.c2lnbmF0dXJl";
+const JWK: &str = r#"{"keys":[{"kty":"EC","crv":"P-256","kid":"1","use":"sig","alg":"ES256",
+    "x":"MKBCTNIcKUSDii11ySs3526iDZ8AiTo7Tu6KPAqv7D4","y":"4Etl6SRW2YiLUrN5vfvVHuhp7x8PxltmWWlbbM4IFyM"}]}"#;
+
 /// How many requests are under way at a time.
 const AT_ONCE: usize = 8;
 
@@ -30,6 +35,12 @@ async fn serve(database: &Database, model: &ModelServer) -> Process {
         .env("WAKEFUL_MESSENGER__SLACK__SIGNING_SECRETS", SLACK_SECRET)
         .env("WAKEFUL_MESSENGER__TELEGRAM__WEBHOOK_SECRETS", TELEGRAM_SECRET)
         .env("WAKEFUL_MESSENGER__WEBHOOK__SECRETS", WEBHOOK_SECRET);
+    let keys = options.path("keys.json");
+    std::fs::write(&keys, JWK).unwrap();
+    let options = options
+        .env("WAKEFUL_USERS__JWT__ISSUER", "i")
+        .env("WAKEFUL_USERS__JWT__AUDIENCE", "a")
+        .env("WAKEFUL_USERS__JWT__JWKS_FILE", keys.display().to_string());
     options.serve(database).await
 }
 
@@ -126,6 +137,10 @@ fn mutated(
     request = match dice.below(12) {
         0 => request,
         1 => request.bearer_auth(dice.broken(TOKEN).replace(|c: char| c.is_control() || !c.is_ascii(), "")),
+        2 => {
+            let token = if dice.below(4) == 0 { JWT.to_owned() } else { dice.broken(JWT) };
+            request.bearer_auth(token.replace(|c: char| c.is_control() || !c.is_ascii(), ""))
+        }
         _ => request.bearer_auth(TOKEN).header("X-Internal-Token", "an internal token of the trial"),
     };
     if dice.below(4) == 0 {

@@ -102,7 +102,7 @@ fn jwt(mut section: Section<'_>) -> Option<Jwt> {
     let day = seconds(86_400);
     let leeway = section.seconds("leeway_s", Duration::ZERO..=seconds(300)).unwrap_or(seconds(30));
     let longest = section.seconds("longest_s", seconds(1)..=day * 31).unwrap_or(day);
-    let refresh = section.seconds("refresh_s", seconds(1)..=day).unwrap_or(seconds(600));
+    let refresh = section.seconds("refresh_s", seconds(1)..=seconds(3600)).unwrap_or(seconds(600));
     let refetch =
         section.seconds("refetch_s", Duration::from_millis(10)..=seconds(3600)).unwrap_or(seconds(30));
     let keys = match (url, file) {
