@@ -57,6 +57,7 @@ mod readme;
 mod replay;
 mod reproduce;
 mod resolve;
+mod retention;
 mod roles;
 mod runner;
 mod schedules;
