@@ -21,6 +21,10 @@ pub(crate) struct Scene {
 
 impl Scene {
     pub async fn new(config: &str) -> Scene {
+        Scene::with(&[], config).await
+    }
+
+    async fn with(variables: &[(&str, &str)], config: &str) -> Scene {
         let model_fails = Arc::new(AtomicBool::new(false));
         let fails = Arc::clone(&model_fails);
         let model = ModelServer::start(move |body, _| {
@@ -40,7 +44,11 @@ impl Scene {
         })
         .await;
         let database = Database::new().await;
-        let options = Options::new().model("openai/test").config(config).env("OPENAI_BASE_URL", &model.url);
+        let mut options =
+            Options::new().model("openai/test").config(config).env("OPENAI_BASE_URL", &model.url);
+        for (name, value) in variables {
+            options = options.env(name, *value);
+        }
         let process = options.serve(&database).await;
         Scene { database, process, model_fails, _model: model }
     }
@@ -230,7 +238,7 @@ async fn a_button_that_is_pressed_twice_acts_once() {
 
 #[tokio::test]
 async fn below_a_base_path_pages_and_api_are_there_too_and_links_have_it() {
-    let scene = Scene::new("[server]\nbase_path = \"/ops/wakeful\"\n").await;
+    let scene = Scene::with(&[("WAKEFUL_SERVER__BASE_PATH", "/ops/wakeful")], "").await;
     let browser = scene.browser();
     // A proxy may pass the path on, or strip it.
     for start in ["/ops/wakeful/", "/ops/wakeful", "/"] {
@@ -246,7 +254,7 @@ async fn below_a_base_path_pages_and_api_are_there_too_and_links_have_it() {
 
 #[tokio::test]
 async fn without_the_console_only_the_api_is_there() {
-    let scene = Scene::new("[server]\nconsole = false\n").await;
+    let scene = Scene::with(&[("WAKEFUL_SERVER__CONSOLE", "false")], "").await;
     for path in ["/", "/console", "/console/", "/console/login"] {
         assert_eq!(scene.browser().get(path).await.status, StatusCode::NOT_FOUND, "{path}");
     }

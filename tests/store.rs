@@ -9,6 +9,7 @@ mod group;
 mod hostile;
 mod joined;
 mod journal;
+mod overview;
 mod pool;
 mod queue;
 mod sessions;

@@ -153,6 +153,7 @@ impl Page {
         found
             .unwrap_or_else(|| panic!("{} has no link to {part}: {}", self.path, self.html))
             .replace("&#38;", "&")
+            .replace("&amp;", "&")
     }
 
     /// The tags of the page, each with the names of its attributes. What stands in quotes is a value.

@@ -115,7 +115,7 @@ async fn said(text: &str, short: &str) -> (BTreeSet<String>, String) {
     for id in [&asks, &broken] {
         paths.extend(["", "timeline", "journal"].map(|tab| format!("/sessions/{id}?tab={tab}")));
     }
-    for field in ["/sessions?conversation=", "/audit?actor=", "/deliveries?channel=", "/nothing/"] {
+    for field in ["/sessions?conversation=", "/audit?actor=", "/deliveries?channel=", "/nothing/x?y="] {
         let short: String = plain.bytes().take(60).map(|byte| format!("%{byte:02X}")).collect();
         paths.push(format!("{field}{short}"));
     }
@@ -123,7 +123,10 @@ async fn said(text: &str, short: &str) -> (BTreeSet<String>, String) {
         let page = browser.get(&format!("/console{path}")).await;
         assert!(!page.status.is_server_error(), "{path}: {}", page.html);
         tags.extend(page.tags());
-        all.push_str(&page.html);
+        // What the address itself says is the visitor's own.
+        if !path.contains(['=']) || path.contains("tab=") || path.contains("left=") {
+            all.push_str(&page.html);
+        }
     }
     (tags, all)
 }

@@ -169,6 +169,13 @@
     one.addEventListener("click", pause);
   });
   copies(document);
+  // Without a choice the system's theme is shown, which only the browser knows.
+  const dark = matchMedia("(prefers-color-scheme: dark)").matches;
+  const theme = document.querySelector("[data-theme-switch]");
+  if (theme && !document.documentElement.dataset.theme && dark) {
+    theme.textContent = "Light theme";
+    theme.form.elements.theme.value = "light";
+  }
   if (body.dataset.live) follow(body.dataset.live);
   if (body.dataset.refresh) every(Number(body.dataset.refresh));
   const field = document.querySelector("[data-send]");

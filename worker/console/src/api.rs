@@ -2,6 +2,7 @@
 //! scopes, spaces and the audit hold here as they do outside.
 
 use crate::refusal::Refusal;
+use crate::text::{has_command, visible};
 use axum::Router;
 use axum::body::{Body, Bytes, to_bytes};
 use axum::http::header::{
@@ -148,22 +149,13 @@ fn commands_a_reader(body: &[u8]) -> bool {
 /// Makes characters visible that turn the direction of the text around them, or that are no text.
 fn show_commands(value: &mut Value) {
     match value {
-        Value::String(text) if text.chars().any(is_command) => {
-            let shown = text.chars().map(|one| match is_command(one) {
-                true => one.escape_unicode().to_string(),
-                false => one.to_string(),
-            });
-            *text = shown.collect();
+        Value::String(text) if has_command(text) => {
+            *text = visible(text);
         }
         Value::Array(list) => list.iter_mut().for_each(show_commands),
         Value::Object(fields) => fields.values_mut().for_each(show_commands),
         Value::String(_) | Value::Null | Value::Bool(_) | Value::Number(_) => {}
     }
-}
-
-fn is_command(one: char) -> bool {
-    let turns = matches!(one, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{200e}' | '\u{200f}');
-    turns || (one.is_control() && !matches!(one, '\n' | '\r' | '\t'))
 }
 
 /// A text as one part of a path.

@@ -8,6 +8,24 @@ use chrono::{DateTime, Utc};
 use serde::Deserialize;
 use std::fmt;
 
+/// A text with its characters made visible that turn the text around them, or that are no text.
+pub(crate) fn visible(text: &str) -> String {
+    let shown = text.chars().map(|one| match is_command(one) {
+        true => one.escape_unicode().to_string(),
+        false => one.to_string(),
+    });
+    shown.collect()
+}
+
+pub(crate) fn has_command(text: &str) -> bool {
+    text.chars().any(is_command)
+}
+
+fn is_command(one: char) -> bool {
+    let turns = matches!(one, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{200e}' | '\u{200f}');
+    turns || (one.is_control() && !matches!(one, '\n' | '\r' | '\t'))
+}
+
 /// A time. Its text is the distance from now; the exact time is its title.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(transparent)]
@@ -21,8 +39,9 @@ impl fmt::Display for Moment {
         let full = self.0.format("%Y-%m-%d %H:%M:%S UTC");
         let distance = (Utc::now() - self.0).num_milliseconds();
         let text = match distance {
-            0.. => format!("{} ago", span(distance)),
-            _ => format!("in {}", span(-distance)),
+            0..1000 => "now".to_owned(),
+            1000.. => format!("{} ago", about(distance)),
+            _ => format!("in {}", about(-distance)),
         };
         write!(f, "<time datetime=\"{exact}\" title=\"{full}\">{text}</time>")
     }
@@ -48,6 +67,17 @@ pub(crate) fn span(ms: i64) -> String {
         60_000..3_600_000 => format!("{} min {} s", s / 60, s % 60),
         3_600_000..86_400_000 => format!("{} h {} min", s / 3600, s / 60 % 60),
         _ => format!("{} d {} h", s / 86_400, s / 3600 % 24),
+    }
+}
+
+/// A span in its largest unit.
+fn about(ms: i64) -> String {
+    let s = ms / 1000;
+    match s {
+        ..60 => format!("{s} s"),
+        60..3600 => format!("{} min", s / 60),
+        3600..86_400 => format!("{} h", s / 3600),
+        _ => format!("{} d", s / 86_400),
     }
 }
 

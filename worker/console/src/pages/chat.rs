@@ -7,6 +7,7 @@ use crate::frame::{Frame, Nav, page};
 use crate::model::{Event, List, Message, Session};
 use crate::refusal::Refusal;
 use crate::seal::random_word;
+use crate::text::visible;
 use crate::visit::Visit;
 use askama::Template;
 use axum::extract::{Path, Query};
@@ -96,7 +97,7 @@ pub(crate) async fn show(
     Path(conversation): Path<String>,
     Query(asked): Query<Asked>,
 ) -> Result<Response, Refusal> {
-    let mut frame = Frame::of(&visit, Nav::Chat, conversation.clone()).await?;
+    let mut frame = Frame::of(&visit, Nav::Chat, visible(&conversation)).await?;
     let of = query(&[("conversation_id", &conversation), ("limit", "20")]);
     let mut sessions = visit.api.get::<List<Session>>(&format!("/v1/sessions{of}")).await?.items;
     let earlier = if sessions.is_empty() { Vec::new() } else { sessions.split_off(1) };

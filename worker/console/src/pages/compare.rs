@@ -123,7 +123,14 @@ fn turn(turn: &Value) -> Turn {
 
 /// What a difference is about.
 fn sentence(difference: &Value) -> String {
-    let (part, name) = (text(&difference["part"]), text(&difference["name"]));
+    let part = text(&difference["part"]);
+    let name = match &difference["name"] {
+        Value::Object(sides) if sides.get("left") == sides.get("right") => {
+            sides.get("left").map(text).unwrap_or_default()
+        }
+        Value::Object(sides) => sides.values().map(text).collect::<Vec<_>>().join(" / "),
+        name => text(name),
+    };
     match name.as_str() {
         "" => part.replace('_', " "),
         name => format!("{}: {name}", part.replace('_', " ")),

@@ -11,6 +11,7 @@ use askama::Template;
 use axum::extract::Path;
 use axum::http::StatusCode;
 use axum::response::Response;
+use serde::Deserialize;
 use serde_json::json;
 
 #[derive(Template)]
@@ -25,8 +26,15 @@ struct Schedules {
 struct SchedulePage {
     frame: Frame,
     schedule: Schedule,
-    next: Vec<Moment>,
+    next: Vec<Tick>,
     firings: Vec<Firing>,
+}
+
+/// A firing to come.
+#[derive(Deserialize)]
+struct Tick {
+    tick: Moment,
+    local: String,
 }
 
 pub(crate) async fn list(visit: Visit) -> Result<Response, Refusal> {
@@ -38,12 +46,11 @@ pub(crate) async fn list(visit: Visit) -> Result<Response, Refusal> {
 pub(crate) async fn show(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusal> {
     let path = format!("/v1/schedules/{}", part(&id));
     let schedule: Schedule = visit.api.get(&path).await?;
-    let next: serde_json::Value = visit.api.get(&format!("{path}/next?count=5")).await?;
-    let next = serde_json::from_value(next["items"].clone()).unwrap_or_default();
+    let next: List<Tick> = visit.api.get(&format!("{path}/next?count=5")).await?;
     let firings: List<Firing> = visit.api.get(&format!("{path}/firings?limit=50")).await?;
     let mut frame = Frame::of(&visit, Nav::Schedules, schedule.name.clone()).await?;
     frame.refresh_s = 10;
-    Ok(page(&SchedulePage { frame, schedule, next, firings: firings.items }))
+    Ok(page(&SchedulePage { frame, schedule, next: next.items, firings: firings.items }))
 }
 
 pub(crate) async fn steer(Path((id, verb)): Path<(String, String)>, form: Form) -> Result<Response, Refusal> {
