@@ -1,6 +1,7 @@
 //! Compares an imported session with the checkpoints of its task.
 
-use super::import::{ImportRow, origin_of, read_batch, shape_of};
+use super::import::{origin_of, read_batch, shape_of};
+use super::known::ImportRow;
 use super::source::{Source, batches};
 use crate::{Error, Result, Store};
 use serde::Serialize;

@@ -313,7 +313,7 @@ fn gains(gained: &Gained) -> String {
     format!(
         "stored: {} of checkpoints, {} of messages and pointers here\n\
          resume of the longest task ({} steps): {:.1} ms and {} there, {:.1} ms and {} here\n\
-         log (WAL) of one step of that task: {} there, {} here\n",
+         log (WAL) of one step of that task: {} as one JSON, {} as messages and a pointer\n",
         megabytes(gained.checkpoint_bytes),
         megabytes(gained.record_bytes),
         gained.longest_steps,
@@ -321,7 +321,7 @@ fn gains(gained: &Gained) -> String {
         megabytes(gained.absurd_resume_bytes),
         gained.hydrate_ms,
         megabytes(gained.hydrate_bytes),
-        megabytes(gained.absurd_step_bytes),
-        megabytes(gained.step_bytes)
+        megabytes(gained.absurd_step_wal),
+        megabytes(gained.step_wal)
     )
 }
