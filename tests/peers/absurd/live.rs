@@ -1,6 +1,6 @@
 //! The live way over: a producer spawns 20 tasks a second while Absurd's worker and ours run.
 
-use super::{Peer, Value, absurd, count, json};
+use super::{Peer, absurd, count, json};
 use crate::support::{Answer, Database, ModelServer, Options, eventually};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -147,5 +147,4 @@ async fn moved(half_back: bool) {
     }
     assert_eq!(done.len(), spawned.len());
     assert!(by("absurd") > 0 && by("here") > 0);
-    let _: Option<Value> = None;
 }
