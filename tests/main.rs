@@ -56,6 +56,7 @@ mod readme;
 mod replay;
 mod reproduce;
 mod resolve;
+mod retention;
 mod roles;
 mod runner;
 mod schedules;

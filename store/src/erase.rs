@@ -6,6 +6,7 @@
 
 mod blobs;
 mod holds;
+pub mod retention;
 
 pub use holds::Hold;
 

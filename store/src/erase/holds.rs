@@ -134,6 +134,35 @@ pub(super) async fn check(
     }
 }
 
+/// Returns those of the conversations that a hold covers, as [`check`] would refuse them.
+pub(super) async fn held_among(
+    tx: &mut PgConnection,
+    space: &str,
+    conversations: &[String],
+) -> Result<Vec<String>> {
+    Ok(sqlx::query_scalar!(
+        r#"select c.conversation_id
+        from conversation_counters c
+        where c.conversation_id = any($2) and exists (
+            select from legal_holds h
+            where released_at is null and h.space_id = $1
+                and (h.conversation_id = c.conversation_id
+                    or person in (
+                        select lower(i.sender) from session_inbox i
+                        join conversation_sessions s using (session_id)
+                        where s.conversation_id = c.conversation_id)
+                    or person = lower(c.user_id)
+                    or exists (select from conversation_sessions s
+                        where s.conversation_id = c.conversation_id and s.policy -> 'participants' ? h.person)
+                    or person in (select lower(from_address) from mails m where m.conversation_id = c.conversation_id)))
+        order by 1"#,
+        space,
+        conversations
+    )
+    .fetch_all(tx)
+    .await?)
+}
+
 /// Finds the conversations in which the person wrote, or that began with a mail that named the person.
 pub(super) async fn conversations_of(tx: &mut PgConnection, space: &str, name: &str) -> Result<Vec<Found>> {
     Ok(sqlx::query_as!(

@@ -33,6 +33,7 @@ pub mod messenger;
 mod price;
 mod problem;
 mod read;
+pub mod retention;
 mod schema;
 #[cfg(test)]
 mod tests;
@@ -97,6 +98,7 @@ pub struct Config {
     pub schedules: BTreeMap<String, cron::Schedule>,
     pub workspace: Workspace,
     pub web: web::Web,
+    pub retention: retention::Retention,
     /// The model for agents without one while no provider has a key. `wakeful dev` sets it, `serve` does not.
     pub fallback_model: Option<String>,
     /// The file that was read.

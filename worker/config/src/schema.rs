@@ -49,6 +49,7 @@ pub(super) fn read(table: Table, added: &[&str]) -> (Config, Vec<Problem>) {
         schedules: BTreeMap::new(),
         workspace: workspace(root.section("workspace")),
         web: super::web::read(root.section("web")),
+        retention: super::retention::read(root.section("retention")),
         fallback_model: None,
         file: None,
         warnings: Vec::new(),

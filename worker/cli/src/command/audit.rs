@@ -34,7 +34,7 @@ pub(super) enum Verb {
 
 /// The commands that write, as the audit calls them. `replay` is not among them, because it runs an agent: no
 /// person acts. `migrate` changes the schema, not the data.
-const WRITES: [&str; 27] = [
+const WRITES: [&str; 28] = [
     "absurd.import",
     "absurd.take",
     "absurd.back",
@@ -62,6 +62,7 @@ const WRITES: [&str; 27] = [
     "conversation.release",
     "person.erase",
     "person.hold",
+    "retention.run",
 ];
 
 /// The act of a command, if it writes.

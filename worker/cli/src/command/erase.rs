@@ -76,7 +76,7 @@ pub(super) async fn erase(
 }
 
 /// Removes the sessions' folders on this host.
-fn remove_workspaces(config: &Config, sessions: &[String]) {
+pub(super) fn remove_workspaces(config: &Config, sessions: &[String]) {
     for session in sessions {
         let folder = config.workspace.folder().join(session);
         match std::fs::remove_dir_all(&folder) {

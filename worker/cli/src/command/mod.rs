@@ -15,6 +15,7 @@ mod printable;
 mod queue;
 mod replay;
 mod report;
+mod retention;
 mod schedule;
 mod serve;
 mod session;
@@ -108,6 +109,8 @@ enum Command {
     Token(token::Args),
     /// List who did what: every write by the API and the command line, and refused requests.
     Audit(audit::Args),
+    /// Delete what ended longer ago than `[retention]` keeps it.
+    Retention(retention::Args),
     /// Show the job queue.
     Queue(queue::Args),
     /// Leave Absurd: bring its tasks over, prove it, and take it back.
@@ -190,6 +193,7 @@ fn run(app: App, cli: Cli, matches: &clap::ArgMatches) -> anyhow::Result<Exit> {
             Command::Schedule(args) => schedule::run(&app, config, args).await,
             Command::Token(args) => token::run(config, args).await,
             Command::Audit(args) => audit::run(config, args).await,
+            Command::Retention(args) => retention::run(config, args).await,
             Command::Queue(args) => queue::run(config, args).await,
             Command::Absurd(args) => absurd::run(&app, config, args).await,
             Command::Trigger(args) => trigger::run(config, args).await,
