@@ -5,6 +5,8 @@ use crate::support::{Answer, Database, ModelServer, Options, eventually};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+const TOKEN: &str = "0123456789abcdef0123456789abcdef";
+
 /// The model asks for the effect once, and then says that it is done.
 async fn model() -> ModelServer {
     ModelServer::start(|body, _| {
@@ -50,7 +52,7 @@ async fn moved(half_back: bool) {
     let options = Options::new()
         .model("openai/test")
         .env("OPENAI_BASE_URL", &model.url)
-        .env("WAKEFUL_TOKEN", "secret")
+        .env("WAKEFUL_TOKEN", TOKEN)
         .config("[queue]\nconcurrency = 16");
     let files = Files(&options);
     let serve = |roles: &str| options.clone().arg(roles);
@@ -64,7 +66,7 @@ async fn moved(half_back: bool) {
         ("SWITCH", env("switch")),
         ("SPAWNED", env("spawned")),
         ("WAKEFUL", url),
-        ("TOKEN", "secret".to_owned()),
+        ("TOKEN", TOKEN.to_owned()),
         ("RATE", "20".to_owned()),
     ];
     let produced: Vec<(&str, &str)> = produced.iter().map(|(name, value)| (*name, value.as_str())).collect();
