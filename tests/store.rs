@@ -1,5 +1,6 @@
 //! The store on a real Postgres, without a process: the warm copy, the logs, the fence, the locks and the queue.
 
+mod absurd;
 mod at_once;
 mod bundle;
 mod cancelled;

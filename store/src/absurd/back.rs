@@ -1,6 +1,6 @@
 //! Gives up a session that was taken and has not run here, so that Absurd may have its task again.
 
-use super::import::ImportRow;
+use super::known::ImportRow;
 use crate::run::{self, Wakes};
 use crate::{Result, Store};
 use serde::Serialize;

@@ -5,7 +5,7 @@
 //!
 //! | | first commit | second commit |
 //! |---|---|---|
-//! | `take` | Absurd: the run is parked, so no worker can claim it | here: the session, its job, and the row of [`imports`](Import) |
+//! | `take` | Absurd: the run is parked, so no worker can claim it | here: the session, its job, and its row of `absurd_imports` |
 //! | `back` | here: the job is gone, the session is terminated, the row is `returning` | Absurd: the run is as it was; then the row is `returned` |
 //!
 //! After a crash, the same command goes on where it stopped: parked tasks without a session are imported, `returning` ones
@@ -18,14 +18,17 @@
 mod back;
 mod figures;
 mod import;
+mod known;
 mod look;
 mod park;
 mod source;
 mod verify;
+mod writing;
 
 pub use back::{GivenBack, Held};
 pub use figures::Gained;
-pub use import::{Import, ImportRow, Imported, Outcome};
+pub use import::{Import, Imported, Outcome};
+pub use known::ImportRow;
 pub use look::Looked;
 pub use park::{Parked, Unparked};
 pub use source::{Count, Found, May, Queue, Source, Wanted, batches};

@@ -82,12 +82,10 @@ impl Source {
     /// # Errors
     /// [`crate::Error::Database`].
     pub async fn unpark(&mut self, queue: &str, task_id: &str) -> Result<Unparked> {
-        sqlx::query("rollback").execute(&mut self.connection).await?;
-        sqlx::query("begin").execute(&mut self.connection).await?;
-        let unparked = self.unpark_in(queue, task_id).await;
-        let end = if unparked.is_ok() { "commit" } else { "rollback" };
-        sqlx::query(AssertSqlSafe(end.to_owned())).execute(&mut self.connection).await?;
-        unparked
+        self.begin_as("begin").await?;
+        let unparked = self.unpark_in(queue, task_id).await?;
+        self.end().await?;
+        Ok(unparked)
     }
 
     async fn unpark_in(&mut self, queue: &str, task_id: &str) -> Result<Unparked> {

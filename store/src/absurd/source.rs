@@ -25,6 +25,8 @@ pub struct Source {
     version: String,
     has_status: bool,
     has_key: bool,
+    /// A transaction is open. After an error it is rolled back before the next one.
+    pub(super) is_open: bool,
 }
 
 /// Whether a connection may write.
@@ -127,8 +129,14 @@ impl Source {
             Some("durable") => "durable",
             _ => return Err(Error::NotFound { what: "schema", id: "absurd".to_owned() }),
         };
-        let mut source =
-            Source { connection, schema, version: String::new(), has_status: true, has_key: true };
+        let mut source = Source {
+            connection,
+            schema,
+            version: String::new(),
+            has_status: true,
+            has_key: true,
+            is_open: false,
+        };
         source.version = source.find_version().await?;
         Ok(source)
     }
@@ -285,15 +293,24 @@ impl Source {
 
     /// Begins a snapshot, in which a task is read.
     pub(crate) async fn begin(&mut self) -> Result<()> {
-        // A snapshot that an error left open.
-        sqlx::query("rollback").execute(&mut self.connection).await?;
-        sqlx::query("begin isolation level repeatable read, read only").execute(&mut self.connection).await?;
+        self.begin_as("begin isolation level repeatable read, read only").await
+    }
+
+    pub(super) async fn begin_as(&mut self, begin: &'static str) -> Result<()> {
+        if self.is_open {
+            sqlx::query("rollback").execute(&mut self.connection).await?;
+        }
+        self.is_open = true;
+        sqlx::query(begin).execute(&mut self.connection).await?;
         Ok(())
     }
 
     /// Ends the snapshot.
     pub(crate) async fn end(&mut self) -> Result<()> {
-        sqlx::query("commit").execute(&mut self.connection).await?;
+        if self.is_open {
+            sqlx::query("commit").execute(&mut self.connection).await?;
+        }
+        self.is_open = false;
         Ok(())
     }
 

@@ -1,6 +1,7 @@
 //! Compares an imported session with the checkpoints of its task.
 
-use super::import::{ImportRow, origin_of, read_batch, shape_of};
+use super::import::{origin_of, read_batch, shape_of};
+use super::known::ImportRow;
 use super::source::{Source, batches};
 use crate::{Error, Result, Store};
 use serde::Serialize;
@@ -104,14 +105,11 @@ impl Store {
             }
         }
         let built = builder.finish(&task, &Fate::of(&task));
-        let (mut ours, state) = self.canonical_of(&import.session_id).await?;
-        if sorted.said.is_empty() {
-            ours.retain(|one| !one.place.is_empty());
-        }
+        let (ours, state) = self.canonical_of(&import.session_id).await?;
         let mut differences = compare::messages(&theirs, &ours);
         let ids = |ids: Vec<String>| json!(ids);
         let mut expected: Vec<String> = built.calls.iter().map(|call| call.call_id.clone()).collect();
-        let mut present = self.ledger_ids(&import.session_id, ours.len() as i64).await?;
+        let mut present = self.ledger_ids(&import.session_id).await?;
         expected.sort();
         present.sort();
         differences.extend(compare::value("ledger", &ids(expected), &ids(present)));
@@ -171,7 +169,7 @@ impl Store {
     }
 
     /// Ids of the calls in the ledger that came with the import.
-    async fn ledger_ids(&self, session_id: &str, _messages: i64) -> Result<Vec<String>> {
+    async fn ledger_ids(&self, session_id: &str) -> Result<Vec<String>> {
         Ok(sqlx::query_scalar!(
             "select t.call_id from tool_calls t
             join conversation_records r on r.session_id = t.session_id and r.message_number = t.message_number

@@ -207,7 +207,7 @@ impl Store {
         let rows = sqlx::query!(
             "select step_number, run_id, from_message_number, to_message_number, finish_reason, input_tokens,
                 output_tokens, cached_tokens, cache_write_tokens, cost_micros, executed_local_tool_count, attempt,
-                worker_id, started_at, committed_at
+                worker_id, started_at, committed_at, usage_unknown
             from session_steps
             where session_id = $1 and ($2::bigint is null or step_number < $2)
             order by step_number desc
@@ -227,13 +227,17 @@ impl Store {
                 from_message_number: row.from_message_number,
                 to_message_number: row.to_message_number,
                 finish_reason: row.finish_reason,
-                usage: json!({
-                    "input_tokens": row.input_tokens,
-                    "output_tokens": row.output_tokens,
-                    "cached_tokens": row.cached_tokens,
-                    "cache_write_tokens": row.cache_write_tokens,
-                    "cost_micros": row.cost_micros,
-                }),
+                // A step that came from another system may have none.
+                usage: match row.usage_unknown {
+                    true => Value::Null,
+                    false => json!({
+                        "input_tokens": row.input_tokens,
+                        "output_tokens": row.output_tokens,
+                        "cached_tokens": row.cached_tokens,
+                        "cache_write_tokens": row.cache_write_tokens,
+                        "cost_micros": row.cost_micros,
+                    }),
+                },
                 executed_local_tool_count: row.executed_local_tool_count,
                 attempt: row.attempt,
                 worker_id: row.worker_id,

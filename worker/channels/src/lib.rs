@@ -12,6 +12,7 @@ use wakeful_config::Config;
 use wakeful_engine::channel::Channel;
 use wakeful_engine::ctx::Ctx;
 
+pub mod absurd;
 pub mod chat;
 pub mod cron;
 pub mod email;
@@ -40,7 +41,7 @@ pub fn webhooks(ctx: &Arc<Ctx>) -> Router<Arc<Ctx>> {
 /// An address of the old cache of chats that is none.
 pub fn guarded(ctx: &Arc<Ctx>) -> anyhow::Result<Router<Arc<Ctx>>> {
     let chat = chat::routes(ctx)?;
-    Ok(chat.merge(herald::routes()).merge(cron::routes()).merge(email::routes()))
+    Ok(chat.merge(absurd::routes()).merge(herald::routes()).merge(cron::routes()).merge(email::routes()))
 }
 
 /// Runs the listeners other than HTTP (LMTP) until the process drains.

@@ -3,8 +3,9 @@
 //! Paths below `messages` begin at one message. A declared part replaces what [`super::message`] would read; without any
 //! declared part, the message must be in one of the formats known there.
 
-use super::message::{self, Said, finish_of, usage_of};
+use super::message::{self, Said};
 use super::shape::{Reading, update};
+use super::usage::{finish_of, usage_of};
 use crate::record::{Block, Role, ToolCall, ToolResult, Usage};
 use serde_json::{Value, json};
 use serde_json_path::JsonPath;

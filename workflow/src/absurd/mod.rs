@@ -15,6 +15,7 @@ pub mod names;
 pub mod opening;
 pub mod rows;
 pub mod shape;
+pub mod usage;
 
 use serde::Serialize;
 use serde_json::Value;

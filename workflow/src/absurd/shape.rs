@@ -1,8 +1,8 @@
 //! Shapes: which checkpoints of a task hold messages, and where in them.
 
 use super::declared::Declared;
-use super::message::{finish_of, usage_of};
 use super::names::{self, Name};
+use super::usage::{finish_of, usage_of};
 use super::{Listed, TaskState};
 use crate::record::{FinishReason, Usage};
 use serde_json::Value;

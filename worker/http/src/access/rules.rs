@@ -82,6 +82,7 @@ pub const RULES: &[Rule] = &[
     Rule::act("POST", "/v1/deliveries/{id}/resend", Operate, Spaces, "delivery.resend"),
     Rule::look("/v1/mails", Read, Spaces),
     Rule::act("POST", "/v1/triggers/email/raw", Operate, Installation, "mail.accept"),
+    Rule::act("POST", "/v1/triggers/absurd", Operate, Agents, "absurd.accept"),
     Rule::act("POST", "/v1/triggers/herald", Operate, Agents, "herald.accept"),
     Rule::look("/v1/schedules", Read, Spaces),
     Rule::act("POST", "/v1/schedules", Operate, Spaces, "schedule.create"),

@@ -276,34 +276,34 @@ fn text(desk: &Desk<'_>, report: &Report) -> String {
     let statuses: Vec<String> =
         report.by_status.iter().map(|(status, tasks)| format!("{tasks} {status}")).collect();
     let of = if statuses.is_empty() { String::new() } else { format!(" ({})", statuses.join(", ")) };
-    let mut text = format!(
-        "{}{of}: {}, {}, in {:.1} s\n",
-        output.paint(Tone::Good, &format!("{} imported", count(report.imported, "task"))),
-        count(report.messages, "message"),
-        count(report.steps, "step"),
-        report.seconds
+    let mut text = output.block(
+        &format!(
+            "{} imported{of}: {}, {}, in {:.1} s",
+            count(report.imported, "task"),
+            count(report.messages, "message"),
+            count(report.steps, "step"),
+            report.seconds
+        ),
+        0,
     );
     if report.already > 0 {
         let _ = writeln!(text, "{} here before", count(report.already, "task"));
     }
     if report.open + report.running > 0 {
-        let _ = writeln!(
-            text,
+        let line = format!(
             "{} open in Absurd, {} of them running: `wakeful absurd take NAME` brings them over",
             count(report.open + report.running, "task"),
             report.running
         );
+        text.push_str(&output.block(&line, 0));
     }
     if report.cannot_come.tasks() > 0 {
-        let _ = writeln!(
-            text,
-            "{}",
-            output.paint(Tone::Bad, &format!("{} cannot come:", count(report.cannot_come.tasks(), "task")))
-        );
+        let head = format!("{} cannot come:", count(report.cannot_come.tasks(), "task"));
+        let _ = writeln!(text, "{}", output.paint(Tone::Bad, &head));
         text.push_str(&report.cannot_come.text(output));
     }
     for (queue, gained) in &report.gained {
-        let _ = writeln!(text, "\n{}", output.paint(Tone::Head, &format!("what is gained in queue {queue}")));
+        let _ = writeln!(text, "\n{}", output.paint(Tone::Head, &format!("both in figures, queue {queue}")));
         text.push_str(&output.block(&gains(gained), 2));
     }
     text
@@ -313,7 +313,7 @@ fn gains(gained: &Gained) -> String {
     format!(
         "stored: {} of checkpoints, {} of messages and pointers here\n\
          resume of the longest task ({} steps): {:.1} ms and {} there, {:.1} ms and {} here\n\
-         log (WAL) of one step of that task: {} there, {} here\n",
+         log (WAL) of one step of that task: {} as one JSON, {} as messages and a pointer",
         megabytes(gained.checkpoint_bytes),
         megabytes(gained.record_bytes),
         gained.longest_steps,
@@ -321,7 +321,7 @@ fn gains(gained: &Gained) -> String {
         megabytes(gained.absurd_resume_bytes),
         gained.hydrate_ms,
         megabytes(gained.hydrate_bytes),
-        megabytes(gained.absurd_step_bytes),
-        megabytes(gained.step_bytes)
+        megabytes(gained.absurd_step_wal),
+        megabytes(gained.step_wal)
     )
 }

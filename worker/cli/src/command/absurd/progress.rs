@@ -1,6 +1,6 @@
 //! Progress in tasks, with rate and time left: a bar on a terminal, else a line every five seconds. Printed to stderr.
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressState, ProgressStyle};
 use std::io::IsTerminal as _;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -18,9 +18,13 @@ pub(super) struct Progress {
 impl Progress {
     pub fn new(what: &'static str, total: u64) -> Progress {
         let bar = std::io::stderr().is_terminal().then(|| {
-            let style = ProgressStyle::with_template("{msg} {wide_bar} {pos}/{len} {per_sec} {eta} left");
+            let style = ProgressStyle::with_template("{msg} {wide_bar} {pos}/{len} {rate} {eta} left");
             // If the template were wrong, the default style would show the same facts.
             let style = style.unwrap_or_else(|_| ProgressStyle::default_bar());
+            let rate = |state: &ProgressState, out: &mut dyn std::fmt::Write| {
+                let _ = write!(out, "{:.0}/s", state.per_sec());
+            };
+            let style = style.with_key("rate", rate);
             ProgressBar::new(total).with_style(style).with_message(what)
         });
         Progress { what, total, began: Instant::now(), bar, shown: Mutex::new((0, Instant::now())) }

@@ -221,7 +221,7 @@ fn table(names: &[Name]) -> Table {
             Cell::new(&states.join(", "), Tone::Plain),
         ]);
     }
-    table
+    table.wrapped()
 }
 
 pub(super) fn megabytes(bytes: i64) -> String {

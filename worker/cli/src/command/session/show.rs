@@ -300,7 +300,10 @@ fn steps(steps: &[StepView]) -> Table {
             format!("{}→{}", step.from_message_number, step.to_message_number).into(),
             step.finish_reason.as_str().into(),
             step.executed_local_tool_count.into(),
-            format!("{}+{}", usage("input_tokens"), usage("output_tokens")).into(),
+            match step.usage.is_null() {
+                true => "-".into(),
+                false => format!("{}+{}", usage("input_tokens"), usage("output_tokens")).into(),
+            },
             dollars(usage("cost_micros")).into(),
             span(took).into(),
             step.worker_id.as_str().into(),
