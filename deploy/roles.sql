@@ -42,7 +42,7 @@ declare
     logs constant text[] := array['conversation_records', 'session_events', 'audit_log'];
     -- What goes away when it is done.
     passing constant text[] := array['jobs', 'generations', 'generation_chunks', 'workers', 'webhook_tokens', 'schedules',
-        'schedule_firings'];
+        'schedule_firings', 'pauses'];
     secrets constant text[] := array['api_tokens', 'signing_keys'];
 begin
     for one in

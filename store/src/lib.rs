@@ -62,6 +62,7 @@ pub mod legacy;
 pub mod mail;
 pub mod outbox;
 pub mod outputs;
+pub mod pause;
 mod pool;
 pub mod question;
 pub mod queue;

@@ -14,7 +14,7 @@ pub(crate) const ANSWERS: Duration = Duration::from_secs(2);
 pub(crate) const CONNECT: Duration = Duration::from_secs(5);
 
 /// Settings of every connection.
-const SETTINGS: [(&str, &str); 5] = [
+const SETTINGS: [(&str, &str); 6] = [
     // Our statements take milliseconds. One that hangs must not hold its locks.
     ("statement_timeout", "60s"),
     ("idle_in_transaction_session_timeout", "60s"),
@@ -25,6 +25,8 @@ const SETTINGS: [(&str, &str); 5] = [
     // A bitmap has no order. A claim that expects few ready jobs would collect all of them, and sort them to take one.
     ("enable_bitmapscan", "off"),
     ("jit", "off"),
+    // The statements' fences rely on it: a row that was waited for is read again. A role or a database may have another default.
+    ("default_transaction_isolation", "read committed"),
 ];
 
 /// The database, as every connection of the process is opened. Clones share [`Breaks`].

@@ -15,6 +15,7 @@ mod fork;
 pub mod front;
 pub mod guard;
 mod health;
+mod pauses;
 pub mod problem;
 pub mod sessions;
 mod steer;
@@ -66,6 +67,8 @@ pub fn router(ctx: Arc<Ctx>, guarded: Router<Arc<Ctx>>, webhooks: Router<Arc<Ctx
         .route("/conversations/{id}/new", post(conversations::restart))
         .route("/tokens", get(tokens::list).post(tokens::create))
         .route("/tokens/{id}", delete(tokens::revoke))
+        .route("/pauses", get(pauses::list).post(pauses::begin))
+        .route("/pauses/end", post(pauses::end))
         .route("/audit", get(audit::list))
         .route("/user-tokens", post(tokens::of_user))
         .merge(guarded)

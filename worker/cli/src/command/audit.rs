@@ -34,7 +34,9 @@ pub(super) enum Verb {
 
 /// The commands that write, as the audit calls them. `replay` is not among them, because it runs an agent: no
 /// person acts. `migrate` changes the schema, not the data.
-const WRITES: [&str; 24] = [
+const WRITES: [&str; 26] = [
+    "pause.begin",
+    "pause.end",
     "session.send",
     "session.new",
     "session.retry",

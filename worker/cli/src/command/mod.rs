@@ -9,6 +9,7 @@ mod doctor;
 mod erase;
 mod migrate;
 mod output;
+mod pause;
 mod person;
 mod printable;
 mod queue;
@@ -109,6 +110,8 @@ enum Command {
     Audit(audit::Args),
     /// Show the job queue.
     Queue(queue::Args),
+    /// Pause an agent, a tool, a provider, a conversation, a schedule, a space, a type of trigger, or the whole queue.
+    Pause(pause::Args),
 }
 
 // The arguments of a noun whose only option is `-o`. Not a doc comment, because clap could show it in the help.
@@ -188,6 +191,7 @@ fn run(app: App, cli: Cli, matches: &clap::ArgMatches) -> anyhow::Result<Exit> {
             Command::Token(args) => token::run(config, args).await,
             Command::Audit(args) => audit::run(config, args).await,
             Command::Queue(args) => queue::run(config, args).await,
+            Command::Pause(args) => pause::run(config, args).await,
             Command::Trigger(args) => trigger::run(config, args).await,
         }
     };

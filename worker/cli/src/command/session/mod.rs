@@ -2,11 +2,13 @@
 
 mod context;
 mod diff;
+mod effects;
 mod export;
 mod fork;
 mod import;
 mod job;
 mod new;
+mod prefix;
 mod progress;
 mod recover;
 mod resolve;
@@ -37,7 +39,7 @@ pub(super) enum Verb {
     /// List sessions, newest first.
     List {
         /// Only sessions with this status: created, queued, running, waiting_input, needs_attention,
-        /// completed, failed, archived, terminated.
+        /// completed, failed, cancelled, archived, terminated.
         #[arg(long, value_name = "STATUS")]
         status: Option<String>,
         /// Only sessions of this conversation.
@@ -173,6 +175,8 @@ pub(super) async fn run(app: &App, config: Config, args: Args) -> anyhow::Result
     }
     let store = super::open_store(&config, "wakeful session").await?;
     let output = Output::new(&args.output);
+    let mut args = args;
+    prefix::complete(&store, &mut args.verb).await?;
     let ran = match args.verb {
         Verb::List { status, conversation, trigger, all, limit } => {
             let filter = SessionFilter {
@@ -234,12 +238,12 @@ async fn list(store: &Store, output: &Output, filter: SessionFilter) -> anyhow::
 
 pub(super) fn list_table(sessions: &[SessionSummary]) -> Table {
     let mut table = Table::new(&[
-        Column::fixed("SESSION"),
+        Column::id("SESSION"),
         Column::fixed("STATUS"),
         Column::number("TURNS").extra(),
         Column::number("AGE"),
-        Column::flexible("CONVERSATION"),
-        Column::flexible("NOTE").extra(),
+        Column::flexible("CONVERSATION").extra(),
+        Column::flexible("NOTE"),
     ]);
     for session in sessions {
         let held = session.job.as_ref().and_then(job::note);
