@@ -173,7 +173,6 @@ impl Store {
                 .execute(&mut *tx)
                 .await?;
             }
-            #[expect(clippy::cast_possible_truncation, reason = "it is between 0 and WAVE")]
             let wave = match pause.rate {
                 Some(rate) => (rate * pause.untended_s).floor().clamp(0.0, WAVE as f64) as i64,
                 None => WAVE,
