@@ -73,7 +73,7 @@ declare
     logs constant text[] := array['conversation_records', 'session_events', 'audit_log'];
     -- What goes away when it is done.
     passing constant text[] := array['jobs', 'generations', 'generation_chunks', 'workers', 'webhook_tokens', 'schedules',
-        'schedule_firings', 'search_due', 'queue_samples'];
+        'schedule_firings', 'search_due', 'queue_samples', 'pauses'];
     secrets constant text[] := array['api_tokens', 'signing_keys'];
 begin
     for one in

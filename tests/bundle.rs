@@ -147,8 +147,9 @@ async fn an_export_that_fails_on_its_way_never_looks_whole() {
     assert!(response.bytes().await.is_err(), "the body breaks off");
     world.process.wait_for_log("An export broke off").await;
     let file = world.options.path("broken.jsonl");
-    let mut cli = world.cli(&["session", "export", &id, "--file", file.to_str().unwrap()]);
-    cli.env.insert("WAKEFUL_URL".into(), world.process.url());
+    let server = world.process.url();
+    let mut cli =
+        world.cli(&["session", "export", &id, "--file", file.to_str().unwrap(), "--server", &server]);
     cli.env.insert("WAKEFUL_INTERNAL_TOKEN".into(), "new-token-for-exports".into());
     let (code, process) = world.run(cli).await;
     assert_eq!(code, Some(1), "{}", process.log());

@@ -50,6 +50,7 @@ mod legacy_chat;
 mod messenger;
 mod obey;
 mod outage;
+mod pauses;
 mod peers;
 mod poison;
 mod prefix;

@@ -81,3 +81,25 @@ async fn a_step_that_the_database_fails_for_too_long_rests_until_an_operator_ret
     assert_eq!(status.as_u16(), 202);
     client.wait_for(&id, "completed").await;
 }
+
+#[tokio::test]
+async fn a_database_whose_default_isolation_is_serializable_works() {
+    let database = Database::new().await;
+    let stricter =
+        format!("alter database \"{}\" set default_transaction_isolation = 'serializable'", database.name);
+    sqlx::raw_sql(AssertSqlSafe(stricter)).execute(&database.pool).await.unwrap();
+    let model = ModelServer::turns(vec![Answer::text("Hello.")]).await;
+    let options = Options::new().model("openai/test").env("OPENAI_BASE_URL", &model.url);
+    let process = options.serve(&database).await;
+    let client = process.client();
+    let chats = (0..12).map(|number| {
+        let client = client.clone();
+        async move {
+            let id =
+                client.chat(&format!("c{number}"), "Hi.").await["session_id"].as_str().unwrap().to_owned();
+            client.wait_for(&id, "completed").await;
+        }
+    });
+    futures::future::join_all(chats).await;
+    assert!(!process.log().contains("could not serialize"), "{}", process.log());
+}

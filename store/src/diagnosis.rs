@@ -94,6 +94,12 @@ pub struct ServerFacts {
 pub struct Troubles {
     /// Sessions by status.
     pub sessions: Vec<(String, i64)>,
+    /// Sessions that failed within the time asked about, and the newest of them; replays and imports are left out.
+    pub failed_since: i64,
+    pub failed_session: Option<String>,
+    /// Sessions that wait for an operator, and the newest of them; replays and imports are left out.
+    pub in_need: i64,
+    pub in_need_session: Option<String>,
     /// Calls with an uncertain outcome that no person has decided, and one session that has such a call.
     pub uncertain_calls: i64,
     pub uncertain_call_session: Option<String>,
@@ -197,11 +203,11 @@ impl Store {
     }
 
     /// Counts what needs a person, among the newest sessions only, so that the cost does not grow with the tables. A
-    /// delivery counts as late only after `patience`.
+    /// delivery counts as late only after `patience`, and a failed session for the time `since`.
     ///
     /// # Errors
     /// [`Error::Database`].
-    pub async fn troubles(&self, patience: Duration) -> Result<Troubles> {
+    pub async fn troubles(&self, patience: Duration, since: Duration) -> Result<Troubles> {
         let sessions = sqlx::query!(
             r#"
             select status, count(*) as "count!"
@@ -214,6 +220,27 @@ impl Store {
             NEWEST_SESSIONS
         )
         .fetch_all(&self.pool)
+        .await?;
+        let ended = sqlx::query!(
+            r#"
+            with newest as (
+                select session_id, status, completed_at, trigger_type from conversation_sessions
+                order by session_id desc
+                limit $1
+            )
+            select count(*) filter (where failed) as "failed!", max(session_id) filter (where failed) as failed_session,
+                count(*) filter (where needs) as "needs!", max(session_id) filter (where needs) as needy_session
+            from (
+                select session_id, status = 'needs_attention' as needs,
+                    status = 'failed' and completed_at > clock_timestamp() - make_interval(secs => $2) as failed
+                from newest
+                where trigger_type not in ('replay', 'import')
+            ) judged
+            "#,
+            NEWEST_SESSIONS,
+            since.as_secs_f64()
+        )
+        .fetch_one(&self.pool)
         .await?;
         let effects = sqlx::query!(
             r#"
@@ -257,6 +284,10 @@ impl Store {
         .await?;
         Ok(Troubles {
             sessions: sessions.into_iter().map(|row| (row.status, row.count)).collect(),
+            failed_since: ended.failed,
+            failed_session: ended.failed_session,
+            in_need: ended.needs,
+            in_need_session: ended.needy_session,
             uncertain_calls: effects.calls,
             uncertain_call_session: effects.call_session,
             uncertain_call_id: effects.call_id,

@@ -389,7 +389,9 @@ pub(crate) async fn wait_no_longer(tx: &mut sqlx::PgConnection, session_id: &str
         "update jobs
         set run_at = case when lease is null then clock_timestamp() else run_at end,
             waits_for = case when lease is null then null else waits_for end,
-            waits_since = case when lease is null then null else waits_since end
+            waits_since = case when lease is null then null else waits_since end,
+            held_by = case when lease is null then null else held_by end,
+            held_since = case when lease is null then null else held_since end
         where session_id = $1 and kind = 'step'",
         session_id
     )

@@ -72,6 +72,7 @@ pub mod mail;
 pub mod outbox;
 pub mod outputs;
 pub mod overview;
+pub mod pause;
 mod pool;
 pub mod question;
 pub mod queue;

@@ -74,6 +74,8 @@ pub struct DeliveryFilter {
     pub statuses: Option<Vec<String>>,
     /// Only deliveries that were not sent, or that did not reach every recipient.
     pub unsettled: bool,
+    /// Leave out what came in a bundle and what belongs to a replay.
+    pub only_live: bool,
     /// The last delivery id of the page before.
     pub before: Option<String>,
     pub limit: i64,
@@ -127,6 +129,9 @@ impl Store {
                 and ($6::text[] is null or d.status = any ($6))
                 and (not $7 or d.status <> 'sent' or d.undelivered <> '[]')
                 and ($8::text is null or d.delivery_id < $8)
+                and (not $10 or not d.imported and not exists (
+                    select from conversation_sessions s
+                    where s.session_id = d.session_id and s.trigger_type in ('replay', 'import')))
             order by d.delivery_id desc
             limit $9
             "#,
@@ -138,7 +143,8 @@ impl Store {
             filter.statuses.as_deref(),
             filter.unsettled,
             filter.before,
-            filter.limit
+            filter.limit,
+            filter.only_live
         )
         .fetch_all(&self.pool)
         .await?)

@@ -188,7 +188,8 @@ impl Store {
                 case when j.job_id is not null then json_build_object(
                     'step_number', j.step_number, 'attempt', j.attempt, 'stuck', j.stuck, 'worker_id', j.worker_id,
                     'leased', j.lease is not null, 'run_at', j.run_at, 'last_error', j.last_error,
-                    'fault_since', j.fault_since, 'faults', j.faults,
+                    'fault_since', j.fault_since, 'faults', j.faults, 'held_by', j.held_by,
+                    'held_for', (select p.reason from pauses p where p.pause_id = j.held_by),
                     'outage_since', j.outage_since, 'outage_faults', j.outage_faults, 'waits_for', g.provider,
                     'provider_down_since', g.since, 'next_probe_at', g.probe_at) end as job
             from conversation_sessions s

@@ -84,6 +84,8 @@ pub struct JobView {
     pub waits_for: Option<String>,
     pub provider_down_s: Option<f64>,
     pub next_probe_in_s: Option<f64>,
+    /// The pause that holds the job: `kind`, `name`, `reason`, `by`, `since`, `until`, `resuming`.
+    pub held: Option<Value>,
 }
 
 /// An unsettled call for display.
@@ -153,7 +155,12 @@ impl Store {
                 extract(epoch from clock_timestamp() - j.fault_since)::float8 as fault_s, j.faults,
                 g.provider as "waits_for?",
                 extract(epoch from clock_timestamp() - g.since)::float8 as provider_down_s,
-                extract(epoch from g.probe_at - clock_timestamp())::float8 as next_probe_in_s
+                extract(epoch from g.probe_at - clock_timestamp())::float8 as next_probe_in_s,
+                (
+                    select json_build_object('kind', p.kind, 'name', p.name, 'reason', p.reason, 'by', p.paused_by,
+                        'since', p.since, 'until', p.ends_at, 'resuming', p.resuming_since is not null)
+                    from pauses p where p.pause_id = j.held_by
+                ) as held
             from conversation_sessions s
             join jobs j on j.conversation_id = s.conversation_id
                 and (j.session_id = s.session_id or j.kind = 'deliver')

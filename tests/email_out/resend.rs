@@ -217,6 +217,19 @@ async fn what_came_in_a_bundle_is_never_sent() {
     let copy = imported["session_id"].as_str().unwrap();
     let listed = post.json(&["delivery", "list", "--session", copy, "-o", "json"]);
     assert_eq!(listed[0]["status"], "failed");
+    let ids = |listed: Value| {
+        listed.as_array().unwrap().iter().map(|one| one["session_id"].clone()).collect::<Vec<_>>()
+    };
+    assert_eq!(
+        ids(post.json(&["delivery", "list", "-o", "json"])),
+        [json!(session)],
+        "no copy is in the list …"
+    );
+    assert_eq!(
+        ids(post.json(&["delivery", "list", "--all", "-o", "json"])),
+        [json!(copy), json!(session)],
+        "… by itself"
+    );
     let (code, said) = post.refused(&["delivery", "resend", listed[0]["delivery_id"].as_str().unwrap()]);
     assert!(code == 4 && said.contains("was imported"), "{said}");
     let why = post.cli(&["session", "why", copy]);

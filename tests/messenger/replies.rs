@@ -300,3 +300,19 @@ async fn the_bots_token_is_in_no_log_and_in_no_reason() {
     }
     assert!(process.terminate().success());
 }
+
+#[tokio::test]
+async fn a_group_that_became_a_supergroup_gets_its_reply_under_its_new_id() {
+    let desk = Desk::new().await;
+    let moved = r#"{"ok":false,"error_code":400,"description":"Bad Request: group chat was upgraded to a supergroup chat",
+        "parameters":{"migrate_to_chat_id":-1001}}"#;
+    desk.messengers.says(Says::new(400, moved));
+    let process = desk.serve().await;
+    Post::new(Medium::Telegram, 1, 1, "Hello").send(&process.client()).await;
+    desk.messengers.has(1).await;
+    desk.is_done().await;
+    let sent = desk.messengers.sent();
+    assert_eq!((sent.len(), sent[0].place.as_str(), sent[0].text.as_str()), (1, "-1001", "Re: Hello"));
+    assert_eq!(desk.outbox().await[0].0, "sent");
+    assert!(process.terminate().success());
+}

@@ -52,6 +52,7 @@ pub mod id;
 pub mod inbox;
 pub mod internal;
 pub mod mail;
+pub mod pause;
 pub mod plan;
 pub mod policy;
 pub mod prefix;

@@ -14,7 +14,7 @@ pub(crate) const ANSWERS: Duration = Duration::from_secs(2);
 pub(crate) const CONNECT: Duration = Duration::from_secs(5);
 
 /// Settings of every connection.
-const SETTINGS: [(&str, &str); 6] = [
+const SETTINGS: [(&str, &str); 7] = [
     // Our statements take milliseconds. One that hangs must not hold its locks.
     ("statement_timeout", "60s"),
     ("idle_in_transaction_session_timeout", "60s"),
@@ -27,6 +27,8 @@ const SETTINGS: [(&str, &str); 6] = [
     ("jit", "off"),
     // Connections with a task of their own work for all spaces. Those of the pool say what they see when they are lent.
     (space::SETTING, space::ALL),
+    // The statements' fences rely on it: a row that was waited for is read again. A role or a database may have another default.
+    ("default_transaction_isolation", "read committed"),
 ];
 
 /// The database, as every connection of the process is opened. Clones share [`Breaks`].

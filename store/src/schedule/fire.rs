@@ -54,6 +54,9 @@ impl Store {
             "select space_id, name
             from schedules
             where paused_at is null and next_at <= $1 and agent = any($2)
+                and not exists (select from pauses p
+                    where p.pause_id = 'schedule:' || schedules.space_id || '/' || schedules.name
+                        and p.resuming_since is null and (p.ends_at is null or p.ends_at > $1))
             order by next_at
             limit 1
             for update skip locked",

@@ -17,6 +17,9 @@ use serde::Serialize;
 use sqlx::PgConnection;
 use wakeful_workflow::schedule::{Missed, Overlap, Timing};
 
+/// A schedule whose tick was not fired for this many seconds is late.
+pub const LATE_S: f64 = 120.0;
+
 /// The notification channel that tells schedulers that a schedule changed.
 pub(crate) const CHANNEL: &str = "wakeful_schedules";
 
@@ -240,12 +243,15 @@ impl Store {
                 greatest(extract(epoch from last_tick - clock_timestamp()), 0)::float8 as "ahead_s!"
             from schedules
             where paused_at is null
+                and not exists (select from pauses p
+                    where p.pause_id = 'schedule:' || schedules.space_id || '/' || schedules.name)
                 and (
-                    next_at < clock_timestamp() - interval '2 minutes'
-                    or last_tick > clock_timestamp() + interval '2 minutes'
+                    next_at < clock_timestamp() - make_interval(secs => $1)
+                    or last_tick > clock_timestamp() + make_interval(secs => $1)
                 )
             order by next_at
-            limit 100"#
+            limit 100"#,
+            LATE_S
         )
         .fetch_all(&self.pool)
         .await?)

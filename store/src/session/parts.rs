@@ -85,6 +85,24 @@ pub struct DeliveryView {
 }
 
 impl Store {
+    /// Returns ids of sessions that begin with `prefix`, which ends with a hexadecimal digit; at most `limit`.
+    ///
+    /// # Errors
+    /// [`Error::Database`].
+    pub async fn sessions_that_begin(&self, prefix: &str, limit: i64) -> Result<Vec<String>> {
+        // `g` comes after every digit of an id, so this is a range of the primary key.
+        Ok(sqlx::query_scalar!(
+            "select session_id from conversation_sessions
+            where session_id >= $1 and session_id < $1 || 'g'
+            order by session_id
+            limit $2",
+            prefix,
+            limit
+        )
+        .fetch_all(&self.pool)
+        .await?)
+    }
+
     /// The session's newest `limit` runs, oldest first.
     ///
     /// # Errors

@@ -17,6 +17,7 @@ use wakeful_engine::identity::Identity;
 use wakeful_engine::ingest::Intake;
 use wakeful_engine::model::renderings::Renderings;
 use wakeful_engine::model::{Model, Models};
+use wakeful_engine::pauses::Pauses;
 use wakeful_engine::perform::Chunks;
 use wakeful_engine::replay::Recordings;
 use wakeful_engine::tool::Tool;
@@ -180,6 +181,7 @@ impl App {
             intake: Intake::new(&store, config.server.ingest_concurrency, intake_wait),
             cancels: Cancels::default(),
             gates: Gates::new(config.gate, config.queue.lease),
+            pauses: Pauses::default(),
             chunks: Chunks::default(),
             watchdog: Watchdog::default(),
             recordings: Recordings::default(),

@@ -7,6 +7,7 @@ use crate::identity::Identity;
 use crate::ingest::Intake;
 use crate::model::Models;
 use crate::model::renderings::Renderings;
+use crate::pauses::Pauses;
 use crate::perform::Chunks;
 use crate::replay::Recordings;
 use crate::tool::registry::Registry;
@@ -39,6 +40,8 @@ pub struct Ctx {
     /// Limits how many messages come in at once.
     pub intake: Intake,
     pub watchdog: Watchdog,
+    /// What operators have paused.
+    pub pauses: Pauses,
     /// This process's view of the providers' gates.
     pub gates: Gates,
     /// Source recordings of the replays that run in this process.

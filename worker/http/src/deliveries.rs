@@ -27,6 +27,9 @@ pub(super) struct ListQuery {
     session_id: Option<String>,
     conversation_id: Option<String>,
     channel: Option<String>,
+    /// Also those of replays and imports.
+    #[serde(default)]
+    all: bool,
     cursor: Option<String>,
     limit: Option<i64>,
 }
@@ -44,6 +47,7 @@ pub(super) async fn list(
     let limit = limit(query.limit);
     let filter = DeliveryFilter {
         space_id: Some(caller.space().to_owned()),
+        only_live: !query.all && query.session_id.is_none() && query.conversation_id.is_none(),
         session_id: query.session_id,
         conversation_id: query.conversation_id.map(|id| caller.conversation(&id)).transpose()?,
         channel: query.channel,

@@ -18,6 +18,7 @@ pub mod front;
 pub mod guard;
 mod health;
 mod overview;
+mod pauses;
 pub mod problem;
 mod scope;
 pub mod search;
@@ -73,6 +74,8 @@ pub fn router(ctx: Arc<Ctx>, guarded: Router<Arc<Ctx>>, webhooks: Router<Arc<Ctx
         .route("/conversations/{id}/new", post(conversations::restart))
         .route("/tokens", get(tokens::list).post(tokens::create))
         .route("/tokens/{id}", delete(tokens::revoke))
+        .route("/pauses", get(pauses::list).post(pauses::begin))
+        .route("/pauses/end", post(pauses::end))
         .route("/audit", get(audit::list))
         .route("/search", get(sessions::behind))
         .route("/batches", get(batches::list).post(batches::create))

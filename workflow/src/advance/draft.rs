@@ -116,7 +116,9 @@ impl<'a> Draft<'a> {
         self.transition.generation_over = true;
         let opened: Vec<OpenedCall> =
             self.last_record().tool_calls().map(|call| OpenedCall::new(call, &generated.effects)).collect();
-        if opened.is_empty() && is_empty && self.may_ask_again() {
+        // A provider that withholds its answer withholds it again.
+        let withheld = finish_reason == FinishReason::ContentFilter;
+        if opened.is_empty() && is_empty && !withheld && self.may_ask_again() {
             let content = vec![Block::Text { text: ASK_AGAIN.to_owned() }];
             self.push(Role::User, content, Details { asks_again: true, ..Details::default() });
             self.complete_step(usage, finish_reason, 0);

@@ -18,6 +18,10 @@ fn routed() -> Session {
 }
 
 fn says(session: &Session, text: &str) -> Transition {
+    ends(session, text, FinishReason::Stop)
+}
+
+fn ends(session: &Session, text: &str, finish_reason: FinishReason) -> Transition {
     let generated = Generated {
         generation_id: "gen_1".into(),
         attempt: 1,
@@ -31,7 +35,7 @@ fn says(session: &Session, text: &str) -> Transition {
         rebase: None,
         reply: Reply {
             content: vec![Block::Text { text: text.into() }],
-            finish_reason: FinishReason::Stop,
+            finish_reason,
             usage: example::USAGE,
         },
         effects: Default::default(),
@@ -48,6 +52,14 @@ fn a_reply_leaves_by_its_route_in_parts_with_the_commit_that_says_it() {
     assert!(out.iter().all(|one| one.channel == "slack" && one.content["to"] == json!({"channel": "C1"})));
     // A close that turns into a continuation still sends the reply.
     assert_eq!(says(&routed(), "Hello").continuing().deliveries.len(), 1);
+}
+
+#[test]
+fn an_answer_that_the_provider_withheld_is_not_asked_for_again() {
+    let withheld = ends(&routed(), "", FinishReason::ContentFilter);
+    assert_eq!(withheld.status().map(|status| status.as_str()), Some("completed"));
+    assert!(withheld.deliveries.is_empty());
+    assert_eq!(ends(&routed(), "", FinishReason::Stop).status(), None, "any other empty answer is, once");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 //!
 //! `wakeful trigger` and the samples of `wakeful dev` use it. Both go through the public HTTP interface.
 
+pub mod address;
 mod request;
 
 pub use request::{Request, Trigger, Via};
@@ -51,7 +52,7 @@ pub struct Taken {
 pub struct Rested {
     pub session_id: String,
     pub status: String,
-    /// The last text of the run that a user sees, or the question that it asks.
+    /// The last text after the newest message that a user sees, or the question that it asks.
     pub reply: String,
     pub error: Option<String>,
     /// Reasons why the session's replies are not sent, such as mails that look like a loop.
@@ -191,11 +192,15 @@ fn collect(body: &Value, found: &mut Vec<String>) {
 }
 
 fn rested(session_id: &str, status: &str, session: &Value) -> Rested {
-    let said = session["messages"].as_array().into_iter().flatten().rev().find(|message| {
-        message["role"] == "assistant"
-            && message["internal"] != true
-            && message["text"].as_str().is_some_and(|text| !text.is_empty())
-    });
+    // What was said before the newest message from outside is no reply to it.
+    let after = session["messages"].as_array().into_iter().flatten().rev();
+    let said = after.take_while(|message| message["role"] != "user" || message["internal"] == true).find(
+        |message| {
+            message["role"] == "assistant"
+                && message["internal"] != true
+                && message["text"].as_str().is_some_and(|text| !text.is_empty())
+        },
+    );
     let reply = session["question"].as_str().or_else(|| said.and_then(|message| message["text"].as_str()));
     Rested {
         session_id: session_id.to_owned(),
@@ -245,6 +250,10 @@ mod tests {
             {"role": "assistant", "text": "thinking", "internal": true},
         ]});
         assert_eq!(rested("s", "completed", &session).reply, "Hello.");
+        let unanswered = json!({"messages": [
+            {"role": "user", "text": "One."}, {"role": "assistant", "text": "An old reply."},
+            {"role": "user", "text": "Two."}], "error": "it failed"});
+        assert_eq!(rested("s", "failed", &unanswered).reply, "", "an old reply answers nothing");
         let asks = json!({"question": "Which?", "messages": session["messages"]});
         assert_eq!(rested("s", "waiting_input", &asks).reply, "Which?");
         assert!(rested("s", "completed", &asks).silenced.is_empty());

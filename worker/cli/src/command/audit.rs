@@ -48,6 +48,8 @@ const WRITES: &[&str] = &[
     "absurd.import",
     "absurd.take",
     "absurd.back",
+    "pause.begin",
+    "pause.end",
     "session.send",
     "session.new",
     "session.retry",

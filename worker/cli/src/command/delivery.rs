@@ -32,6 +32,9 @@ pub(super) enum Verb {
         /// Only deliveries of this channel: email, slack, telegram, webhook, …
         #[arg(long, value_name = "NAME")]
         channel: Option<String>,
+        /// Also list those of replays and imports. By default they are left out, unless --session or --conversation is given.
+        #[arg(long)]
+        all: bool,
         /// Show at most this many.
         #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(i64).range(1..=10_000))]
         limit: i64,
@@ -59,9 +62,10 @@ pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
     let store = super::open_store(&config, "wakeful delivery").await?;
     let output = Output::new(&args.output);
     let ran = match args.verb {
-        Verb::List { status, session, conversation, channel, limit } => {
+        Verb::List { status, session, conversation, channel, all, limit } => {
             let statuses = status.as_deref().map(statuses).transpose().map_err(Usage);
             let filter = DeliveryFilter {
+                only_live: !all && session.is_none() && conversation.is_none(),
                 session_id: session,
                 conversation_id: conversation.map(|id| format!("{DEFAULT_SPACE}/{id}")),
                 channel,

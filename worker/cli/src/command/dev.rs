@@ -123,6 +123,7 @@ async fn start(app: App, mut config: Config, args: Args, home: Home) -> anyhow::
         color: Style::of(&std::io::stderr()).color,
         open: Arc::new(AtomicBool::new(false)),
     };
+    home.listens(&lock, listen)?;
     let telemetry = telemetry::init_dev(&log_settings(), home.open_log()?, screen.clone());
 
     let (cluster, url) = database(&home, given.as_deref()).await?;

@@ -15,6 +15,7 @@ mod mail;
 mod manual;
 mod migrate;
 mod output;
+mod pause;
 mod person;
 mod printable;
 mod queue;
@@ -137,6 +138,8 @@ enum Command {
     Completions(manual::CompletionsArgs),
     /// Write a manual page for each command into a directory.
     Man(manual::ManArgs),
+    /// Pause an agent, a tool, a provider, a conversation, a schedule, a space, a type of trigger, or the whole queue.
+    Pause(pause::Args),
 }
 
 // The arguments of a noun whose only option is `-o`. Not a doc comment, because clap could show it in the help.
@@ -220,6 +223,7 @@ fn run(app: App, cli: Cli, matches: &clap::ArgMatches) -> anyhow::Result<Exit> {
             Command::Errors(args) => errors::run(config, args).await,
             Command::Queue(args) => queue::run(config, args).await,
             Command::Absurd(args) => absurd::run(&app, config, args).await,
+            Command::Pause(args) => pause::run(config, args).await,
             Command::Trigger(args) => trigger::run(config, args).await,
             Command::Worker(args) => worker::run(config, args).await,
             Command::Mail(args) => mail::run(config, args).await,

@@ -196,22 +196,29 @@ pub(super) struct Column {
     flexible: bool,
     /// Left out on a narrow terminal.
     extra: bool,
+    /// Cut to [`SHORT_ID`] characters on a narrow terminal.
+    id: bool,
 }
 
 impl Column {
     /// A column as wide as its content, for ids and words that users copy.
     pub const fn fixed(head: &'static str) -> Column {
-        Column { head, right: false, flexible: false, extra: false }
+        Column { head, right: false, flexible: false, extra: false, id: false }
+    }
+
+    /// A column of ids. A narrow terminal shows their beginnings, which commands accept too.
+    pub const fn id(head: &'static str) -> Column {
+        Column { id: true, ..Column::fixed(head) }
     }
 
     /// A right-aligned column as wide as its content.
     pub const fn number(head: &'static str) -> Column {
-        Column { head, right: true, flexible: false, extra: false }
+        Column { head, right: true, flexible: false, extra: false, id: false }
     }
 
     /// A column that is cut to the width left over.
     pub const fn flexible(head: &'static str) -> Column {
-        Column { head, right: false, flexible: true, extra: false }
+        Column { head, right: false, flexible: true, extra: false, id: false }
     }
 
     /// Not shown on a terminal of fewer than [`NARROW`] columns.
@@ -219,6 +226,9 @@ impl Column {
         Column { extra: true, ..self }
     }
 }
+
+/// As much of an id as tells it from the others: the time in it, and some of what is random.
+const SHORT_ID: usize = 20;
 
 /// A terminal with fewer columns shows no extra columns.
 const NARROW: u16 = 100;
@@ -283,7 +293,11 @@ impl Table {
         for row in &self.rows {
             let mut cells = Row::new();
             for (cell, column) in row.iter().zip(&self.columns).filter(|(_, column)| shown(column)) {
-                let styled = comfy_table::Cell::new(&cell.text);
+                let end = match column.id && narrow {
+                    true => cell.text.char_indices().nth(SHORT_ID).map_or(cell.text.len(), |(at, _)| at),
+                    false => cell.text.len(),
+                };
+                let styled = comfy_table::Cell::new(&cell.text[..end]);
                 let styled = match cell.tone {
                     Tone::Plain => styled,
                     Tone::Head => styled.add_attribute(Attribute::Bold),

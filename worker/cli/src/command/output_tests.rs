@@ -87,3 +87,17 @@ fn spans_and_money_are_short() {
     assert_eq!(spans, ["250ms", "59s", "119s", "2m", "2h", "2d"]);
     assert_eq!([dollars(0), dollars(1_234_567), dollars(99)], ["$0.0000", "$1.2345", "$0.0000"]);
 }
+
+#[test]
+fn a_narrow_terminal_shows_the_beginning_of_an_id_and_the_whole_reason() {
+    let mut table = Table::new(&[Column::id("SESSION"), Column::fixed("STATUS"), Column::flexible("NOTE")]);
+    let id = "sess_01a2077b201b730e9161907942930c33";
+    table.row([id.into(), "failed".into(), "the model's provider refused the credentials".into()]);
+    let narrow = table.aligned(Some(80), false, 0);
+    assert!(
+        narrow.contains("sess_01a2077b201b730  ") && narrow.contains("refused the credentials"),
+        "{narrow}"
+    );
+    assert!(table.aligned(Some(120), false, 0).contains(id));
+    assert!(table.lines().contains(id), "a pipe gets everything");
+}

@@ -23,16 +23,26 @@ pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
     let Verb::Status = args.verb;
     let (depth, workers) = (store.queue_depth().await?, store.workers().await?);
     let gates = store.closed_gates().await?;
+    let pauses = store.pauses().await?;
     store.close().await;
     let silent_after_s = silent_after_s(&config);
-    let printed = output.one(&json!({"queues": depth, "workers": workers, "gates": gates}), || {
-        if output.for_people() {
-            failing(&output, &gates) + &pretty(&output, &depth, &workers, silent_after_s)
-        } else {
-            plain(&depth, &workers, silent_after_s)
-                + &gates.iter().map(|gate| format!("gate\t{}\n", said(gate))).collect::<String>()
-        }
-    });
+    let printed =
+        output.one(&json!({"queues": depth, "workers": workers, "gates": gates, "pauses": pauses}), || {
+            if output.for_people() {
+                let paused: String = pauses
+                    .iter()
+                    .map(|pause| format!("{}\n", output.paint(Tone::Busy, &super::pause::said(pause))))
+                    .collect();
+                paused + &failing(&output, &gates) + &pretty(&output, &depth, &workers, silent_after_s)
+            } else {
+                plain(&depth, &workers, silent_after_s)
+                    + &gates.iter().map(|gate| format!("gate\t{}\n", said(gate))).collect::<String>()
+                    + &pauses
+                        .iter()
+                        .map(|pause| format!("pause\t{}\n", super::pause::said(pause)))
+                        .collect::<String>()
+            }
+        });
     until_reader_goes(printed.map(|()| Exit::Ok))
 }
 

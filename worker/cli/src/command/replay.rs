@@ -52,6 +52,10 @@ pub(super) struct Args {
     /// state. any: every difference. none: no difference.
     #[arg(long, value_enum, default_value = "any")]
     fail_on: FailOn,
+    /// Write the results of the suite to this file, as a JUnit report. In a GitHub workflow, bundles that failed or diverged
+    /// are annotated too.
+    #[arg(long, value_name = "FILE.xml", requires = "suite")]
+    junit: Option<PathBuf>,
     /// Number of bundles to run at the same time.
     #[arg(long, value_name = "N", requires = "suite", default_value_t = 4)]
     jobs: usize,

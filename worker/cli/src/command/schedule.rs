@@ -268,7 +268,12 @@ fn table(views: &[View], now: DateTime<Utc>) -> Table {
 
 fn due_in(at: DateTime<Utc>, now: DateTime<Utc>) -> String {
     let seconds = (at - now).num_milliseconds() as f64 / 1000.0;
-    if seconds < 0.0 { format!("late {}", span(seconds)) } else { span(seconds) }
+    // A scheduler looks every few seconds. `doctor` calls a schedule late from the same time on.
+    match seconds {
+        s if s < -wakeful_store::schedule::LATE_S => format!("late {}", span(s)),
+        s if s < 0.0 => "due".to_owned(),
+        s => span(s),
+    }
 }
 
 fn ticks_table(ticks: &[Next]) -> Table {

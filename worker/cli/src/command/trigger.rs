@@ -4,7 +4,7 @@
 use super::output::{Output, OutputArgs, printable};
 use super::printable::printable_lines;
 use super::{Exit, Usage};
-use crate::client::{Client, Failed, Rested, Taken, Trigger, Via};
+use crate::client::{Client, Failed, Rested, Taken, Trigger, Via, address};
 use anyhow::Context as _;
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::json;
@@ -31,7 +31,7 @@ Exit status:
 pub(super) struct Args {
     #[command(flatten)]
     output: OutputArgs,
-    /// The server. Default: the one on [server] listen.
+    /// The server. Default: the one that `wakeful dev` runs, or the one on [server] listen.
     #[arg(long, value_name = "URL", env = "WAKEFUL_URL", hide_env_values = true, global = true)]
     url: Option<String>,
     /// A file with the server's token. Default: WAKEFUL_TOKEN, or [server] token.
@@ -148,7 +148,8 @@ pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
 }
 
 fn client(config: &Config, args: &Args) -> anyhow::Result<Client> {
-    let url = args.url.clone().unwrap_or_else(|| format!("http://{}", config.server.listen));
+    let server = address::server(args.url.as_deref(), config);
+    let url = server.map_or_else(|| format!("http://{}", config.server.listen), |server| server.url);
     let token = match &args.token_file {
         Some(file) => Some(secret_in(file)?),
         None => config.server.token.clone(),
@@ -272,7 +273,7 @@ fn report_failure(failed: &Failed, proof: Proof) -> Exit {
     let (exit, remedy) = match failed {
         Failed::Unreachable { .. } => (
             Exit::Unavailable,
-            "is it running? --url or WAKEFUL_URL names another server; without them it is the one on [server] listen",
+            "is it running? --url or WAKEFUL_URL names another server; without them it is the one that `wakeful dev` runs, or the one on [server] listen",
         ),
         Failed::Refused { status, .. } => match (status.as_u16(), proof) {
             (400 | 413 | 415, _) => (Exit::Usage, ""),

@@ -18,6 +18,9 @@ const WEBHOOK_SECRET: &str = "webhook.secret";
 /// File of the key that signs mail addresses.
 const THREAD_SECRET: &str = "thread.secret";
 
+/// File with the address on which the process that runs here listens.
+const ADDRESS: &str = "dev.address";
+
 /// The directory and the names of the files in it.
 #[derive(Clone, Debug)]
 pub struct Home {
@@ -91,6 +94,20 @@ impl Home {
         self.dir.join("wakeful.log")
     }
 
+    /// Writes down where the process that holds the lock listens, for the commands beside it.
+    pub fn listens(&self, _: &Lock, at: std::net::SocketAddr) -> Result<()> {
+        let path = self.dir.join(ADDRESS);
+        std::fs::write(&path, format!("{at}\n"))
+            .with_context(|| format!("{} cannot be written", path.display()))
+    }
+
+    /// Returns where the process that runs here listens, if one does. Another process must ask: see [`Home::lock`].
+    pub fn address(&self) -> Option<std::net::SocketAddr> {
+        let written = std::fs::read_to_string(self.dir.join(ADDRESS)).ok()?;
+        self.holder().ok()??;
+        written.trim().parse().ok()
+    }
+
     /// Opens the log for appending.
     pub fn open_log(&self) -> Result<File> {
         postgres::open_log(&self.log())
@@ -161,6 +178,7 @@ impl Home {
             self.log(),
             self.dir.join(WEBHOOK_SECRET),
             self.dir.join(THREAD_SECRET),
+            self.dir.join(ADDRESS),
         ] {
             let removed =
                 if path.is_dir() { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };

@@ -1,7 +1,8 @@
-//! The timer of the providers' gates. Every worker looks at them and tends those that are not open; the gate's row decides
+//! The timer of the providers' gates and of the pauses. Every worker looks at them and tends those that are not open; the gate's row decides
 //! which worker wakes the next jobs.
 
 use crate::ctx::Ctx;
+use crate::pauses;
 use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
@@ -13,8 +14,9 @@ pub(super) async fn run(ctx: Arc<Ctx>, stop: CancellationToken) {
         if let Err(error) = look(&ctx).await {
             warn!(%error, "The providers' gates could not be read; trying again");
         }
+        let pause = if ctx.pauses.none() { ctx.gates.pause() } else { ctx.gates.pause().min(pauses::EVERY) };
         tokio::select! {
-            () = tokio::time::sleep(ctx.gates.pause()) => {}
+            () = tokio::time::sleep(pause) => {}
             _ = news.recv() => {}
             () = stop.cancelled() => return,
         }
@@ -22,6 +24,9 @@ pub(super) async fn run(ctx: Arc<Ctx>, stop: CancellationToken) {
 }
 
 async fn look(ctx: &Ctx) -> wakeful_store::Result<()> {
+    if ctx.pauses.look(&ctx.store).await? {
+        ctx.bus.notifier.any_job();
+    }
     ctx.gates.look(&ctx.store).await?;
     if ctx.gates.tend(&ctx.store).await? {
         ctx.bus.notifier.any_job();

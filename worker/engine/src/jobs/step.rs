@@ -6,6 +6,7 @@
 mod ahead;
 mod commit;
 mod end;
+mod held;
 mod provider;
 mod span;
 mod tries;
@@ -68,6 +69,9 @@ pub async fn step(mut job: Job, ctx: Data<Arc<Ctx>>) -> Result<(), BoxDynError> 
         if let ClaimEnd::Retry { kind, error, at_least } = &end {
             telemetry::failed(&Span::current(), kind);
             retry(&ctx, &job, error, *at_least).await;
+        }
+        if let ClaimEnd::Held { subject, why } = &end {
+            held::hold(&ctx, &job, subject, why).await;
         }
         if let ClaimEnd::SetBack { kind, back } = &end {
             telemetry::failed(&Span::current(), kind);
@@ -392,6 +396,10 @@ async fn decide(
         && !matches!(action, Action::Stop(_))
     {
         return Ok(Decided::Performed(Performed::Stopped(Stop::Failed(fault))));
+    }
+    if let Some(end) = held::by_a_pause(ctx, job, session, agent, &action) {
+        withdraw(ctx, job, &session.session_id, counts).await?;
+        return Ok(Decided::End(end));
     }
     let mut way = None;
     if matches!(action, Action::CallModel | Action::Compact) && !has_recorded_replies(session) {

@@ -5,6 +5,7 @@ use super::super::limits::{Limits, Rate};
 use super::{NAME, text::escaped};
 use async_trait::async_trait;
 use reqwest::StatusCode;
+use reqwest::header::CONTENT_TYPE;
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -107,7 +108,12 @@ impl Channel for Slack {
         if let Some(thread_ts) = content["to"]["thread_ts"].as_str() {
             body["thread_ts"] = json!(thread_ts);
         }
-        let request = self.client.post(format!("{}/chat.postMessage", self.base_url)).json(&body);
+        let request = self
+            .client
+            .post(format!("{}/chat.postMessage", self.base_url))
+            // Slack warns when the charset is missing.
+            .header(CONTENT_TYPE, "application/json; charset=utf-8")
+            .body(body.to_string());
         let posted = self.ask(request).await?.json();
         Ok(json!({"channel": posted["channel"], "ts": posted["ts"]}))
     }

@@ -65,10 +65,17 @@ impl Channel for Telegram {
         if let Some(topic) = content["to"]["message_thread_id"].as_i64() {
             body["message_thread_id"] = json!(topic);
         }
-        let answer = http::ask("Telegram", self.client.post(self.url.expose_secret()).json(&body)).await?;
-        let said = answer.json();
+        let mut answer =
+            http::ask("Telegram", self.client.post(self.url.expose_secret()).json(&body)).await?;
+        let mut said = answer.json();
+        // A group that became a supergroup has another id. Telegram took nothing, so this is no second message.
+        if let Some(moved) = said["parameters"]["migrate_to_chat_id"].as_i64() {
+            body["chat_id"] = json!(moved);
+            answer = http::ask("Telegram", self.client.post(self.url.expose_secret()).json(&body)).await?;
+            said = answer.json();
+        }
         if said["ok"] == true {
-            return Ok(json!({"chat_id": chat, "message_id": said["result"]["message_id"]}));
+            return Ok(json!({"chat_id": body["chat_id"], "message_id": said["result"]["message_id"]}));
         }
         if answer.status == StatusCode::TOO_MANY_REQUESTS || said["error_code"] == 429 {
             let asked = said["parameters"]["retry_after"].as_u64().map(Duration::from_secs);

@@ -8,12 +8,25 @@ use super::Exit;
 use super::output::{Cell, Column, Output, OutputArgs, Table, Tone, until_reader_goes};
 use crate::App;
 use serde::Serialize;
+use std::time::Duration;
 use wakeful_config::{Config, ConfigError};
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     #[command(flatten)]
     output: OutputArgs,
+    /// Count sessions that failed within this time, such as 30m, 24h or 7d.
+    #[arg(long, value_name = "TIME", default_value = "24h", value_parser = super::token::after)]
+    since: Duration,
+    /// What makes the exit status 9: a problem, or a warning too.
+    #[arg(long, value_enum, value_name = "LEVEL", default_value = "problem")]
+    fail_on: FailOn,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum FailOn {
+    Problem,
+    Warning,
 }
 
 /// The result of a check.
@@ -57,9 +70,10 @@ impl Report {
         self.checks.push(Check { name, level: Level::Problem, text: text.into(), remedy });
     }
 
-    fn exit(&self) -> Exit {
+    fn exit(&self, fail_on: FailOn) -> Exit {
         match self.checks.iter().map(|check| check.level).max() {
             Some(Level::Problem) => Exit::Doctor,
+            Some(Level::Warning) if fail_on == FailOn::Warning => Exit::Doctor,
             Some(Level::Ok | Level::Warning) | None => Exit::Ok,
         }
     }
@@ -89,7 +103,7 @@ pub(super) async fn run(app: App, mut config: Config, args: Args) -> anyhow::Res
     }
     let (server, database, mail, users) = tokio::join!(
         system::server(&config),
-        system::database(&config),
+        system::database(&config, args.since),
         system::mail(&config),
         system::users(&config)
     );
@@ -111,7 +125,7 @@ pub(super) fn without_configuration(args: &Args, error: &ConfigError) -> anyhow:
 
 fn finish(args: &Args, report: &Report) -> anyhow::Result<Exit> {
     let output = Output::new(&args.output);
-    let printed = output.items(&report.checks, || table(report)).map(|()| report.exit());
+    let printed = output.items(&report.checks, || table(report)).map(|()| report.exit(args.fail_on));
     until_reader_goes(printed)
 }
 
@@ -138,12 +152,13 @@ mod tests {
     #[test]
     fn only_a_problem_is_a_failure() {
         let mut report = Report::default();
-        assert_eq!(report.exit(), Exit::Ok);
+        assert_eq!(report.exit(FailOn::Problem), Exit::Ok);
         report.ok("a", "fine");
         report.warning("b", "odd", "look");
-        assert_eq!(report.exit(), Exit::Ok);
+        assert_eq!(report.exit(FailOn::Problem), Exit::Ok);
+        assert_eq!(report.exit(FailOn::Warning), Exit::Doctor);
         report.problem("c", "broken", "mend");
         report.ok("d", "fine");
-        assert_eq!(report.exit(), Exit::Doctor);
+        assert_eq!(report.exit(FailOn::Problem), Exit::Doctor);
     }
 }

@@ -2,7 +2,7 @@
 
 use super::super::output::{count, span};
 use super::Report;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use crate::client::address::{self, Address};
 use std::time::Duration;
 use wakeful_channels::chat::legacy;
 use wakeful_channels::email;
@@ -21,20 +21,15 @@ const SERVER: Duration = Duration::from_secs(3);
 const WAITING_S: f64 = 60.0;
 const SKEW_S: f64 = 2.0;
 
-/// Checks the server on `[server] listen`, if one listens there. No server is fine: this host may run workers
-/// alone.
+/// Checks the server that the client's commands talk to, if one listens there. No server is fine, unless it was named: this
+/// host may run workers alone.
 pub(super) async fn server(config: &Config) -> Report {
     let mut report = Report::default();
-    let listen = config.server.listen;
-    if listen.port() == 0 {
-        return report;
-    }
-    let address = match listen.ip() {
-        IpAddr::V4(ip) if ip.is_unspecified() => SocketAddr::new(Ipv4Addr::LOCALHOST.into(), listen.port()),
-        IpAddr::V6(ip) if ip.is_unspecified() => SocketAddr::new(Ipv6Addr::LOCALHOST.into(), listen.port()),
-        IpAddr::V4(_) | IpAddr::V6(_) => listen,
-    };
-    match tokio::time::timeout(SERVER, ready(address)).await {
+    let given = std::env::var(address::VARIABLE).ok();
+    let Some(Address { url, named }) = address::server(given.as_deref(), config) else { return report };
+    let shown = url.strip_prefix("http://").unwrap_or(&url).trim_end_matches('/').to_owned();
+    let address = if named { format!("{shown} ({})", address::VARIABLE) } else { shown };
+    match tokio::time::timeout(SERVER, ready(&url)).await {
         Ok(Ok(Some((200, _)))) => report.ok("server", format!("{address} is ready")),
         Ok(Ok(Some((_, body)))) if body["checks"]["draining"] == "draining" => report.warning(
             "server",
@@ -50,6 +45,11 @@ pub(super) async fn server(config: &Config) -> Report {
             "server",
             format!("{address} answers {status} to /readyz: it is not Wakeful that listens there"),
             "give one of the two another port: [server] listen",
+        ),
+        Ok(Ok(None)) if named => report.problem(
+            "server",
+            format!("nothing listens on {address}"),
+            "start it there, or correct or unset WAKEFUL_URL",
         ),
         Ok(Ok(None)) => report.ok("server", format!("nothing listens on {address}")),
         Ok(Err(error)) => report.problem(
@@ -67,9 +67,9 @@ pub(super) async fn server(config: &Config) -> Report {
 }
 
 /// Returns status and body of `/readyz`, or `None` if the connection is refused.
-async fn ready(address: SocketAddr) -> Result<Option<(u16, serde_json::Value)>, reqwest::Error> {
-    // A local address: ignore a proxy set in the environment.
-    let url = format!("http://{address}/readyz");
+async fn ready(server: &str) -> Result<Option<(u16, serde_json::Value)>, reqwest::Error> {
+    // Most likely a local address: ignore a proxy set in the environment.
+    let url = format!("{}/readyz", server.trim_end_matches('/'));
     let client = web::client(Reach::Named(&[&url])).no_proxy().build()?;
     match client.get(&url).send().await {
         Ok(response) => {
@@ -133,13 +133,13 @@ pub(super) async fn mail(config: &Config) -> Report {
 }
 
 /// Checks the database, and the workers, queues and sessions that it knows of.
-pub(super) async fn database(config: &Config) -> Report {
+pub(super) async fn database(config: &Config, since: Duration) -> Report {
     let mut report = Report::default();
     let Ok(url) = super::super::database_url(config) else {
         report.problem("database", "no database is configured", "set DATABASE_URL, or [database] url");
         return report;
     };
-    match tokio::time::timeout(TIMEOUT, ask(config, &url, &mut report)).await {
+    match tokio::time::timeout(TIMEOUT, ask(config, &url, since, &mut report)).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => report.problem(
             "database",
@@ -155,7 +155,7 @@ pub(super) async fn database(config: &Config) -> Report {
     report
 }
 
-async fn ask(config: &Config, url: &str, report: &mut Report) -> Result<(), Error> {
+async fn ask(config: &Config, url: &str, since: Duration, report: &mut Report) -> Result<(), Error> {
     let address = diagnosis::address(url)?;
     if let Err(error) = diagnosis::reach(url, CONNECT).await {
         report.problem(
@@ -210,7 +210,7 @@ async fn ask(config: &Config, url: &str, report: &mut Report) -> Result<(), Erro
     tokens(config, &store, report).await?;
     work(config, &store, report).await?;
     schedules(&store, report).await?;
-    troubles(&store.troubles(Duration::from_secs_f64(WAITING_S)).await?, report);
+    troubles(&store.troubles(Duration::from_secs_f64(WAITING_S), since).await?, since, report);
     if config.chat.legacy.redis_url.is_some() {
         report.ok("old chats", legacy::advice(&config.chat.legacy, &store.legacy_counts().await?));
     }
@@ -313,6 +313,15 @@ async fn work(config: &Config, store: &Store, report: &mut Report) -> Result<(),
     if gates.is_empty() {
         report.ok("providers", "none is known to fail");
     }
+    for pause in store.pauses().await? {
+        report.warning(
+            "pauses",
+            crate::command::pause::said(&pause),
+            format!("when it may go on: wakeful pause end {} {}", pause.kind, pause.name)
+                .trim_end()
+                .to_owned(),
+        );
+    }
     faulty(store, report).await?;
     deadly(store, report).await?;
     let depth = store.queue_depth().await?;
@@ -412,20 +421,29 @@ async fn schedules(store: &Store, report: &mut Report) -> Result<(), Error> {
     Ok(())
 }
 
-fn troubles(troubles: &Troubles, report: &mut Report) {
-    let count = |status: &str| {
-        troubles.sessions.iter().find(|(found, _)| found == status).map_or(0, |(_, count)| *count)
-    };
+fn troubles(troubles: &Troubles, since: Duration, report: &mut Report) {
     let all: i64 = troubles.sessions.iter().map(|(_, count)| count).sum();
     let scope = if all >= NEWEST_SESSIONS { format!("the newest {all}") } else { all.to_string() };
-    let (failed, attention) = (count("failed"), count("needs_attention"));
-    // The counts include replays and imports, which `session list` shows only with --all.
-    let look = match (failed, attention) {
-        (0, 0) => "",
-        (_, 0) => ": wakeful session list --all --status failed",
-        (_, _) => ": wakeful session list --all --status needs_attention",
-    };
-    report.ok("sessions", format!("{scope}, of them {failed} failed and {attention} need attention{look}"));
+    let within = span(since.as_secs_f64());
+    if troubles.failed_since == 0 && troubles.in_need == 0 {
+        report.ok("sessions", format!("{scope}; none failed within {within}, and none needs attention"));
+    }
+    if let Some(session) = &troubles.failed_session {
+        report.warning(
+            "sessions",
+            format!("{} of {scope} failed within {within}", troubles.failed_since),
+            format!("wakeful session list --status failed; the newest: wakeful session why {session}"),
+        );
+    }
+    if let Some(session) = &troubles.in_need_session {
+        report.warning(
+            "sessions",
+            format!("{} of {scope} need attention", troubles.in_need),
+            format!(
+                "wakeful session list --status needs_attention; the newest: wakeful session why {session}"
+            ),
+        );
+    }
     if let Some(session) = &troubles.uncertain_call_session {
         report.warning(
             "tool calls",

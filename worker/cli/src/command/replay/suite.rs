@@ -1,6 +1,8 @@
 //! `wakeful replay --suite DIR`: runs every bundle of a folder, several at a time, and prints a line for
 //! each.
 
+mod junit;
+
 use super::progress::Silent;
 use super::{Compared, SharedOptions, replayed};
 use crate::command::output::{Cell, Column, Format, Output, Table, Tone, count, dollars, printable, span};
@@ -55,24 +57,59 @@ pub(super) async fn run(
     }
     lines.sort_by(|a: &Line, b| a.bundle.cmp(&b.bundle));
     output.items(&lines, || table(&lines))?;
-    let failed = lines.iter().filter(|line| line.error.is_some()).count();
-    let diverged = lines.iter().filter(|line| line.diverged).count();
+    let tally = Tally::of(&lines);
+    if let Some(file) = &options.args.junit {
+        std::fs::write(file, junit::report(&lines))
+            .map_err(|error| Usage(format!("--junit: {}: {error}", file.display())))?;
+    }
+    if std::env::var("GITHUB_ACTIONS").is_ok_and(|set| set == "true") {
+        eprint!("{}", junit::annotations(&lines));
+    }
     if !matches!(output.format(), Some(Format::Json | Format::Jsonl)) {
-        eprintln!(
-            "{}, {} equal, {diverged} diverged (--fail-on), {failed} failed",
-            count(lines.len() as i64, "bundle"),
-            lines.iter().filter(|line| line.verdict == Level::Equal.as_str()).count()
-        );
+        eprintln!("{}: {tally}", count(lines.len() as i64, "bundle"));
     }
     if lines.len() < all {
         eprintln!("interrupted: the same command goes on where this one stopped");
         return Ok(Exit::Failed);
     }
-    Ok(match (failed, diverged) {
+    Ok(match (tally.failed, tally.diverged) {
         (0, 0) => Exit::Ok,
         (0, _) => Exit::Divergence,
         (_, _) => Exit::Failed,
     })
+}
+
+/// How many bundles ended in each way. Each is counted once.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Tally {
+    equal: usize,
+    /// They differ, and not in what `--fail-on` asks about.
+    differ: usize,
+    diverged: usize,
+    failed: usize,
+}
+
+impl Tally {
+    fn of(lines: &[Line]) -> Tally {
+        let mut tally = Tally::default();
+        for line in lines {
+            let ending = match line {
+                _ if line.error.is_some() => &mut tally.failed,
+                _ if line.diverged => &mut tally.diverged,
+                _ if line.verdict == Level::Equal.as_str() => &mut tally.equal,
+                _ => &mut tally.differ,
+            };
+            *ending += 1;
+        }
+        tally
+    }
+}
+
+impl std::fmt::Display for Tally {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Tally { equal, differ, diverged, failed } = self;
+        write!(f, "{equal} equal, {differ} differ within --fail-on, {diverged} diverged, {failed} failed")
+    }
 }
 
 /// Returns the bundles of a folder, sorted by name: the files that `session export` writes, compressed or

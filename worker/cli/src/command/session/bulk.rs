@@ -19,7 +19,7 @@ use wakeful_store::session::SessionFilter;
 pub(in crate::command) struct Args {
     /// The sessions' ids.
     #[arg(value_name = "ID", required_unless_present = "filter", conflicts_with = "filter")]
-    ids: Vec<String>,
+    pub(super) ids: Vec<String>,
     /// All sessions that match: a parameter of `session list` and its value, such as status=failed, error=9f2c4b1a7d3e5f60,
     /// agent=NAME, since=2026-11-23T08:00:00Z. Several must all match.
     #[arg(long, value_name = "KEY=VALUE")]
@@ -51,7 +51,7 @@ pub(in crate::command) struct Args {
 and change nothing. A retry never takes completed or cancelled sessions. Exit status 7: not all went well.")]
 pub(in crate::command) struct RetryArgs {
     #[command(flatten)]
-    bulk: Args,
+    pub(super) bulk: Args,
     /// Try this many of the sessions dry before anything is retried, and say how many would pass.
     #[arg(long, value_name = "N")]
     prove: Option<i32>,

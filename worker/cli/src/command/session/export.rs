@@ -18,7 +18,7 @@ use wakeful_workflow::bundle::Limits;
 #[derive(Debug, clap::Args)]
 pub(in crate::command) struct Args {
     /// The session's id.
-    id: String,
+    pub(super) id: String,
     /// File to write; `-` is stdout. Default: ID.jsonl in this folder, or ID.jsonl.gz with --gzip.
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
@@ -31,7 +31,7 @@ pub(in crate::command) struct Args {
     gzip: bool,
     /// Export from this server instead of the database. Needs a token: WAKEFUL_INTERNAL_TOKEN, or
     /// WAKEFUL_INTERNAL_TOKEN_FILE with the path of a file.
-    #[arg(long, value_name = "URL", env = "WAKEFUL_URL", hide_env_values = true)]
+    #[arg(long, value_name = "URL")]
     server: Option<String>,
 }
 

@@ -27,6 +27,35 @@ pub(super) struct Finding {
     pub remedy: Option<String>,
 }
 
+/// Explains a job that a pause holds. `None`: none does.
+pub(super) fn of_pause(job: &JobView) -> Option<Finding> {
+    let held = job.held.as_ref().filter(|_| !job.leased)?;
+    let text = |key: &str| held[key].as_str();
+    let at = |key: &str| text(key)?.parse::<DateTime<Utc>>().ok();
+    let (kind, name) = (text("kind").unwrap_or_default(), text("name").unwrap_or_default());
+    let by = text("by").map(|by| format!(" by {by}")).unwrap_or_default();
+    let since = at("since").map(|at| format!(" {} ago", age(at))).unwrap_or_default();
+    let until =
+        at("until").map(|at| format!(" It ends by itself in {}.", span((at - Utc::now()).as_seconds_f64())));
+    let what = format!("{kind} {name}").trim_end().to_owned();
+    if held["resuming"] == true {
+        return Some(Finding {
+            why: format!(
+                "The pause of {what} has ended, and its sessions go on one after the other. This one has its turn soon."
+            ),
+            remedy: None,
+        });
+    }
+    Some(Finding {
+        why: format!(
+            "It is paused with {what}{by}{since}: {}.{}",
+            text("reason").unwrap_or_default().trim_end_matches('.'),
+            until.unwrap_or_default()
+        ),
+        remedy: Some(format!("When it may go on:\nwakeful pause end {what}")),
+    })
+}
+
 /// Explains a job that a provider's outage holds up. `None`: none does, or a worker has the job.
 pub(super) fn of_outage(job: &JobView, around: Surroundings) -> Option<Finding> {
     let lasted = job.outage_s.filter(|_| !job.leased)?;
@@ -71,6 +100,10 @@ pub(super) fn note(job: &Value) -> Option<String> {
     let ahead = |at: DateTime<Utc>| span((at - Utc::now()).as_seconds_f64().max(0.0));
     if job["leased"] == true {
         return None;
+    }
+    if let Some(pause) = job["held_by"].as_str() {
+        let why = job["held_for"].as_str().map(|why| format!(": {why}")).unwrap_or_default();
+        return Some(format!("paused ({}){why}", pause.replacen(':', " ", 1)));
     }
     if let Some(provider) = job["waits_for"].as_str() {
         let since = time("provider_down_since").map(|at| format!(" for {}", age(at))).unwrap_or_default();

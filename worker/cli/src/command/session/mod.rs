@@ -3,12 +3,14 @@
 pub(in crate::command) mod bulk;
 mod context;
 mod diff;
+mod effects;
 mod export;
 mod fork;
 mod import;
 mod job;
 pub(in crate::command) mod list;
 mod new;
+mod prefix;
 mod progress;
 mod recover;
 mod resolve;
@@ -134,6 +136,8 @@ pub(super) async fn run(app: &App, config: Config, args: Args) -> anyhow::Result
     }
     let store = super::open_store(&config, "wakeful session").await?;
     let output = Output::new(&args.output);
+    let mut args = args;
+    prefix::complete(&store, &mut args.verb).await?;
     let ran = match args.verb {
         Verb::List(args) => list::list(&store, &output, *args).await,
         Verb::Show { id, full } => show::show(&store, &output, &id, full).await,

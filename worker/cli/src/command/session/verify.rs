@@ -15,7 +15,7 @@ const SHOWN: usize = 60;
 pub(in crate::command) struct Args {
     /// The sessions' ids.
     #[arg(required_unless_present = "all", conflicts_with = "all", value_name = "ID")]
-    ids: Vec<String>,
+    pub(super) ids: Vec<String>,
     /// Verify every session of the database.
     #[arg(long)]
     all: bool,

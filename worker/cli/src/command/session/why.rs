@@ -3,7 +3,9 @@
 use super::super::delivery::{remedy, waits_for};
 use super::super::output::{Cell, Column, Output, Table, Tone, age, count, printable, span};
 use super::Exit;
-use super::job::{Finding, Surroundings, of_outage, of_replay};
+use super::effects::{of_calls, of_failed_calls};
+pub(in crate::command) use super::effects::{resolve_call, resolve_delivery};
+use super::job::{Finding, Surroundings, of_outage, of_pause, of_replay};
 use super::show::header;
 use serde_json::json;
 use std::fmt::Write as _;
@@ -206,6 +208,9 @@ fn of_job(job: &JobView, standing: &Standing, around: Surroundings) -> Finding {
     if standing.session.trigger_type == "replay" {
         return of_replay(job, &standing.session.session_id);
     }
+    if let Some(finding) = of_pause(job) {
+        return finding;
+    }
     if let Some(finding) = of_outage(job, around) {
         return finding;
     }
@@ -335,81 +340,6 @@ fn of_job(job: &JobView, standing: &Standing, around: Surroundings) -> Finding {
         }
     };
     Finding { why, remedy }
-}
-
-fn of_calls(standing: &Standing) -> Vec<Finding> {
-    let uncertain = standing.open_calls.iter().filter(|call| call.status == "uncertain");
-    uncertain
-        .map(|call| {
-            let told = if call.told { "the model was told so" } else { "the model has not been told yet" };
-            let arguments = call.arguments.as_ref().map(|given| format!(" with {}", bounded(&given.to_string())));
-            let how = call.reason.as_deref().map_or("its worker died in the middle of it", |why| why.trim_end_matches('.'));
-            Finding {
-                why: format!(
-                    "Nobody knows whether {}{} took effect (call {}, asked for in message #{}): {how}; {told}, and it is \
-                     never run again by itself.",
-                    call.name,
-                    arguments.unwrap_or_default(),
-                    call.call_id,
-                    call.message_number
-                ),
-                remedy: Some(format!(
-                    "Look at the service behind {}, then say what you found:\n{}{}",
-                    call.name,
-                    resolve_call(&standing.session.session_id, &call.call_id),
-                    if call.told { "--tell sends the model a message of it." } else { "" }
-                )),
-            }
-        })
-        .collect()
-}
-
-/// Says how many tool calls of the newest run failed, and why the last of them did. The model was told.
-fn of_failed_calls(standing: &Standing) -> Option<Finding> {
-    let last = standing.failed_calls.first()?;
-    let failed = standing.failed_calls.len();
-    let error = last.error.as_deref().map(|error| format!(": {}", bounded(error.trim_end_matches('.'))));
-    Some(Finding {
-        why: format!(
-            "{failed} of {} of its newest run failed. The last was {} ({}, message #{}){}. The model was told, and went on.",
-            count(standing.run_calls, "tool call"),
-            last.name,
-            last.call_id,
-            last.message_number,
-            error.unwrap_or_default()
-        ),
-        remedy: None,
-    })
-}
-
-/// The beginning of a text that may be long.
-fn bounded(text: &str) -> String {
-    match text.char_indices().nth(300) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text.to_owned(),
-    }
-}
-
-/// Returns the three commands that resolve a call.
-pub(super) fn resolve_call(session_id: &str, call_id: &str) -> String {
-    let call_id = quoted(call_id);
-    let command = format!("wakeful session resolve {session_id} {call_id}");
-    format!("{command} --happened 'RESULT'\n{command} --did-not-happen\n{command} --let-model-decide\n")
-}
-
-/// Returns the two commands that resolve a delivery; the second one sends it again.
-pub(in crate::command) fn resolve_delivery(session_id: &str, delivery_id: &str) -> String {
-    let command = format!("wakeful session resolve {session_id} {delivery_id}");
-    format!("{command} --happened ''\n{command} --did-not-happen\n")
-}
-
-/// Quotes a word for a shell. Call ids come from the provider and may hold any character.
-fn quoted(word: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "_-.:/".contains(c);
-    if !word.is_empty() && word.chars().all(plain) && !word.starts_with('-') {
-        return word.to_owned();
-    }
-    format!("'{}'", word.replace('\'', r"'\''"))
 }
 
 fn of_deliveries(standing: &Standing, around: Surroundings) -> Vec<Finding> {

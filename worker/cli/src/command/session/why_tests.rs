@@ -84,6 +84,7 @@ fn job(leased: bool, due_in_s: f64) -> JobView {
         waits_for: None,
         provider_down_s: None,
         next_probe_in_s: None,
+        held: None,
     }
 }
 

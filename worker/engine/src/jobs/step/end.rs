@@ -5,6 +5,7 @@ use crate::ctx::Ctx;
 use std::time::Duration;
 use tracing::warn;
 use wakeful_store::queue::{self, Job, Kind};
+use wakeful_workflow::pause::Subject;
 use wakeful_workflow::session::SessionStatus;
 
 /// How a claim ends.
@@ -19,6 +20,8 @@ pub(super) enum ClaimEnd {
     /// The job is tried again later, after `at_least` if the fault names a delay. `kind` is the span's
     /// `error.type`.
     Retry { kind: &'static str, error: String, at_least: Option<Duration> },
+    /// A pause holds the job up.
+    Held { subject: Subject, why: String },
     /// The job was not done because of its model's provider, or of a fault of the model call.
     SetBack { kind: &'static str, back: Box<Back> },
 }

@@ -1,0 +1,167 @@
+//! Pauses: what waits says so, goes on when the pause ends, and costs the claims nothing.
+
+use crate::support::{Answer, Client, Database, ModelServer, Options, Process, eventually};
+use serde_json::{Value, json};
+use sqlx::AssertSqlSafe;
+use std::sync::Arc;
+use std::time::Duration;
+use wakeful_store::Store;
+use wakeful_workflow::pause::{Kind, Subject};
+
+struct House {
+    database: Database,
+    model: ModelServer,
+    options: Options,
+    process: Process,
+    client: Client,
+    store: Store,
+}
+
+impl House {
+    async fn new() -> House {
+        let model = ModelServer::start(|body, _| {
+            let messages = body["messages"].as_array().unwrap();
+            let last = messages.last().unwrap();
+            match (last["role"].as_str().unwrap(), last["content"].as_str().unwrap_or_default()) {
+                ("user", "reserve") => Answer::call("reserve", json!({"persons": 2})),
+                _ => Answer::text("Done."),
+            }
+        })
+        .await;
+        let options = Options::new().model("openai/test").env("OPENAI_BASE_URL", &model.url);
+        let database = Database::new().await;
+        let process = options.serve(&database).await;
+        let (client, store) = (process.client(), database.store().await);
+        House { database, model, options, process, client, store }
+    }
+
+    async fn run(&self, args: &[&str]) -> (i32, String) {
+        let command = Options {
+            config: self.options.config.clone(),
+            args: args.iter().map(|&arg| arg.to_owned()).collect(),
+            env: self.options.env.clone(),
+            dir: Arc::clone(&self.options.dir),
+        };
+        let (status, process) = command.spawn(&self.database.url).ended().await;
+        (status.code().unwrap(), format!("{}{}", process.output(), process.log()))
+    }
+
+    async fn is_held(&self, id: &str) -> Value {
+        eventually("the session to be held", || async {
+            let session = self.client.session(id).await;
+            session["job"]["held_by"].is_string().then_some(session)
+        })
+        .await
+    }
+
+    async fn count(&self, sql: &'static str) -> i64 {
+        sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(&self.database.pool).await.unwrap()
+    }
+}
+
+#[tokio::test]
+async fn each_kind_of_pause_holds_its_sessions_and_no_others_until_it_ends() {
+    let house = House::new().await;
+    for (kind, name, text, asked) in [
+        (Kind::Queue, "", "hello", 0),
+        (Kind::Space, "default", "hello", 0),
+        (Kind::Agent, "default", "hello", 0),
+        (Kind::Trigger, "chat", "hello", 0),
+        (Kind::Provider, "openai", "hello", 0),
+        (Kind::Conversation, "c-conversation", "hello", 0),
+        (Kind::Tool, "reserve", "reserve", 1),
+    ] {
+        let word = kind.as_str();
+        let before = house.model.bodies().len();
+        let body =
+            json!({"kind": word, "name": (!name.is_empty()).then_some(name), "reason": "wrong prices"});
+        let (status, pause) = house.client.post("/v1/pauses", &body).await;
+        assert_eq!((status.as_u16(), &pause["reason"]), (201, &json!("wrong prices")), "{pause}");
+        // A notification tells the worker; it has read the pause when it holds this one.
+        let known =
+            format!("Paused now: {}", Subject::named(kind, (!name.is_empty()).then_some(name)).unwrap().id());
+        house.process.wait_for_log(&known).await;
+        let id =
+            house.client.chat(&format!("c-{word}"), text).await["session_id"].as_str().unwrap().to_owned();
+        let session = house.is_held(&id).await;
+        assert_eq!(session["job"]["held_for"], "wrong prices", "{session}");
+        assert_eq!(house.model.bodies().len() - before, asked, "{word}");
+        let (_, why) = house.run(&["session", "why", &id]).await;
+        assert!(why.contains("It is paused with") && why.contains("wrong prices"), "{why}");
+        for list in [["session", "list"], ["pause", "list"], ["queue", "status"]] {
+            let (_, listed) = house.run(&list).await;
+            assert!(listed.contains("wrong prices"), "{list:?}: {listed}");
+        }
+        let body = json!({"kind": word, "name": (!name.is_empty()).then_some(name)});
+        let (status, ended) = house.client.post("/v1/pauses/end", &body).await;
+        assert_eq!(status.as_u16(), 202, "{ended}");
+        house.client.wait_for(&id, "completed").await;
+        eventually("the pause to be over", || async {
+            (house.count("select count(*) from pauses").await == 0).then_some(())
+        })
+        .await;
+    }
+    // What is not concerned goes on.
+    house.store.pause(&Subject::named(Kind::Agent, Some("another")).unwrap(), "x", None, None).await.unwrap();
+    let id = house.client.chat("c-free", "hello").await["session_id"].as_str().unwrap().to_owned();
+    house.client.wait_for(&id, "completed").await;
+    assert_eq!(house.client.post("/v1/pauses/end", &json!({"kind": "queue"})).await.0.as_u16(), 404);
+    assert_eq!(
+        house.client.post("/v1/pauses", &json!({"kind": "queue", "reason": " "})).await.0.as_u16(),
+        400
+    );
+}
+
+#[tokio::test]
+async fn a_pause_ends_by_itself_and_a_held_session_can_be_cancelled() {
+    let house = House::new().await;
+    let queue = Subject::named(Kind::Queue, None).unwrap();
+    house.store.pause(&queue, "a deploy", None, None).await.unwrap();
+    house.process.wait_for_log("Paused now: queue").await;
+    let (stays, goes) = (house.client.chat("c1", "hello").await, house.client.chat("c2", "hello").await);
+    let id = |answer: &Value| answer["session_id"].as_str().unwrap().to_owned();
+    let (stays, goes) = (id(&stays), id(&goes));
+    house.is_held(&stays).await;
+    house.is_held(&goes).await;
+    let (code, said) = house.run(&["session", "cancel", &goes]).await;
+    assert_eq!(code, 0, "{said}");
+    house.client.wait_for(&goes, "cancelled").await;
+    assert_eq!(house.model.bodies().len(), 0);
+    // The same pause, with an end.
+    house.store.pause(&queue, "a deploy", Some(Duration::from_millis(200)), None).await.unwrap();
+    house.client.wait_for(&stays, "completed").await;
+}
+
+#[tokio::test]
+async fn a_pause_that_ends_lets_its_jobs_go_at_the_rate_the_oldest_first() {
+    let database = Database::new().await;
+    let store = database.store().await;
+    let agent = Subject::named(Kind::Agent, Some("support")).unwrap();
+    store.pause(&agent, "a fix", None, Some(2.0)).await.unwrap();
+    sqlx::raw_sql(
+        "insert into jobs (kind, space_id, conversation_id, session_id, step_number, run_at, held_by, held_since)
+        select 'step', 'default', 'default/c' || n, 'sess_' || n, 1, clock_timestamp() + interval '1 hour',
+            'agent:support', clock_timestamp() + n * interval '1 second'
+        from generate_series(1, 5) as n",
+    )
+    .execute(&database.pool)
+    .await
+    .unwrap();
+    let held = async || {
+        let sql = "select array(select session_id from jobs where held_by is not null order by session_id) where $1 = ''";
+        database.value::<Vec<String>>(sql, "").await
+    };
+    assert_eq!(store.tend_pauses().await.unwrap(), 0, "it has not ended");
+    store.resume(&agent, None).await.unwrap();
+    for (freed, left) in [(2, &["sess_3", "sess_4", "sess_5"][..]), (2, &["sess_5"]), (1, &[])] {
+        // A second passes.
+        let second = "update pauses set tended_at = clock_timestamp() - interval '1.1 seconds'";
+        sqlx::raw_sql(second).execute(&database.pool).await.unwrap();
+        assert_eq!(store.tend_pauses().await.unwrap(), freed);
+        assert_eq!(held().await, left);
+    }
+    assert!(store.pauses().await.unwrap().is_empty(), "nothing waits any more");
+    let passes =
+        "select count(*) from jobs where pause_pass is not null and run_at <= clock_timestamp() and $1 = ''";
+    assert_eq!(database.value::<i64>(passes, "").await, 5);
+}

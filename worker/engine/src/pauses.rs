@@ -1,0 +1,55 @@
+//! This process's copy of the pauses. A step asks it before each model call and before its tools; without pauses that is one
+//! look at an empty list, and no statement.
+
+use std::sync::{PoisonError, RwLock};
+use std::time::Duration;
+use tracing::info;
+use wakeful_store::pause::Pause;
+use wakeful_store::{Result, Store};
+use wakeful_workflow::pause::{Step, Subject};
+
+/// How often to look while something is paused. A change of a pause is announced too.
+pub const EVERY: Duration = Duration::from_millis(500);
+
+/// What is paused.
+#[derive(Debug, Default)]
+pub struct Pauses(RwLock<Vec<(Subject, Pause)>>);
+
+impl Pauses {
+    /// Returns the pause that holds up this step, whose job has this pass.
+    pub fn holding(&self, step: &Step<'_>, pass: Option<i64>) -> Option<(Subject, String)> {
+        let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let (subject, pause) =
+            known.iter().find(|(subject, pause)| pass != Some(pause.number) && step.is_held_by(subject))?;
+        Some((subject.clone(), format!("{} is paused: {}", pause.what(), pause.reason)))
+    }
+
+    /// Returns whether nothing is paused.
+    pub fn none(&self) -> bool {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+
+    /// Reads the pauses, and lets jobs go whose pause has ended. Returns whether there are any to claim.
+    ///
+    /// # Errors
+    /// When the database cannot be asked: what is known stays.
+    pub async fn look(&self, store: &Store) -> Result<bool> {
+        let pauses = store.known_pauses(0).await?;
+        let some = !pauses.is_empty();
+        let known: Vec<(Subject, Pause)> =
+            pauses.into_iter().filter_map(|pause| Some((pause.subject()?, pause))).collect();
+        let before = std::mem::replace(&mut *self.0.write().unwrap_or_else(PoisonError::into_inner), known);
+        self.say(&before);
+        Ok(some && store.tend_pauses().await? > 0)
+    }
+
+    /// Logs what has changed since `before`.
+    fn say(&self, before: &[(Subject, Pause)]) {
+        let now = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let ids =
+            |pauses: &[(Subject, Pause)]| pauses.iter().map(|(subject, _)| subject.id()).collect::<Vec<_>>();
+        if ids(before) != ids(&now) {
+            info!("Paused now: {}", ids(&now).join(", "));
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! Pauses: what operators switch off for a while. See [`wakeful_workflow::pause`].
+
+use crate::body::{check_text, parse};
+use crate::problem::Problem;
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::extract::rejection::BytesRejection;
+use axum::http::StatusCode;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::Duration;
+use wakeful_engine::ctx::Ctx;
+use wakeful_store::pause::Pause;
+use wakeful_workflow::pause::{Kind, Subject};
+
+/// The longest pause that ends by itself: a year.
+const LONGEST_S: u64 = 366 * 24 * 3600;
+/// The fastest rate, in sessions a second.
+const FASTEST: f64 = 1000.0;
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct BeginInput {
+    kind: String,
+    name: Option<String>,
+    reason: String,
+    for_s: Option<u64>,
+    rate: Option<f64>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct EndInput {
+    kind: String,
+    name: Option<String>,
+    rate: Option<f64>,
+}
+
+/// Every pause.
+pub(super) async fn list(State(ctx): State<Arc<Ctx>>) -> Result<Json<Value>, Problem> {
+    Ok(Json(json!({"items": ctx.store.pauses().await?})))
+}
+
+/// Pauses something, or changes its pause: 201.
+pub(super) async fn begin(
+    State(ctx): State<Arc<Ctx>>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<(StatusCode, Json<Pause>), Problem> {
+    let asked: BeginInput = parse(&body?)?;
+    let subject = subject(&asked.kind, asked.name.as_deref())?;
+    if asked.reason.trim().is_empty() {
+        return Err(Problem::bad_request("`reason` says why, for those who wait"));
+    }
+    check_text("reason", Some(&asked.reason), super::steer::REASON_BYTES)?;
+    if asked.for_s.is_some_and(|seconds| !(1..=LONGEST_S).contains(&seconds)) {
+        return Err(Problem::bad_request(format!("`for_s` is from 1 to {LONGEST_S}")));
+    }
+    let (lasts, rate) = (asked.for_s.map(Duration::from_secs), rate(asked.rate)?);
+    let pause = ctx.store.pause(&subject, &asked.reason, lasts, rate).await?;
+    Ok((StatusCode::CREATED, Json(pause)))
+}
+
+/// Ends a pause: 202. What waits goes on at the rate.
+pub(super) async fn end(
+    State(ctx): State<Arc<Ctx>>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<(StatusCode, Json<Value>), Problem> {
+    let asked: EndInput = parse(&body?)?;
+    let subject = subject(&asked.kind, asked.name.as_deref())?;
+    ctx.store.resume(&subject, rate(asked.rate)?).await?;
+    Ok((StatusCode::ACCEPTED, Json(json!({"kind": subject.kind.as_str(), "name": subject.name}))))
+}
+
+fn subject(kind: &str, name: Option<&str>) -> Result<Subject, Problem> {
+    let Some(kind) = Kind::parse(kind) else {
+        let kinds: Vec<&str> = Kind::ALL.iter().map(|kind| kind.as_str()).collect();
+        return Err(Problem::bad_request(format!("`kind` is one of {}", kinds.join(", "))));
+    };
+    Subject::named(kind, name).map_err(Problem::bad_request)
+}
+
+fn rate(rate: Option<f64>) -> Result<Option<f64>, Problem> {
+    match rate {
+        Some(rate) if !(rate > 0.0 && rate <= FASTEST) => {
+            Err(Problem::bad_request(format!("`rate` is above 0 and at most {FASTEST} sessions a second")))
+        }
+        rate => Ok(rate),
+    }
+}
