@@ -83,6 +83,7 @@ pub(super) fn act_of(matches: &ArgMatches, name: Option<&str>) -> anyhow::Result
     // `token create` has a name too, and its row has an id that is not known yet.
     let names = if noun == "schedule" { &["name"][..] } else { &["id", "session", "conversation"] };
     Ok(Some(Act {
+        space_id: text("space"),
         actor_kind: "cli",
         actor,
         target: names.iter().find_map(|name| text(name)),
@@ -105,7 +106,8 @@ pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
     let output = Output::new(&args.output);
     let Verb::List { actor, verb, target, refused, limit } = args.verb;
     let outcome = refused.then(|| "refused".to_owned());
-    let filter = AuditFilter { actor, verb, target, outcome, limit, ..AuditFilter::default() };
+    let space = args.space.named().map(str::to_owned);
+    let filter = AuditFilter { actor, verb, target, space, outcome, limit, ..AuditFilter::default() };
     let rows = store.audited(&filter).await;
     store.close().await;
     let rows = rows?;

@@ -17,6 +17,7 @@ mod report;
 mod schedule;
 mod serve;
 mod session;
+mod space;
 mod token;
 mod trigger;
 
@@ -111,11 +112,13 @@ enum Command {
     Queue(queue::Args),
 }
 
-// The arguments of a noun whose only option is `-o`. Not a doc comment, because clap could show it in the help.
+// The arguments of a noun whose only options are `-o` and `--space`. Not a doc comment, because clap could show it in the help.
 #[derive(Debug, clap::Args)]
 struct Noun<V: Subcommand> {
     #[command(flatten)]
     output: output::OutputArgs,
+    #[command(flatten)]
+    space: space::Space,
     #[command(subcommand)]
     verb: V,
 }

@@ -18,7 +18,7 @@ const SHOWN_CHARS: usize = 200;
 #[derive(Debug, clap::Args)]
 pub(in crate::command) struct Args {
     /// The session's id.
-    id: String,
+    pub(super) id: String,
     /// Use this strategy instead of the agent's own: full, sliding_window, trim_tool_results, compaction.
     #[arg(long, value_name = "STRATEGY", value_parser = strategy)]
     strategy: Option<Strategy>,

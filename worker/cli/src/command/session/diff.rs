@@ -9,10 +9,10 @@ use wakeful_store::Store;
 pub(in crate::command) struct Args {
     /// The session on the left, usually the original.
     #[arg(value_name = "LEFT")]
-    left: String,
+    pub(super) left: String,
     /// The session to compare with it.
     #[arg(value_name = "RIGHT")]
-    right: String,
+    pub(super) right: String,
     #[command(flatten)]
     report: ReportArgs,
 }

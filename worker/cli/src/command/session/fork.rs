@@ -16,7 +16,7 @@ use wakeful_workflow::policy::ToolMode;
 #[derive(Debug, clap::Args)]
 pub(in crate::command) struct Args {
     /// The session's id.
-    id: String,
+    pub(super) id: String,
     /// The message to cut after: its number or its id, start, end, last-user, last-tool, step:N or event:N.
     /// Default: the last message; with --text the last one of a user.
     #[arg(long, value_name = "PLACE")]

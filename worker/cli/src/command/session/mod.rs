@@ -18,6 +18,7 @@ mod wake;
 pub(in crate::command) mod why;
 
 use super::output::{Cell, Column, Output, Table, Tone, age, count, dollars, print, printable};
+use super::space::Space;
 use super::{Exit, Usage};
 use crate::App;
 use serde_json::json;
@@ -28,7 +29,6 @@ use wakeful_store::session::{SessionFilter, SessionSummary};
 use wakeful_store::wake::NewMessage;
 use wakeful_store::{Error, Store};
 use wakeful_workflow::access::Reach;
-use wakeful_workflow::id::DEFAULT_SPACE;
 use wakeful_workflow::session::SessionStatus;
 
 pub(super) type Args = super::Noun<Verb>;
@@ -153,7 +153,34 @@ pub(super) enum Verb {
     Verify(verify::Args),
 }
 
+impl Verb {
+    /// The sessions that the command names by their ids.
+    fn sessions(&self) -> Vec<&str> {
+        match self {
+            Verb::List { .. } | Verb::New(_) | Verb::Import(_) => Vec::new(),
+            Verb::Show { id, .. }
+            | Verb::Tail { id, .. }
+            | Verb::Send { id, .. }
+            | Verb::Retry { id, .. }
+            | Verb::Cancel { id, .. }
+            | Verb::Tree { id }
+            | Verb::Archive { id, .. }
+            | Verb::Terminate { id, .. }
+            | Verb::Wake { id }
+            | Verb::Why { id } => vec![id],
+            Verb::Resolve(args) => vec![&args.session],
+            Verb::Fork(args) => vec![&args.id],
+            Verb::Export(args) => vec![&args.id],
+            Verb::Diff(args) => vec![&args.left, &args.right],
+            Verb::Context(args) => vec![&args.id],
+            Verb::Recover(args) => args.id.iter().map(String::as_str).collect(),
+            Verb::Verify(args) => args.ids.iter().map(String::as_str).collect(),
+        }
+    }
+}
+
 pub(super) async fn run(app: &App, config: Config, args: Args) -> anyhow::Result<Exit> {
+    let space = args.space;
     if let Verb::Recover(recover::Args { journal: Some(file), .. }) = &args.verb {
         // A file needs no database.
         let ran = recover::from_file(&Output::new(&args.output), file).await;
@@ -169,48 +196,62 @@ pub(super) async fn run(app: &App, config: Config, args: Args) -> anyhow::Result
     if let Verb::Export(export) = &args.verb
         && let Some(server) = export.from()
     {
-        let ran = export::from_server(&Output::new(&args.output), export, server).await;
+        let ran = export::from_server(&Output::new(&args.output), export, server, &space).await;
         return super::output::until_reader_goes(ran);
     }
     let store = super::open_store(&config, "wakeful session").await?;
     let output = Output::new(&args.output);
-    let ran = match args.verb {
-        Verb::List { status, conversation, trigger, all, limit } => {
-            let filter = SessionFilter {
-                status,
-                only_live: !all && trigger.is_none() && conversation.is_none(),
-                conversation_id: conversation.map(|id| format!("{DEFAULT_SPACE}/{id}")),
-                trigger_type: trigger,
-                limit,
-                ..SessionFilter::default()
-            };
-            list(&store, &output, filter).await
-        }
-        Verb::Show { id, full } => show::show(&store, &output, &id, full).await,
-        Verb::Tail { id, follow, after } => tail::tail(&store, &output, &id, follow, after).await,
-        Verb::New(args) => new::new(app, &config, &store, &output, args).await,
-        Verb::Send { id, text, client_key } => send(&store, &output, &id, text, client_key).await,
-        Verb::Retry { id, reason } => steer(&store, &output, &id, Steer::Retry, reason).await,
-        Verb::Cancel { id, reason } => steer(&store, &output, &id, Steer::Cancel, reason).await,
-        Verb::Archive { id, reason } => steer(&store, &output, &id, Steer::Archive, reason).await,
-        Verb::Terminate { id, reason } => steer(&store, &output, &id, Steer::Terminate, reason).await,
-        Verb::Resolve(args) => resolve::resolve(&store, &output, args).await,
-        Verb::Fork(args) => fork::fork(&store, app, &config, &output, args).await,
-        Verb::Tree { id } => tree::tree(&store, &output, &id).await,
-        Verb::Export(args) => export::from_database(&store, &output, &args).await,
-        Verb::Import(args) => import::into_database(&store, &output, &args, limits).await,
-        Verb::Wake { id } => wake::wake(&store, &output, &id).await,
-        Verb::Why { id } => why::why(&store, &config, &output, &id).await,
-        Verb::Diff(args) => diff::diff(&store, &output, args).await,
-        Verb::Context(args) => context::context(app, &store, &config, &output, args).await,
-        Verb::Recover(args) => recover::from_database(&store, &output, args).await,
-        Verb::Verify(args) => verify::verify(&store, &output, args).await,
-    };
+    let ran = perform(app, &config, &store, &output, &space, args.verb).await;
     store.close().await;
     super::output::until_reader_goes(ran)
 }
 
-async fn list(store: &Store, output: &Output, filter: SessionFilter) -> anyhow::Result<Exit> {
+async fn perform(
+    app: &App,
+    config: &Config,
+    store: &Store,
+    output: &Output,
+    space: &Space,
+    verb: Verb,
+) -> anyhow::Result<Exit> {
+    space.has(store, &verb.sessions()).await?;
+    match verb {
+        Verb::List { status, conversation, trigger, all, limit } => {
+            let filter = SessionFilter {
+                status,
+                only_live: !all && trigger.is_none() && conversation.is_none(),
+                conversation_id: conversation.map(|id| space.stored(&id)),
+                trigger_type: trigger,
+                limit,
+                ..space.sessions()
+            };
+            list(store, output, &space.reach(), filter).await
+        }
+        Verb::Show { id, full } => show::show(store, output, &id, full).await,
+        Verb::Tail { id, follow, after } => tail::tail(store, output, &id, follow, after).await,
+        Verb::New(args) => new::new(app, config, store, output, space, args).await,
+        Verb::Send { id, text, client_key } => send(store, output, &id, text, client_key).await,
+        Verb::Retry { id, reason } => steer(store, output, &id, Steer::Retry, reason).await,
+        Verb::Cancel { id, reason } => steer(store, output, &id, Steer::Cancel, reason).await,
+        Verb::Archive { id, reason } => steer(store, output, &id, Steer::Archive, reason).await,
+        Verb::Terminate { id, reason } => steer(store, output, &id, Steer::Terminate, reason).await,
+        Verb::Resolve(args) => resolve::resolve(store, output, args).await,
+        Verb::Fork(args) => fork::fork(store, app, config, output, args).await,
+        Verb::Tree { id } => tree::tree(store, output, &id).await,
+        Verb::Export(args) => export::from_database(store, output, &args).await,
+        Verb::Import(args) => {
+            import::into_database(store, output, space.of_names(), &args, config.server.import_limits()).await
+        }
+        Verb::Wake { id } => wake::wake(store, output, &id).await,
+        Verb::Why { id } => why::why(store, config, output, &id).await,
+        Verb::Diff(args) => diff::diff(store, output, args).await,
+        Verb::Context(args) => context::context(app, store, config, output, args).await,
+        Verb::Recover(args) => recover::from_database(store, output, args).await,
+        Verb::Verify(args) => verify::verify(store, output, space, args).await,
+    }
+}
+
+async fn list(store: &Store, output: &Output, reach: &Reach, filter: SessionFilter) -> anyhow::Result<Exit> {
     if let Some(status) = &filter.status
         && SessionStatus::parse(status).is_none()
     {
@@ -218,7 +259,7 @@ async fn list(store: &Store, output: &Output, filter: SessionFilter) -> anyhow::
         return Err(Usage(format!("no status {status:?}; there are: {}", known.join(", "))).into());
     }
     if let Some(trigger_type) = &filter.trigger_type
-        && !store.knows_trigger_type(&Reach::default(), trigger_type).await?
+        && !store.knows_trigger_type(reach, trigger_type).await?
     {
         return Err(Usage(no_trigger(trigger_type)).into());
     }

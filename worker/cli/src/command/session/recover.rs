@@ -14,7 +14,7 @@ use wakeful_workflow::recover::Recovered;
 pub(in crate::command) struct Args {
     /// The session's id.
     #[arg(required_unless_present = "journal", conflicts_with = "journal")]
-    id: Option<String>,
+    pub(super) id: Option<String>,
     /// A journal in a file, one JSON entry per line, as `session tail --after 0 -o jsonl` prints it; `-` is
     /// stdin.
     #[arg(long, value_name = "FILE")]

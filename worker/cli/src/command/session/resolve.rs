@@ -11,7 +11,7 @@ use wakeful_workflow::resolve::Resolution;
 #[command(group(clap::ArgGroup::new("outcome").required(true)))]
 pub(in crate::command) struct Args {
     /// The session's id.
-    session: String,
+    pub(super) session: String,
     /// The id of a call or a delivery, as `session why` lists them.
     effect: String,
     /// It took effect; this is what it would have returned.
