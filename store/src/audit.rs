@@ -55,6 +55,8 @@ pub struct AuditFilter {
     /// The verb, or its beginning up to the point.
     pub verb: Option<String>,
     pub target: Option<String>,
+    /// Only what was about this space.
+    pub space: Option<String>,
     pub outcome: Option<String>,
     pub since: Option<DateTime<Utc>>,
     /// The last row of the page before.
@@ -251,6 +253,7 @@ impl Store {
                 and ($4::text is null or outcome = $4)
                 and ($5::timestamptz is null or at >= $5)
                 and ($6::bigint is null or audit_id < $6)
+                and ($8::text is null or space_id = $8)
             order by audit_id desc
             limit $7",
             filter.actor,
@@ -259,7 +262,8 @@ impl Store {
             filter.outcome,
             filter.since,
             filter.before,
-            filter.limit
+            filter.limit,
+            filter.space
         )
         .fetch_all(&self.pool.of_installation())
         .await?)

@@ -6,6 +6,9 @@
 //! server has no connection left for this process, the statement waits for the next one that another statement
 //! gives back, and the pool tries again later. So a process that got one connection works, slowly.
 //!
+//! A connection sees one space, or all ([`crate::space`]). A statement takes one that sees what its task may see, if one is
+//! idle; else the server is told first.
+//!
 //! Two *doors* lead into the pool: one for messages that come in, one for everything else. Neither may take the last
 //! connection, so readers and workers cannot keep a message out, and messages cannot stop readers and workers.
 //!

@@ -152,36 +152,40 @@ impl Store {
         Ok((row.token()?, format!("{PREFIX}{id}_{secret}")))
     }
 
-    /// Tokens, newest first. `before` is the last token of the page before.
+    /// Tokens, of all spaces or of one, newest first. `before` is the last token of the page before.
     ///
     /// # Errors
     /// [`Error::Database`].
-    pub async fn tokens(&self, before: Option<&str>, limit: i64) -> Result<Vec<Token>> {
+    pub async fn tokens(&self, space: Option<&str>, before: Option<&str>, limit: i64) -> Result<Vec<Token>> {
         let rows = sqlx::query_as!(
             Row,
             "select token_id, name, scope, space_id, agent, created_at, expires_at, revoked_at, last_used_at
             from api_tokens
-            where $1::text is null or (created_at, token_id)
-                < (select b.created_at, b.token_id from api_tokens b where b.token_id = $1)
+            where ($1::text is null or (created_at, token_id)
+                    < (select b.created_at, b.token_id from api_tokens b where b.token_id = $1))
+                and ($3::text is null or space_id = $3)
             order by created_at desc, token_id desc
             limit $2",
             before,
-            limit
+            limit,
+            space
         )
         .fetch_all(&self.pool)
         .await?;
         rows.into_iter().map(Row::token).collect()
     }
 
-    /// Revokes a token: from now on every process refuses it. `false`: it was revoked before.
+    /// Revokes a token, of any space or of one: from now on every process refuses it. `false`: it was revoked before.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Database`].
-    pub async fn revoke_token(&self, token_id: &str) -> Result<(Token, bool)> {
+    pub async fn revoke_token(&self, space: Option<&str>, token_id: &str) -> Result<(Token, bool)> {
         let mut tx = self.pool.begin().await?;
         let row = sqlx::query!(
             r#"with was as (
-                select token_id, revoked_at is null as in_force from api_tokens where token_id = $1 for update
+                select token_id, revoked_at is null as in_force from api_tokens
+                where token_id = $1 and ($2::text is null or space_id = $2)
+                for update
             )
             update api_tokens t
             set revoked_at = coalesce(t.revoked_at, clock_timestamp())
@@ -189,7 +193,8 @@ impl Store {
             where t.token_id = was.token_id
             returning t.token_id, t.name, t.scope, t.space_id, t.agent, t.created_at, t.expires_at, t.revoked_at,
                 t.last_used_at, was.in_force as "in_force!""#,
-            token_id
+            token_id,
+            space
         )
         .fetch_optional(&mut *tx)
         .await?

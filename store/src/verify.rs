@@ -57,14 +57,15 @@ impl Store {
     ///
     /// # Errors
     /// [`crate::Error::Database`].
-    pub async fn session_ids(&self, after: &str, limit: i64) -> Result<Vec<String>> {
+    pub async fn session_ids(&self, space: Option<&str>, after: &str, limit: i64) -> Result<Vec<String>> {
         Ok(sqlx::query_scalar!(
             "select session_id from conversation_sessions
-            where session_id > $1
+            where session_id > $1 and ($3::text is null or space_id = $3)
             order by session_id
             limit $2",
             after,
-            limit
+            limit,
+            space
         )
         .fetch_all(&self.pool)
         .await?)

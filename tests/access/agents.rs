@@ -63,3 +63,23 @@ async fn a_notice_under_a_token_of_one_agent_enters_no_conversation_of_another()
         assert_eq!(status, StatusCode::ACCEPTED, "{body}");
     }
 }
+
+#[tokio::test]
+async fn an_agent_of_some_spaces_does_not_exist_in_others() {
+    let acmes = "[agents.acmes]\nmodel = \"openai/test\"\nspaces = [\"acme\"]\n";
+    let stage = Stage::new(acmes).await;
+    let of = async |space: &str| stage.token(&["--scope", "operate", "--space", space]).await;
+    let (acme, bolt) = (of("acme").await, of("bolt").await);
+    let message = |agent: &str| json!({"text": "Hi", "agent": agent});
+    stage.chat(&acme, "c1", message("acmes")).await;
+    let refused = async |agent: &str| {
+        let (status, body) = stage.post(&bolt, "/v1/chat/c1/messages", &message(agent)).await;
+        (status, problem(&body).replace(agent, "*"))
+    };
+    let (status, detail) = refused("acmes").await;
+    assert_eq!((status, detail.clone()), refused("nobodys").await);
+    assert!(status.is_client_error() && !detail.contains("acmes"), "{status} {detail}");
+    let schedule = json!({"name": "s", "cron": "0 9 * * *", "prompt": "p", "agent": "acmes"});
+    assert_eq!(stage.post(&bolt, "/v1/schedules", &schedule).await.0, StatusCode::BAD_REQUEST);
+    assert_eq!(stage.post(&acme, "/v1/schedules", &schedule).await.0, StatusCode::CREATED);
+}

@@ -22,6 +22,9 @@ use wakeful_workflow::policy::SessionPolicy;
 use wakeful_workflow::record::{Block, Details, FinishReason, Record, Role, ToolCall, ToolResult, Usage};
 use wakeful_workflow::session::Session;
 
+/// The roles of a deployed database.
+const ROLES: &str = include_str!("../../deploy/roles.sql");
+
 /// Bytes of a message's text and of a session's state.
 pub const MESSAGE_BYTES: usize = 2048;
 pub const STATE_BYTES: usize = 1024;
@@ -72,6 +75,16 @@ impl Database {
 
     pub async fn store(&self, connections: u32) -> Result<Store> {
         Ok(Store::connect(&self.url, connections, "wakeful bench").await?)
+    }
+
+    /// The same in the role that `serve` has in production, which row-level security binds.
+    pub async fn store_as_runtime(&self, connections: u32) -> Result<Store> {
+        let mut owner = self.connect().await?;
+        sqlx::raw_sql(ROLES).execute(&mut owner).await?;
+        owner.close().await?;
+        let mut url = reqwest::Url::parse(&self.url).context("the database's URL")?;
+        url.set_username("wakeful_runtime").ok().context("the URL has a user")?;
+        Ok(Store::connect(url.as_str(), connections, "wakeful bench").await?)
     }
 
     /// A connection for queries, and for work that no worker does.
@@ -147,8 +160,9 @@ impl Held {
 }
 
 /// Sessions with a kilobyte of state, woken, claimed, hydrated and running.
-pub async fn hold_sessions(store: &Store, count: usize) -> Result<Vec<Held>> {
-    for number in 0..count {
+/// `first` is the number of the first: each number is a session.
+pub async fn hold_sessions(store: &Store, first: usize, count: usize) -> Result<Vec<Held>> {
+    for number in first..first + count {
         let new = NewSession {
             space_id: "bench".into(),
             mailbox_id: "chat".into(),

@@ -234,8 +234,10 @@ async fn measure(
 enum Contestant {
     /// pgbench with the rows of this shape and this many clients.
     Floor(Shape, usize),
-    /// The store's commits in this shape, at this many sessions.
+    /// The store's commits in this shape, at this many sessions. As a superuser: row-level security does not bind it.
     Commit(Shape, usize),
+    /// The same as the runtime role, so every row is compared with its policy.
+    Bound(Shape, usize),
     /// This many processes.
     Worker(usize),
     Peer(peers::Peer),
@@ -256,18 +258,22 @@ impl Contestant {
             Contestant::Commit(Shape::Turn, count) => {
                 format!("tool turn, {}", sessions(count))
             }
+            Contestant::Bound(shape, count) => {
+                format!("{}, with row-level security", Contestant::Commit(shape, count).name())
+            }
             Contestant::Worker(1) => "whole worker, 1 process".to_owned(),
             Contestant::Worker(count) => format!("whole worker, {count} processes"),
             Contestant::Peer(peer) => peer.name().to_owned(),
         }
     }
 
-    /// The floor that it is compared with. The whole worker and the peers are compared with the smaller step.
+    /// What it is compared with: commits under row-level security with the same commits without it. The whole worker and the peers are compared with the smaller step.
     fn floor(self) -> Contestant {
         match self {
             Contestant::Floor(shape, clients) | Contestant::Commit(shape, clients) => {
                 Contestant::Floor(shape, clients)
             }
+            Contestant::Bound(shape, clients) => Contestant::Commit(shape, clients),
             Contestant::Worker(_) | Contestant::Peer(_) => Contestant::Floor(Shape::Step, SESSIONS),
         }
     }
@@ -294,7 +300,9 @@ async fn rates(
         contestants.push(Contestant::Floor(Shape::Step, 1));
         contestants.extend([SESSIONS, 1].map(|clients| Contestant::Floor(Shape::Turn, clients)));
         for shape in [Shape::Step, Shape::Turn] {
-            contestants.extend([Contestant::Commit(shape, SESSIONS), Contestant::Commit(shape, 1)]);
+            for clients in [SESSIONS, 1] {
+                contestants.extend([Contestant::Commit(shape, clients), Contestant::Bound(shape, clients)]);
+            }
         }
     }
     if arguments.has(Part::Worker) {
@@ -349,7 +357,7 @@ async fn rates(
     if arguments.has(Part::Commit) {
         progress.say("counting");
         for shape in [Shape::Step, Shape::Turn] {
-            let sent = server::traffic(&stage.step, &mut stage.sixteen, shape).await?;
+            let sent = server::traffic(&stage.step, &mut stage.free.sixteen, shape).await?;
             let name = Contestant::Commit(shape, SESSIONS).name();
             report.add("On the wire, a step", format!("{name}: round trips"), "", &[sent.round_trips]);
             report.add("On the wire, a step", format!("{name}: sent"), "bytes", &[sent.bytes]);
@@ -364,27 +372,48 @@ async fn rates(
 struct Stage {
     step: Database,
     floor: Database,
+    free: Committers,
+    /// As the runtime role.
+    bound: Committers,
+    pgbench: Pgbench,
+}
+
+/// A store, and the sessions that it commits.
+struct Committers {
     store: Store,
     sixteen: Vec<Held>,
     one: Vec<Held>,
-    pgbench: Pgbench,
+}
+
+impl Committers {
+    async fn new(store: Store, first: usize) -> Result<Committers> {
+        let mut sixteen = fixture::hold_sessions(&store, first, SESSIONS + 1).await?;
+        let one = sixteen.split_off(SESSIONS);
+        Ok(Committers { store, sixteen, one })
+    }
+
+    async fn round(&mut self, shape: Shape, count: usize, seconds: f64) -> Result<commits::Round> {
+        let held = if count == 1 { &mut self.one } else { &mut self.sixteen };
+        commits::round(&self.store, held, shape, seconds).await
+    }
 }
 
 impl Stage {
     async fn set(server: &Server) -> Result<Stage> {
         let step = Database::create(server.url(), "step").await?;
         let floor = Database::create(server.url(), "floor").await?;
-        let store = step.store(SESSIONS as u32).await?;
-        let mut sixteen = fixture::hold_sessions(&store, SESSIONS + 1).await?;
-        let one = sixteen.split_off(SESSIONS);
+        let free = Committers::new(step.store(SESSIONS as u32).await?, 0).await?;
+        let bound = Committers::new(step.store_as_runtime(SESSIONS as u32).await?, SESSIONS + 1).await?;
         let floor_store = floor.store(SESSIONS as u32).await?;
         let pgbench = Pgbench::new(&floor, &floor_store, SESSIONS).await?;
         floor_store.close().await;
-        let mut stage = Stage { step, floor, store, sixteen, one, pgbench };
+        let mut stage = Stage { step, floor, free, bound, pgbench };
         // Warm up.
         for shape in [Shape::Step, Shape::Turn] {
             stage.pgbench.round(shape, SESSIONS, 1.0).await?;
-            commits::round(&stage.store, &mut stage.sixteen, shape, 0.5).await?;
+            for committers in [&mut stage.free, &mut stage.bound] {
+                committers.round(shape, SESSIONS, 0.5).await?;
+            }
         }
         Ok(stage)
     }
@@ -402,10 +431,11 @@ impl Stage {
                 let round = self.pgbench.round(shape, clients, seconds).await?;
                 (round, server.stop(&self.floor, meter).await?)
             }
-            Contestant::Commit(shape, count) => {
-                let held = if count == 1 { &mut self.one } else { &mut self.sixteen };
+            Contestant::Commit(shape, count) | Contestant::Bound(shape, count) => {
+                let is_bound = matches!(contestant, Contestant::Bound(..));
+                let committers = if is_bound { &mut self.bound } else { &mut self.free };
                 let meter = server.start(&self.step).await?;
-                let round = commits::round(&self.store, held, shape, seconds).await?;
+                let round = committers.round(shape, count, seconds).await?;
                 (round, server.stop(&self.step, meter).await?)
             }
             Contestant::Worker(processes) => {
@@ -431,8 +461,10 @@ impl Stage {
     }
 
     async fn clear(self) -> Result<()> {
-        drop((self.sixteen, self.one));
-        self.store.close().await;
+        for Committers { store, sixteen, one } in [self.free, self.bound] {
+            drop((sixteen, one));
+            store.close().await;
+        }
         self.step.remove().await?;
         self.floor.remove().await
     }

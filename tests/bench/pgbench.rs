@@ -128,7 +128,7 @@ impl Script {
 impl Pgbench {
     /// Creates the script, and one session per client. The session's id contains the client's number.
     pub async fn new(database: &Database, store: &Store, clients: usize) -> Result<Pgbench> {
-        let held = fixture::hold_sessions(store, clients).await?;
+        let held = fixture::hold_sessions(store, 0, clients).await?;
         let mut connection = database.connect().await?;
         for table in ["conversation_sessions", "jobs", "session_runs"] {
             let session = "'sess_' || lpad(substr(conversation_id, 7), 32, '0')";

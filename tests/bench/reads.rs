@@ -23,7 +23,7 @@ pub struct Read {
 /// Hydrates sessions of `sizes` messages in turn.
 pub async fn hydrate(database: &Database, sizes: &[usize], times: usize) -> Result<Vec<Read>> {
     let store = database.store(4).await?;
-    let mut held = fixture::hold_sessions(&store, sizes.len()).await?;
+    let mut held = fixture::hold_sessions(&store, 0, sizes.len()).await?;
     for (one, size) in held.iter_mut().zip(sizes) {
         while one.session.records.len() < *size {
             let missing = size - one.session.records.len();

@@ -44,7 +44,8 @@ async fn when_the_server_gives_no_more_connections_statements_take_turns_on_what
         clock.unwrap();
     }
     // Messages have a door of their own to the same connection.
-    let (read, written) = tokio::join!(store.session_ids("", 10), store.count_legacy(CacheMiss::Missed));
+    let (read, written) =
+        tokio::join!(store.session_ids(None, "", 10), store.count_legacy(CacheMiss::Missed));
     read.unwrap();
     written.unwrap();
     store.close().await;

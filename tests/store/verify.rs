@@ -230,5 +230,5 @@ async fn sessions_that_share_a_conversation_agree_with_their_own_logs() {
     driver.continues(Performed::Begun).await;
     assert_eq!(driver.commit(replied(vec![text("Done.")])).await, Commit::Closed { opened: false });
     assert!(world.store.verify(&first).await.unwrap().agrees);
-    assert_eq!(world.store.session_ids("", 10).await.unwrap(), [first, woken.session_id]);
+    assert_eq!(world.store.session_ids(None, "", 10).await.unwrap(), [first, woken.session_id]);
 }

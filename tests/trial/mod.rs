@@ -5,6 +5,7 @@ mod bundles;
 mod paths;
 mod requests;
 mod secrets;
+mod spaces;
 mod stalled;
 
 use crate::support::Process;

@@ -117,10 +117,10 @@ impl Store {
             PURPOSE,
             &made
         )
-        .execute(&self.pool)
+        .execute(&self.pool.of_installation())
         .await?;
         let key = sqlx::query_scalar!("select key from signing_keys where purpose = $1", PURPOSE)
-            .fetch_one(&self.pool)
+            .fetch_one(&self.pool.of_installation())
             .await?;
         Ok(self.user_key.0.get_or_init(|| hmac::Key::new(hmac::HMAC_SHA256, &key)))
     }

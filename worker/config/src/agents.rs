@@ -3,6 +3,7 @@
 use crate::{AgentError, AgentSettings, Config, DEFAULT_AGENT, DEFAULT_PROMPT, DEFAULT_TOOLS};
 use std::collections::BTreeSet;
 use wakeful_workflow::agent::Agent;
+use wakeful_workflow::id::DEFAULT_SPACE;
 use wakeful_workflow::policy::PARTICIPANTS;
 
 impl Config {
@@ -43,6 +44,34 @@ impl Config {
         })
     }
 
+    /// The agent `name`, for a session of `space`.
+    ///
+    /// # Errors
+    /// [`AgentError`]. An agent of other spaces only is as unknown as one that nobody configured.
+    pub fn agent_in(&self, space: &str, name: &str) -> Result<Agent, AgentError> {
+        let here = self.agent_names_in(space);
+        if here.contains(name) {
+            return self.agent(name);
+        }
+        let known = here.into_iter().collect::<Vec<_>>().join(", ");
+        Err(AgentError::Unknown { name: name.to_owned(), known })
+    }
+
+    /// The names that [`Config::agent_in`] accepts.
+    pub fn agent_names_in(&self, space: &str) -> BTreeSet<String> {
+        let serves = |name: &String| match self.agents.get(name).and_then(|agent| agent.spaces.as_ref()) {
+            Some(spaces) => spaces.iter().any(|one| one == space),
+            None => true,
+        };
+        self.agent_names().into_iter().filter(serves).collect()
+    }
+
+    /// A space in which the agent may be used.
+    pub fn space_of_agent(&self, name: &str) -> &str {
+        let spaces = self.agents.get(name).and_then(|agent| agent.spaces.as_ref());
+        spaces.and_then(|spaces| spaces.first()).map_or(DEFAULT_SPACE, String::as_str)
+    }
+
     /// Whether several users may write in one conversation of this agent.
     pub fn is_shared(&self, agent: &str) -> bool {
         self.agents.get(agent).is_some_and(|agent| agent.shared)
@@ -62,5 +91,31 @@ impl Config {
         } else {
             self.agents.keys().cloned().collect()
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_agent_of_other_spaces_is_as_unknown_as_one_that_nobody_configured() {
+        let of = |spaces: Option<&[&str]>| AgentSettings {
+            model: Some("scripted/x".to_owned()),
+            spaces: spaces.map(|spaces| spaces.iter().map(|one| (*one).to_owned()).collect()),
+            ..AgentSettings::default()
+        };
+        let agents =
+            [("everyones", of(None)), ("acmes", of(Some(&["acme", "bolt"]))), ("bolts", of(Some(&["bolt"])))];
+        let config = Config {
+            agents: agents.into_iter().map(|(name, agent)| (name.to_owned(), agent)).collect(),
+            ..Config::load(None, std::iter::empty()).expect("no configuration is one")
+        };
+        assert!(config.agent_in("acme", "acmes").is_ok() && config.agent_in("bolt", "acmes").is_ok());
+        assert!(config.agent_in("anywhere", "everyones").is_ok());
+        let refused = |name: &str| config.agent_in("acme", name).unwrap_err().to_string();
+        assert_eq!(refused("bolts"), refused("nobodys").replace("nobodys", "bolts"));
+        assert!(!refused("nobodys").contains("has: bolts") && !refused("nobodys").contains(", bolts"));
+        assert_eq!([config.space_of_agent("bolts"), config.space_of_agent("everyones")], ["bolt", "default"]);
     }
 }

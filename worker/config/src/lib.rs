@@ -219,6 +219,8 @@ pub struct AgentSettings {
     pub recipients: Option<Vec<String>>,
     /// The hosts that its tools may contact.
     pub web: WebPolicy,
+    /// The only spaces whose sessions may use it. `None`: all.
+    pub spaces: Option<Vec<String>>,
     /// How long the agent's question waits for an answer. `None`: without limit.
     pub ask_expires_s: Option<u64>,
     pub on_ask_expired: OnExpired,

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use secrecy::SecretString;
+use wakeful_workflow::access::is_space;
 use wakeful_workflow::policy::PARTICIPANTS;
 
 use super::Given;
@@ -389,6 +390,23 @@ pub(super) fn recipients(section: &mut Section<'_>) -> Option<Vec<String>> {
         let text =
             format!("{key} has {wrong:?}: it must be an address, *@domain, participants, or * for everybody");
         section.problem(origin, text);
+    }
+    Some(list)
+}
+
+/// The spaces of an agent: at least one.
+pub(super) fn spaces(section: &mut Section<'_>) -> Option<Vec<String>> {
+    let origin = section.origin("spaces")?;
+    let list = section.list("spaces")?;
+    let key = section.full("spaces");
+    if let Some(wrong) = list.iter().find(|one| !is_space(one)) {
+        let text = format!("{key} has {wrong:?}: a space has 1 to 64 letters, digits, -, _ and .");
+        section.problem(origin, text);
+    } else if list.is_empty() {
+        section.problem(
+            origin,
+            format!("{key} is empty: name at least one space, or leave it out for all of them"),
+        );
     }
     Some(list)
 }

@@ -7,11 +7,12 @@ use std::time::Duration;
 
 use wakeful_workflow::agent::{JournalLevel, Limits, OnEmptyReply, OnExpired, OnUncertain};
 use wakeful_workflow::gate::GatePolicy;
+use wakeful_workflow::id::DEFAULT_SPACE;
 use wakeful_workflow::strategy::{ContextPolicy, Strategy};
 
 use super::price::Price;
 use super::problem::Problem;
-use super::read::{Notes, Section, narrow, recipients};
+use super::read::{Notes, Section, narrow, recipients, spaces};
 use super::tree::Table;
 use super::{
     AgentSettings, Config, Database, ModelSettings, OnDelayed, Provider, Providers, Queue, Scripted, Server,
@@ -56,7 +57,7 @@ pub(super) fn read(table: Table, added: &[&str]) -> (Config, Vec<Problem>) {
         warnings: Vec::new(),
         given: Vec::new(),
     };
-    config.schedules = super::cron::read(&mut root, &config.agent_names());
+    config.schedules = super::cron::read(&mut root, &config.agent_names_in(DEFAULT_SPACE));
     root.finish();
     config.given = notes.given.into_inner();
     config.given.sort();
@@ -207,6 +208,7 @@ fn agents(root: &mut Section<'_>, names: &ModelNames<'_>) -> BTreeMap<String, Ag
             context: context(section.section("context")),
             recipients: recipients(&mut section),
             web: super::web::policy(&mut section).unwrap_or_default(),
+            spaces: spaces(&mut section),
             ask_expires_s: section.number("ask_expires_s", 1..=31_536_000).map(i64::unsigned_abs),
             on_ask_expired: section
                 .text("on_ask_expired", "must be tell_model or fail", on_ask_expired)

@@ -103,26 +103,27 @@ impl Ctx {
     /// Returns the agent of `session`: the configured one, with the overrides of the session's own policy.
     ///
     /// # Errors
-    /// When the configuration has no such agent.
+    /// When the configuration has no such agent for the session's space.
     pub fn agent_of(&self, session: &Session) -> Result<Agent, AgentError> {
-        let configured = match (self.config.agent(&session.agent), &session.policy.model) {
-            // A replay has its own model and tools, so it also runs where the configuration lacks the agent.
-            (Err(_), Some(model)) if session.policy.replay.is_some() => Agent {
-                name: session.agent.clone(),
-                system_prompt: String::new(),
-                model: model.clone(),
-                fallback: Vec::new(),
-                tools: Vec::new(),
-                limits: Limits::default(),
-                on_uncertain: OnUncertain::default(),
-                on_empty_reply: OnEmptyReply::default(),
-                journal: JournalLevel::default(),
-                context: ContextPolicy::default(),
-                recipients: Vec::new(),
-                web: wakeful_workflow::policy::WebPolicy::default(),
-            },
-            (configured, _) => configured?,
-        };
+        let configured =
+            match (self.config.agent_in(&session.space_id, &session.agent), &session.policy.model) {
+                // A replay has its own model and tools, so it also runs where the configuration lacks the agent.
+                (Err(_), Some(model)) if session.policy.replay.is_some() => Agent {
+                    name: session.agent.clone(),
+                    system_prompt: String::new(),
+                    model: model.clone(),
+                    fallback: Vec::new(),
+                    tools: Vec::new(),
+                    limits: Limits::default(),
+                    on_uncertain: OnUncertain::default(),
+                    on_empty_reply: OnEmptyReply::default(),
+                    journal: JournalLevel::default(),
+                    context: ContextPolicy::default(),
+                    recipients: Vec::new(),
+                    web: wakeful_workflow::policy::WebPolicy::default(),
+                },
+                (configured, _) => configured?,
+            };
         let mut agent = session.policy.of(configured);
         if session.policy.model.is_some() {
             // The session asks for this model and no other.

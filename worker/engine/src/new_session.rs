@@ -43,7 +43,8 @@ pub fn of_trigger(
     trigger: Trigger,
 ) -> Result<NewSession, CannotBegin> {
     let name = agent.unwrap_or(DEFAULT_AGENT);
-    let agent = config.agent(name).map_err(|error| CannotBegin(error.to_string()))?;
+    let agent =
+        config.agent_in(space_of(&conversation_id), name).map_err(|error| CannotBegin(error.to_string()))?;
     let tools = tools
         .definitions(&agent.tools)
         .map_err(|error| CannotBegin(format!("the agent {name:?} cannot be used here: {error}")))?;

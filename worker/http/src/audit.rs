@@ -151,6 +151,7 @@ pub(crate) async fn list(
         actor: query.actor,
         verb: query.verb,
         target: query.target,
+        space: None,
         outcome: query.outcome,
         since: query.since,
         before: query.cursor,

@@ -96,7 +96,8 @@ pub async fn view(
 ) -> Result<View, ViewError> {
     let session = store.hydrate(session_id).await?;
     let unconfigured = |error: String| ViewError::NotConfigured(error);
-    let agent = config.agent(&session.agent).map_err(|error| unconfigured(error.to_string()))?;
+    let agent = config.agent_in(&session.space_id, &session.agent);
+    let agent = agent.map_err(|error| unconfigured(error.to_string()))?;
     let agent = session.policy.of(agent);
     let configured = match session.prefix {
         Some(_) => Vec::new(),

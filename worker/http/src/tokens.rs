@@ -39,7 +39,7 @@ pub(super) async fn list(
     let Query(query) = query?;
     check_text("cursor", query.cursor.as_deref(), 256)?;
     let limit = limit(query.limit);
-    let items = ctx.store.tokens(query.cursor.as_deref(), limit).await?;
+    let items = ctx.store.tokens(None, query.cursor.as_deref(), limit).await?;
     let next = next_page(&items, limit, |last| json!(last.token_id));
     page(&items, next)
 }
@@ -111,7 +111,7 @@ pub fn shown_once(token: &Token, secret: &str) -> Value {
 
 /// Revokes a token. Repeating it changes nothing.
 pub(super) async fn revoke(State(ctx): State<Arc<Ctx>>, Id(id): Id) -> Result<Json<Token>, Problem> {
-    Ok(Json(ctx.store.revoke_token(&id).await?.0))
+    Ok(Json(ctx.store.revoke_token(None, &id).await?.0))
 }
 
 #[derive(Debug, Deserialize)]

@@ -135,7 +135,7 @@ pub fn read(asked: ScheduleInput, space: &str, config: &Config) -> Result<Defini
         format!("`{key}`: {invalid}")
     })?;
     let agent = asked.agent.unwrap_or_else(|| DEFAULT_AGENT.to_owned());
-    match config.agent(&agent) {
+    match config.agent_in(space, &agent) {
         // Only the process that runs the agent must know its model; the command line's configuration may not
         // name it.
         Ok(_) | Err(AgentError::NoModel { .. }) => {}

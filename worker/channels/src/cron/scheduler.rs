@@ -114,8 +114,13 @@ fn tell(ctx: &Ctx, fired: &Fired) {
 /// have them.
 fn agents(ctx: &Ctx) -> Vec<String> {
     let known = |name: &String| {
-        new_session::of_chat(&ctx.config, &ctx.plugins.tools, format!("{DEFAULT_SPACE}/any"), Some(name))
-            .is_ok()
+        new_session::of_chat(
+            &ctx.config,
+            &ctx.plugins.tools,
+            format!("{}/any", ctx.config.space_of_agent(name)),
+            Some(name),
+        )
+        .is_ok()
     };
     ctx.config.agent_names().into_iter().filter(known).collect()
 }

@@ -10,6 +10,7 @@ use wakeful_config::Invalid;
 use wakeful_config::mail_out::Dkim;
 use wakeful_engine::channel::Channel;
 use wakeful_engine::ctx::Ctx;
+use wakeful_workflow::id::DEFAULT_SPACE;
 
 mod body;
 pub mod bounce;
@@ -36,7 +37,7 @@ pub(super) fn senders(config: &Config) -> anyhow::Result<Vec<Arc<dyn Channel>>> 
     for mailbox in &config.email.incoming.mailboxes {
         if let Some(agent) = &mailbox.agent {
             config
-                .agent(agent)
+                .agent_in(DEFAULT_SPACE, agent)
                 .map_err(|error| Invalid(format!("email.mailboxes.{}.agent: {error}", mailbox.name)))?;
         }
     }

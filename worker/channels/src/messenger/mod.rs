@@ -29,7 +29,7 @@ use wakeful_engine::{ingest, new_session};
 use wakeful_http::problem::Problem;
 use wakeful_store::Error;
 use wakeful_store::wake::{NewMessage, Woken};
-use wakeful_workflow::id::stored_conversation_id;
+use wakeful_workflow::id::{DEFAULT_SPACE, stored_conversation_id};
 use wakeful_workflow::policy::ReplyRoute;
 
 /// Builds the channels that send to messengers. Also checks rules that span several configuration keys.
@@ -88,9 +88,9 @@ fn check(config: &Config) -> Result<(), String> {
     ];
     for (name, agent) in agents {
         if let Some(agent) = agent
-            && !config.agent_names().contains(agent)
+            && !config.agent_names_in(DEFAULT_SPACE).contains(agent)
         {
-            let known = config.agent_names().into_iter().collect::<Vec<_>>().join(", ");
+            let known = config.agent_names_in(DEFAULT_SPACE).into_iter().collect::<Vec<_>>().join(", ");
             return Err(format!("messenger.{name}.agent: there is no agent {agent:?}; there are: {known}"));
         }
     }

@@ -25,6 +25,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(200);
 pub struct Client {
     url: Url,
     token: Option<SecretString>,
+    /// The space that the requests are about; without one, the token's.
+    space: Option<String>,
     http: reqwest::Client,
 }
 
@@ -75,7 +77,12 @@ impl Client {
             .connect_timeout(Duration::from_secs(5))
             .timeout(ANSWER)
             .build()?;
-        Ok(Some(Client { url, token, http }))
+        Ok(Some(Client { url, token, space: None, http }))
+    }
+
+    /// The same server, for requests about a space.
+    pub fn in_space(self, space: Option<&str>) -> Client {
+        Client { space: space.map(str::to_owned), ..self }
     }
 
     /// Sends the request. A refusal is an error.
@@ -88,10 +95,7 @@ impl Client {
             built = built.header(name, value);
         }
         // A signed webhook needs no token, so send none with it.
-        let built = match &self.token {
-            Some(token) if !request.signed => built.bearer_auth(token.expose_secret()),
-            Some(_) | None => built,
-        };
+        let built = if request.signed { built } else { self.as_caller(built) };
         self.answer(built).await
     }
 
@@ -101,11 +105,19 @@ impl Client {
     /// [`Failed`].
     pub async fn session(&self, session_id: &str) -> Result<Value, Failed> {
         let built = self.http.get(self.at(&["v1".into(), "sessions".into(), session_id.into()]));
-        let built = match &self.token {
-            Some(token) => built.bearer_auth(token.expose_secret()),
-            None => built,
+        Ok(self.answer(self.as_caller(built)).await?.body)
+    }
+
+    /// Adds the token and the space.
+    fn as_caller(&self, request: reqwest::RequestBuilder) -> reqwest::RequestBuilder {
+        let request = match &self.token {
+            Some(token) => request.bearer_auth(token.expose_secret()),
+            None => request,
         };
-        Ok(self.answer(built).await?.body)
+        match &self.space {
+            Some(space) => request.header(wakeful_http::access::SPACE, space),
+            None => request,
+        }
     }
 
     /// Waits until the session rests, through any number of runs, and returns its last reply or question.

@@ -110,6 +110,7 @@ pub(super) fn act_of(matches: &ArgMatches, name: Option<&str>) -> anyhow::Result
         &["id", "ids", "session", "conversation"]
     };
     Ok(Some(Act {
+        space_id: text("space"),
         actor_kind: "cli",
         actor,
         target: names.iter().find_map(|name| text(name)),
@@ -135,7 +136,8 @@ pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
     };
     let store = super::open_store(&config, "wakeful audit").await?;
     let outcome = refused.then(|| "refused".to_owned());
-    let filter = AuditFilter { actor, verb, target, outcome, limit, ..AuditFilter::default() };
+    let space = args.space.named().map(str::to_owned);
+    let filter = AuditFilter { actor, verb, target, space, outcome, limit, ..AuditFilter::default() };
     let rows = store.audited(&filter).await;
     store.close().await;
     let rows = rows?;

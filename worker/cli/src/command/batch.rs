@@ -74,44 +74,53 @@ pub(super) struct Which {
 pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
     let store = super::open_store(&config, "wakeful batch").await?;
     let output = Output::new(&args.output);
-    let ran = batch(&store, &output, args.verb).await;
+    let ran = batch(&store, &output, args.space.named(), args.verb).await;
     store.close().await;
     until_reader_goes(ran)
 }
 
-async fn batch(store: &Store, output: &Output, verb: Verb) -> anyhow::Result<Exit> {
+async fn batch(store: &Store, output: &Output, space: Option<&str>, verb: Verb) -> anyhow::Result<Exit> {
     match verb {
         Verb::List { status, limit } => {
-            let batches = store.batches(None, status.as_deref(), None, limit).await?;
+            let batches = store.batches(space, status.as_deref(), None, limit).await?;
             output.items(&batches, || table(&batches))?;
             if output.for_people() && batches.is_empty() {
                 print("There is no batch.\n")?;
             }
         }
         Verb::Show { id } => {
-            let batch = store.batch(None, &id).await?;
+            let batch = store.batch(space, &id).await?;
             output.one(&batch, || text_of(&batch))?;
         }
         Verb::Members { id, outcome, result, limit } => {
-            store.batch(None, &id).await?;
+            store.batch(space, &id).await?;
             let members =
                 store.batch_members(&id, outcome.as_deref(), result.as_deref(), None, limit).await?;
             output.items(&members, || members_table(&members))?;
         }
-        Verb::Pause(which) => steer(store, output, which, Steer::Pause).await?,
-        Verb::Resume(which) => steer(store, output, which, Steer::Resume).await?,
-        Verb::Cancel(which) => steer(store, output, which, Steer::Cancel).await?,
-        Verb::Wait { id } => return finish(store, output, &id, GoesOn::No).await,
+        Verb::Pause(which) => steer(store, output, space, which, Steer::Pause).await?,
+        Verb::Resume(which) => steer(store, output, space, which, Steer::Resume).await?,
+        Verb::Cancel(which) => steer(store, output, space, which, Steer::Cancel).await?,
+        Verb::Wait { id } => {
+            store.batch(space, &id).await?;
+            return finish(store, output, &id, GoesOn::No).await;
+        }
     }
     Ok(Exit::Ok)
 }
 
-async fn steer(store: &Store, output: &Output, which: Which, steer: Steer) -> anyhow::Result<()> {
+async fn steer(
+    store: &Store,
+    output: &Output,
+    space: Option<&str>,
+    which: Which,
+    steer: Steer,
+) -> anyhow::Result<()> {
     if which.reason.as_ref().is_some_and(|reason| reason.len() > 1000 || reason.chars().any(char::is_control))
     {
         return Err(Usage("a reason has at most 1000 bytes and no control characters".to_owned()).into());
     }
-    let batch = store.steer_batch(None, &which.id, steer, which.reason.as_deref()).await?;
+    let batch = store.steer_batch(space, &which.id, steer, which.reason.as_deref()).await?;
     output.one(&batch, || format!("{} is {}\n", printable(&batch.batch_id), batch.status))
 }
 

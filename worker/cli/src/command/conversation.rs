@@ -8,8 +8,8 @@ use super::session::{list::list_table, show::missed};
 use serde_json::Value;
 use wakeful_config::Config;
 use wakeful_store::Store;
+use wakeful_store::erase::Subject;
 use wakeful_store::history::{HistoryItem, HistoryTotals};
-use wakeful_workflow::id::DEFAULT_SPACE;
 
 pub(super) type Args = super::Noun<Verb>;
 
@@ -47,55 +47,51 @@ pub(super) enum Verb {
         hold: super::erase::HoldArgs,
     },
     /// List the legal holds of conversations and persons.
-    Holds {
-        #[command(flatten)]
-        of: super::erase::SpaceArgs,
-    },
+    Holds,
     /// Release a legal hold.
     Release {
         /// The hold, as `conversation holds` names it.
         hold_id: String,
-        #[command(flatten)]
-        of: super::erase::SpaceArgs,
     },
 }
 
 pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
     let store = super::open_store(&config, "wakeful conversation").await?;
     let output = Output::new(&args.output);
+    let space = args.space;
     let ran = match args.verb {
-        Verb::Sessions { id, limit } => sessions(&store, &output, &id, limit).await,
-        Verb::History { id, limit } => history(&store, &output, &id, limit).await,
+        Verb::Sessions { id, limit } => sessions(&store, &output, &space.stored(&id), limit).await,
+        Verb::History { id, limit } => history(&store, &output, &space.stored(&id), limit).await,
         Verb::Erase { id, erase: args } => {
-            erase::erase(&config, &store, &output, &args.of.conversation(&id), &args).await
+            let subject = Subject::Conversation(space.stored(&id));
+            erase::erase(&config, &store, &output, space.of_names(), &subject, &args).await
         }
-        Verb::Hold { id, hold } => erase::hold(&store, &output, &hold.of.conversation(&id), &hold).await,
-        Verb::Holds { of } => erase::holds(&store, &output, &of).await,
-        Verb::Release { hold_id, of } => erase::release(&store, &output, &hold_id, &of).await,
+        Verb::Hold { id, hold } => {
+            let subject = Subject::Conversation(space.stored(&id));
+            erase::hold(&store, &output, space.of_names(), &subject, &hold).await
+        }
+        Verb::Holds => erase::holds(&store, &output, space.of_names()).await,
+        Verb::Release { hold_id } => erase::release(&store, &output, &hold_id, space.of_names()).await,
     };
     store.close().await;
     super::output::until_reader_goes(ran)
 }
 
 async fn sessions(store: &Store, output: &Output, id: &str, limit: i64) -> anyhow::Result<Exit> {
-    let sessions = store.chain(&stored(id), None, limit).await?;
+    let sessions = store.chain(id, None, limit).await?;
     output.items(&sessions, || list_table(&sessions))?;
     more(output, sessions.len(), limit);
     Ok(Exit::Ok)
 }
 
 async fn history(store: &Store, output: &Output, id: &str, limit: i64) -> anyhow::Result<Exit> {
-    let items = store.history(&stored(id), None, limit).await?;
+    let items = store.history(id, None, limit).await?;
     output.items(&items, || table(&items))?;
     more(output, items.len(), limit);
     if output.for_people() {
-        print(&format!("\n{}\n", sums(&store.history_totals(&stored(id)).await?)))?;
+        print(&format!("\n{}\n", sums(&store.history_totals(id).await?)))?;
     }
     Ok(Exit::Ok)
-}
-
-fn stored(id: &str) -> String {
-    format!("{DEFAULT_SPACE}/{id}")
 }
 
 fn more(output: &Output, shown: usize, limit: i64) {

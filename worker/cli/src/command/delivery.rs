@@ -5,13 +5,13 @@ use super::output::{
     Cell, Column, Output, Table, Tone, age, count, print, printable, span, until_reader_goes,
 };
 use super::session::show::missed;
+use super::space::Space;
 use super::{Exit, Usage, exit_of};
 use std::fmt::Write as _;
 use wakeful_config::Config;
 use wakeful_store::outbox::{Delivery, DeliveryFilter, statuses};
 use wakeful_store::resend::{Resend, Resent};
 use wakeful_store::{Error, Store};
-use wakeful_workflow::id::DEFAULT_SPACE;
 
 pub(super) type Args = super::Noun<Verb>;
 
@@ -60,14 +60,15 @@ pub(super) enum Verb {
 
 pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
     let store = super::open_store(&config, "wakeful delivery").await?;
-    let output = Output::new(&args.output);
+    let (output, space) = (Output::new(&args.output), args.space);
     let ran = match args.verb {
         Verb::List { status, session, conversation, channel, all, limit } => {
             let statuses = status.as_deref().map(statuses).transpose().map_err(Usage);
             let filter = DeliveryFilter {
                 only_live: !all && session.is_none() && conversation.is_none(),
                 session_id: session,
-                conversation_id: conversation.map(|id| format!("{DEFAULT_SPACE}/{id}")),
+                space_id: space.named().map(str::to_owned),
+                conversation_id: conversation.map(|id| space.stored(&id)),
                 channel,
                 statuses: statuses?,
                 limit,
@@ -75,8 +76,8 @@ pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
             };
             list(&store, &output, &filter).await
         }
-        Verb::Show { id } => show(&store, &output, &id).await,
-        Verb::Resend { ids, reason, by } => resend(&store, &output, &ids, reason, by).await,
+        Verb::Show { id } => show(&store, &output, &space, &id).await,
+        Verb::Resend { ids, reason, by } => resend(&store, &output, &space, &ids, reason, by).await,
     };
     store.close().await;
     until_reader_goes(ran)
@@ -141,8 +142,8 @@ pub(super) fn waits_for(delivery: &Delivery) -> String {
     format!("held up by {head}{since}{}; {next}", error.unwrap_or_default())
 }
 
-async fn show(store: &Store, output: &Output, id: &str) -> anyhow::Result<Exit> {
-    let delivery = store.delivery(None, id).await?;
+async fn show(store: &Store, output: &Output, space: &Space, id: &str) -> anyhow::Result<Exit> {
+    let delivery = store.delivery(space.named(), id).await?;
     output.one(&delivery, || details(output, &delivery))?;
     Ok(Exit::Ok)
 }
@@ -216,6 +217,7 @@ pub(super) fn remedy(delivery: &Delivery) -> Option<String> {
 async fn resend(
     store: &Store,
     output: &Output,
+    space: &Space,
     ids: &[String],
     reason: Option<String>,
     by: Option<String>,
@@ -223,7 +225,7 @@ async fn resend(
     let asked = Resend { by, reason, trace_context: wakeful_engine::telemetry::trace_context() };
     let (mut resent, mut exit, mut broken) = (Vec::new(), Exit::Ok, None);
     for id in ids {
-        let one = store.resend(None, id, &asked).await;
+        let one = store.resend(space.named(), id, &asked).await;
         if let Ok(one) = &one
             && let Err(error) = store.announce(&one.session_id).await
         {

@@ -6,27 +6,9 @@ use serde_json::json;
 use wakeful_config::Config;
 use wakeful_store::Store;
 use wakeful_store::erase::{Erasure, Subject};
-use wakeful_workflow::id::DEFAULT_SPACE;
-
-/// Where ids are looked for.
-#[derive(Debug, clap::Args)]
-pub(super) struct SpaceArgs {
-    /// The space of the conversations.
-    #[arg(long, value_name = "SPACE", default_value = DEFAULT_SPACE)]
-    pub(super) space: String,
-}
-
-impl SpaceArgs {
-    /// A conversation's id as stored.
-    pub(super) fn conversation(&self, id: &str) -> Subject {
-        Subject::Conversation(format!("{}/{id}", self.space))
-    }
-}
 
 #[derive(Debug, clap::Args)]
 pub(super) struct EraseArgs {
-    #[command(flatten)]
-    pub(super) of: SpaceArgs,
     /// Only say what would be erased, and what stays.
     #[arg(long)]
     dry_run: bool,
@@ -37,8 +19,6 @@ pub(super) struct EraseArgs {
 
 #[derive(Debug, clap::Args)]
 pub(super) struct HoldArgs {
-    #[command(flatten)]
-    pub(super) of: SpaceArgs,
     /// Why. An erasure that the hold refuses says it.
     #[arg(long, value_name = "TEXT")]
     reason: String,
@@ -48,11 +28,12 @@ pub(super) async fn erase(
     config: &Config,
     store: &Store,
     output: &Output,
+    space: &str,
     subject: &Subject,
     args: &EraseArgs,
 ) -> anyhow::Result<Exit> {
     if args.dry_run {
-        let plan = store.plan_erasure(&args.of.space, subject).await?;
+        let plan = store.plan_erasure(space, subject).await?;
         output.one(&plan, || text("This would be erased", &plan, config))?;
         return Ok(Exit::Ok);
     }
@@ -68,7 +49,7 @@ pub(super) async fn erase(
         );
         remove_workspaces(config, &earlier);
     }
-    let erased = store.erase(&args.of.space, subject).await?;
+    let erased = store.erase(space, subject).await?;
     remove_workspaces(config, &erased.sessions);
     output.one(&erased, || text("Erased", &erased, config))?;
     Ok(Exit::Ok)
@@ -113,10 +94,11 @@ fn text(head: &str, erasure: &Erasure, config: &Config) -> String {
 pub(super) async fn hold(
     store: &Store,
     output: &Output,
+    space: &str,
     subject: &Subject,
     args: &HoldArgs,
 ) -> anyhow::Result<Exit> {
-    let id = store.place_hold(&args.of.space, subject, &args.reason).await?;
+    let id = store.place_hold(space, subject, &args.reason).await?;
     output.one(&json!({"hold_id": id}), || format!("{id}\n"))?;
     Ok(Exit::Ok)
 }
@@ -125,15 +107,15 @@ pub(super) async fn release(
     store: &Store,
     output: &Output,
     hold_id: &str,
-    of: &SpaceArgs,
+    space: &str,
 ) -> anyhow::Result<Exit> {
-    store.release_hold(&of.space, hold_id).await?;
+    store.release_hold(space, hold_id).await?;
     output.one(&json!({"hold_id": hold_id, "released": true}), || format!("{hold_id} is released.\n"))?;
     Ok(Exit::Ok)
 }
 
-pub(super) async fn holds(store: &Store, output: &Output, of: &SpaceArgs) -> anyhow::Result<Exit> {
-    let holds = store.legal_holds(&of.space).await?;
+pub(super) async fn holds(store: &Store, output: &Output, space: &str) -> anyhow::Result<Exit> {
+    let holds = store.legal_holds(space).await?;
     output.items(&holds, || {
         let mut table = Table::new(&[
             Column::number("AGE"),

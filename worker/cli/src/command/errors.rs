@@ -35,9 +35,6 @@ pub(super) enum Verb {
         /// Only this kind of fault, such as refused or step_limit.
         #[arg(long)]
         kind: Option<String>,
-        /// Only of this space.
-        #[arg(long, value_name = "NAME")]
-        space: Option<String>,
         /// Only what failed then or later: 2h, 7d (ago), 2026-11-23.
         #[arg(long, value_name = "WHEN", value_parser = when)]
         since: Option<DateTime<Utc>>,
@@ -76,17 +73,17 @@ pub(super) enum Verb {
 pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
     let store = super::open_store(&config, "wakeful errors").await?;
     let output = Output::new(&args.output);
-    let ran = errors(&store, &output, args.verb).await;
+    let ran = errors(&store, &output, args.space.named(), args.verb).await;
     store.close().await;
     until_reader_goes(ran.map(|()| Exit::Ok))
 }
 
-async fn errors(store: &Store, output: &Output, verb: Verb) -> anyhow::Result<()> {
+async fn errors(store: &Store, output: &Output, space: Option<&str>, verb: Verb) -> anyhow::Result<()> {
     let (id, did) = match verb {
-        Verb::List { muted, all, text, kind, space, since, limit } => {
+        Verb::List { muted, all, text, kind, since, limit } => {
             let muted = if all { None } else { Some(muted) };
             let filter =
-                ErrorFilter { space_id: space, muted, text, kind, since, limit, ..ErrorFilter::default() };
+                ErrorFilter { space_id: space.map(str::to_owned), muted, text, kind, since, limit, ..ErrorFilter::default() };
             let groups = store.error_groups(&filter).await?;
             output.items(&groups, || table(&groups))?;
             if output.for_people() && groups.is_empty() {
@@ -94,7 +91,7 @@ async fn errors(store: &Store, output: &Output, verb: Verb) -> anyhow::Result<()
             }
             return Ok(());
         }
-        Verb::Show { id } => return show(store, output, &id).await,
+        Verb::Show { id } => return show(store, output, space, &id).await,
         Verb::Mute { id, length, off, reason } => {
             let length = if off { Some(Duration::ZERO) } else { length };
             if length.is_some_and(|length| length.as_secs() > LONGEST_S) {
@@ -103,7 +100,7 @@ async fn errors(store: &Store, output: &Output, verb: Verb) -> anyhow::Result<()
                 )
                 .into());
             }
-            store.mute_errors(None, &id, length, reason.as_deref()).await?;
+            store.mute_errors(space, &id, length, reason.as_deref()).await?;
             (id, if off { "is listed again" } else { "is muted" })
         }
         Verb::Note { id, note } => {
@@ -112,19 +109,19 @@ async fn errors(store: &Store, output: &Output, verb: Verb) -> anyhow::Result<()
                     Usage("a note has at most 1000 bytes and no control characters".to_owned()).into()
                 );
             }
-            store.note_errors(None, &id, &note).await?;
+            store.note_errors(space, &id, &note).await?;
             (id, if note.is_empty() { "has no note any more" } else { "is noted" })
         }
     };
-    let group = store.error_group(None, &id).await?;
+    let group = store.error_group(space, &id).await?;
     output.one(&group, || format!("{} {did}\n", printable(&id)))
 }
 
-async fn show(store: &Store, output: &Output, id: &str) -> anyhow::Result<()> {
-    let group = store.error_group(None, id).await?;
-    let failed_now = store.failed_now(None, id).await?;
+async fn show(store: &Store, output: &Output, space: Option<&str>, id: &str) -> anyhow::Result<()> {
+    let group = store.error_group(space, id).await?;
+    let failed_now = store.failed_now(space, id).await?;
     let filter =
-        SessionFilter { error: Some(group.fingerprint.clone()), limit: 10, ..SessionFilter::default() };
+        SessionFilter { error: Some(group.fingerprint.clone()), space_id: space.map(str::to_owned), limit: 10, ..SessionFilter::default() };
     let sessions = store.sessions(&filter).await?;
     output.one(&detail(&group, failed_now), || {
         let mut text = format!("{}\n", output.block(&group.example, 0).trim_end());

@@ -4,7 +4,6 @@ use super::Exit;
 use super::output::{Cell, Column, Output, Table, Tone, age, until_reader_goes};
 use wakeful_config::Config;
 use wakeful_store::mail::MailView;
-use wakeful_workflow::id::DEFAULT_SPACE;
 
 pub(super) type Args = super::Noun<Verb>;
 
@@ -15,9 +14,6 @@ pub(super) enum Verb {
         /// Only mails that woke no session.
         #[arg(long)]
         dropped: bool,
-        /// The space of the mailboxes.
-        #[arg(long, value_name = "SPACE", default_value = DEFAULT_SPACE)]
-        space: String,
         /// Show at most this many.
         #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(i64).range(1..=10_000))]
         limit: i64,
@@ -27,8 +23,8 @@ pub(super) enum Verb {
 pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
     let store = super::open_store(&config, "wakeful mail").await?;
     let output = Output::new(&args.output);
-    let Verb::List { dropped, space, limit } = args.verb;
-    let mails = store.mails(&space, dropped, limit).await;
+    let Verb::List { dropped, limit } = args.verb;
+    let mails = store.mails(args.space.of_names(), dropped, limit).await;
     store.close().await;
     let mails = mails?;
     until_reader_goes(output.items(&mails, || table(&mails)).map(|()| Exit::Ok))

@@ -25,6 +25,7 @@ mod retention;
 mod schedule;
 mod serve;
 mod session;
+mod space;
 mod token;
 mod trigger;
 mod worker;
@@ -142,11 +143,13 @@ enum Command {
     Pause(pause::Args),
 }
 
-// The arguments of a noun whose only option is `-o`. Not a doc comment, because clap could show it in the help.
+// The arguments of a noun whose only options are `-o` and `--space`. Not a doc comment, because clap could show it in the help.
 #[derive(Debug, clap::Args)]
 struct Noun<V: Subcommand> {
     #[command(flatten)]
     output: output::OutputArgs,
+    #[command(flatten)]
+    space: space::Space,
     #[command(subcommand)]
     verb: V,
 }

@@ -32,12 +32,13 @@ pub(super) enum Verb {
 pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
     let store = super::open_store(&config, "wakeful person").await?;
     let output = Output::new(&args.output);
+    let space = args.space.of_names();
     let ran = match args.verb {
         Verb::Erase { who, shared, erase: args } => {
-            erase::erase(&config, &store, &output, &Subject::Person { name: who, shared }, &args).await
+            erase::erase(&config, &store, &output, space, &Subject::Person { name: who, shared }, &args).await
         }
         Verb::Hold { who, hold } => {
-            erase::hold(&store, &output, &Subject::Person { name: who, shared: false }, &hold).await
+            erase::hold(&store, &output, space, &Subject::Person { name: who, shared: false }, &hold).await
         }
     };
     store.close().await;

@@ -1,7 +1,7 @@
 //! `wakeful queue`.
 
-use super::Exit;
 use super::output::{Cell, Column, Output, Table, Tone, age, count, printable, span, until_reader_goes};
+use super::{Exit, Usage};
 use chrono::Utc;
 use serde_json::json;
 use std::fmt::Write as _;
@@ -18,6 +18,9 @@ pub(super) enum Verb {
 }
 
 pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
+    if args.space.named().is_some() {
+        return Err(Usage("the queue is one for all spaces".to_owned()).into());
+    }
     let store = super::open_store(&config, "wakeful queue").await?;
     let output = Output::new(&args.output);
     let Verb::Status = args.verb;

@@ -4,6 +4,7 @@ mod progress;
 mod suite;
 
 use super::output::{Output, OutputArgs, count, printable, until_reader_goes};
+use super::space::Space;
 use super::{CONNECT, Exit, Usage, report};
 use crate::App;
 use crate::replay::{self, Observer, ReplayEnd, Replayed, Request};
@@ -17,7 +18,6 @@ use std::sync::Arc;
 use wakeful_config::Config;
 use wakeful_engine::ctx::Ctx;
 use wakeful_workflow::diff::{self, Level, Report};
-use wakeful_workflow::id::DEFAULT_SPACE;
 use wakeful_workflow::id::SessionId;
 use wakeful_workflow::policy::{Answers, ToolMode};
 
@@ -25,6 +25,8 @@ use wakeful_workflow::policy::{Answers, ToolMode};
 pub(super) struct Args {
     #[command(flatten)]
     output: OutputArgs,
+    #[command(flatten)]
+    space: Space,
     /// The session to run again, or a file that `wakeful session export` made.
     #[arg(value_name = "SESSION|FILE", required_unless_present = "suite", conflicts_with = "suite")]
     source: Option<String>,
@@ -223,6 +225,9 @@ async fn replayed(
     observer: &dyn Observer,
 ) -> anyhow::Result<Option<Compared>> {
     let mut request = request(options, source)?;
+    if is_session(source) {
+        options.args.space.has(&ctx.store, &[source]).await?;
+    }
     let unfinished = if options.args.fresh {
         None
     } else {
@@ -235,7 +240,7 @@ async fn replayed(
             session.policy.replay.context("a replay without a source")?.source_session_id
         }
         (None, _) if is_session(source) => source.into(),
-        (None, path) => SessionId::from(import_file(ctx, path).await?),
+        (None, path) => SessionId::from(import_file(ctx, options.args.space.of_names(), path).await?),
     };
     let replayed = replay::run(ctx, &request, options.args.fresh, observer).await?;
     let Replayed { session_id, resumed, end, cut_note: moved, unrecorded } = replayed;
@@ -292,14 +297,14 @@ fn sha256_of(path: &Path) -> anyhow::Result<String> {
 }
 
 /// Imports a bundle to replay from. An import starts no run.
-async fn import_file(ctx: &Ctx, path: &Path) -> anyhow::Result<String> {
+async fn import_file(ctx: &Ctx, space: &str, path: &Path) -> anyhow::Result<String> {
     let limits = ctx.config.server.import_limits();
     let checked = wakeful_store::import::check(path, limits, |_| {}).await?;
     if checked.redacted {
         let text = "the bundle is redacted: its texts are removed, so it cannot be run again";
         anyhow::bail!("{}: {text}", path.display());
     }
-    let imported = ctx.store.import(path, DEFAULT_SPACE, limits, |_| {}).await?;
+    let imported = ctx.store.import(path, space, limits, |_| {}).await?;
     imported.session_id.context("an import without a session")
 }
 

@@ -18,16 +18,9 @@ pub(super) type Args = super::Noun<Verb>;
 #[derive(Debug, clap::Subcommand)]
 pub(super) enum Verb {
     /// Show what `run` would delete in each space. Writes nothing.
-    Plan(SpaceArgs),
+    Plan,
     /// Delete it, in small transactions. If it dies, the next run goes on. Run it once a day (deploy/systemd has a timer).
-    Run(SpaceArgs),
-}
-
-#[derive(Debug, clap::Args)]
-pub(super) struct SpaceArgs {
-    /// Only this space; without it all spaces.
-    #[arg(long, value_name = "SPACE")]
-    space: Option<String>,
+    Run,
 }
 
 /// What is due, or was deleted, in one space.
@@ -67,16 +60,19 @@ pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
     }
     let store = super::open_store(&config, "wakeful retention").await?;
     let output = Output::new(&args.output);
-    let ran = retain(&config, &store, &output, args.verb).await;
+    let ran = retain(&config, &store, &output, args.space.named(), args.verb).await;
     store.close().await;
     until_reader_goes(ran.map(|()| Exit::Ok))
 }
 
-async fn retain(config: &Config, store: &Store, output: &Output, verb: Verb) -> anyhow::Result<()> {
-    let (deletes, of) = match verb {
-        Verb::Plan(of) => (false, of),
-        Verb::Run(of) => (true, of),
-    };
+async fn retain(
+    config: &Config,
+    store: &Store,
+    output: &Output,
+    space: Option<&str>,
+    verb: Verb,
+) -> anyhow::Result<()> {
+    let deletes = matches!(verb, Verb::Run);
     if deletes {
         let earlier = store.finish_erasures().await?;
         if !earlier.is_empty() {
@@ -87,8 +83,8 @@ async fn retain(config: &Config, store: &Store, output: &Output, verb: Verb) -> 
             erase::remove_workspaces(config, &earlier);
         }
     }
-    let spaces = match of.space {
-        Some(space) => vec![space],
+    let spaces = match space {
+        Some(space) => vec![space.to_owned()],
         None => store.spaces().await?,
     };
     let mut lines = Vec::new();

@@ -10,7 +10,6 @@ use wakeful_channels::cron::view::{NEXT_LIMIT, Next, View, next};
 use wakeful_config::Config;
 use wakeful_store::Store;
 use wakeful_store::schedule::{Firing, Schedule};
-use wakeful_workflow::id::DEFAULT_SPACE;
 use wakeful_workflow::schedule::{Missed, Overlap, written};
 
 pub(super) type Args = super::Noun<Verb>;
@@ -139,7 +138,7 @@ pub(super) async fn run(app: &App, mut config: Config, args: Args) -> anyhow::Re
     super::dev::apply_if_dev_database(&mut config, app)?;
     let store = super::open_store(&config, "wakeful schedule").await?;
     let output = Output::new(&args.output);
-    let ran = steer(app, &config, &store, &output, args.verb).await;
+    let ran = steer(app, &config, &store, &output, args.space.of_names(), args.verb).await;
     store.close().await;
     until_reader_goes(ran)
 }
@@ -149,18 +148,19 @@ async fn steer(
     config: &Config,
     store: &Store,
     output: &Output,
+    space: &str,
     verb: Verb,
 ) -> anyhow::Result<Exit> {
     match verb {
         Verb::List => {
-            let schedules = store.schedules(DEFAULT_SPACE).await?;
+            let schedules = store.schedules(space).await?;
             let now = store.now().await?;
             let views: Vec<View> = schedules.into_iter().map(View::of).collect();
             output.items(&views, || table(&views, now))?;
         }
         Verb::Show { name } => {
-            let schedule = store.schedule(DEFAULT_SPACE, &name).await?;
-            let firings = store.firings(DEFAULT_SPACE, &name, 20).await?;
+            let schedule = store.schedule(space, &name).await?;
+            let firings = store.firings(space, &name, 20).await?;
             let view = View::of(schedule);
             output.one(&serde_json::json!({"schedule": view, "firings": firings}), || {
                 details(output, &view, &firings)
@@ -168,8 +168,8 @@ async fn steer(
         }
         Verb::Create { name, asked } => {
             let asked = ScheduleInput { name, ..asked.asked() };
-            let definition = read(asked, DEFAULT_SPACE, config).map_err(Usage)?;
-            let (schedule, created) = store.create_schedule(DEFAULT_SPACE, &definition, None).await?;
+            let definition = read(asked, space, config).map_err(Usage)?;
+            let (schedule, created) = store.create_schedule(space, &definition, None).await?;
             say(output, schedule, if created { "is made" } else { "is there already" })?;
         }
         Verb::Edit { name, asked } => {
@@ -181,21 +181,21 @@ async fn steer(
             // A single empty address removes all addresses: a command line has no other way to pass an empty
             // list.
             asked.mail_to = asked.mail_to.map(|to| if to == [""] { Vec::new() } else { to });
-            let before = store.schedule(DEFAULT_SPACE, &name).await?;
-            let definition = read(asked.over(&before.definition), DEFAULT_SPACE, config).map_err(Usage)?;
-            say(output, store.change_schedule(DEFAULT_SPACE, &definition, None).await?, "is changed")?;
+            let before = store.schedule(space, &name).await?;
+            let definition = read(asked.over(&before.definition), space, config).map_err(Usage)?;
+            say(output, store.change_schedule(space, &definition, None).await?, "is changed")?;
         }
         Verb::Delete { name } => {
-            store.delete_schedule(DEFAULT_SPACE, &name).await?;
+            store.delete_schedule(space, &name).await?;
             output.one(&serde_json::json!({"deleted": name}), || {
                 format!("{} is deleted\n", printable(&name))
             })?;
         }
         Verb::Pause { name } => {
-            say(output, store.pause_schedule(DEFAULT_SPACE, &name).await?, "is paused")?;
+            say(output, store.pause_schedule(space, &name).await?, "is paused")?;
         }
         Verb::Resume { name } => {
-            say(output, store.resume_schedule(DEFAULT_SPACE, &name, None).await?, "is active")?;
+            say(output, store.resume_schedule(space, &name, None).await?, "is active")?;
         }
         Verb::Trigger { name, client_key } => {
             if client_key
@@ -210,9 +210,8 @@ async fn steer(
             let compose = |schedule: &Schedule| {
                 session_of(config, &tools, schedule).map_err(|cannot| cannot.to_string())
             };
-            let woken = store
-                .trigger_schedule(DEFAULT_SPACE, &name, client_key.as_deref(), None, None, &compose)
-                .await?;
+            let woken =
+                store.trigger_schedule(space, &name, client_key.as_deref(), None, None, &compose).await?;
             store.announce(&woken.session_id).await?;
             output.one(&woken, || {
                 let did = if woken.duplicate { "was fired before" } else { "is fired" };
@@ -220,7 +219,7 @@ async fn steer(
             })?;
         }
         Verb::Next { name, count } => {
-            let schedule = store.schedule(DEFAULT_SPACE, &name).await?;
+            let schedule = store.schedule(space, &name).await?;
             let ticks = next(&schedule, store.now().await?, usize::from(count));
             if schedule.paused_at.is_some() {
                 let name = printable(&schedule.definition.name);

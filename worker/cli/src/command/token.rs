@@ -13,14 +13,11 @@ pub(super) type Args = super::Noun<Verb>;
 
 #[derive(Debug, clap::Subcommand)]
 pub(super) enum Verb {
-    /// Make a token. It is printed once and kept nowhere.
+    /// Make a token, with --space for that space only. It is printed once and kept nowhere.
     Create {
         /// What it allows: read (look), operate (look, send messages, steer sessions), admin (also tokens and the audit).
         #[arg(long, value_parser = scope)]
         scope: Scope,
-        /// Only the sessions, schedules and deliveries of this space.
-        #[arg(long, value_name = "NAME")]
-        space: Option<String>,
         /// Only sessions of this agent.
         #[arg(long, value_name = "NAME")]
         agent: Option<String>,
@@ -65,15 +62,22 @@ pub(super) fn after(text: &str) -> Result<Duration, &'static str> {
 pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
     let store = super::open_store(&config, "wakeful token").await?;
     let output = Output::new(&args.output);
-    let ran = tokens(&config, &store, &output, args.verb).await;
+    let ran = tokens(&config, &store, &output, args.space.named(), args.verb).await;
     store.close().await;
     until_reader_goes(ran.map(|()| Exit::Ok))
 }
 
-async fn tokens(config: &Config, store: &Store, output: &Output, verb: Verb) -> anyhow::Result<()> {
+async fn tokens(
+    config: &Config,
+    store: &Store,
+    output: &Output,
+    space: Option<&str>,
+    verb: Verb,
+) -> anyhow::Result<()> {
     match verb {
-        Verb::Create { scope, space, agent, expires, name } => {
-            let new = NewToken { scope, space_id: space, agent, name, expires_in: expires };
+        Verb::Create { scope, agent, expires, name } => {
+            let space_id = space.map(str::to_owned);
+            let new = NewToken { scope, space_id, agent, name, expires_in: expires };
             check(&new).map_err(Usage)?;
             if let Some(agent) = &new.agent
                 && !config.agent_names().contains(agent)
@@ -96,11 +100,11 @@ async fn tokens(config: &Config, store: &Store, output: &Output, verb: Verb) -> 
             })
         }
         Verb::List { limit } => {
-            let tokens = store.tokens(None, limit).await?;
+            let tokens = store.tokens(space, None, limit).await?;
             output.items(&tokens, || table(&tokens))
         }
         Verb::Revoke { id } => {
-            let (token, was_in_force) = store.revoke_token(&id).await?;
+            let (token, was_in_force) = store.revoke_token(space, &id).await?;
             output.one(&token, || {
                 let did = if was_in_force { "is revoked" } else { "was revoked before" };
                 format!("{} {did}\n", printable(&token.token_id))

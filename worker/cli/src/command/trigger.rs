@@ -3,6 +3,7 @@
 
 use super::output::{Output, OutputArgs, printable};
 use super::printable::printable_lines;
+use super::space::Space;
 use super::{Exit, Usage};
 use crate::client::{Client, Failed, Rested, Taken, Trigger, Via, address};
 use anyhow::Context as _;
@@ -31,6 +32,8 @@ Exit status:
 pub(super) struct Args {
     #[command(flatten)]
     output: OutputArgs,
+    #[command(flatten)]
+    space: Space,
     /// The server. Default: the one that `wakeful dev` runs, or the one on [server] listen.
     #[arg(long, value_name = "URL", env = "WAKEFUL_URL", hide_env_values = true, global = true)]
     url: Option<String>,
@@ -155,8 +158,9 @@ fn client(config: &Config, args: &Args) -> anyhow::Result<Client> {
         None => config.server.token.clone(),
     };
     let client = Client::new(&url, token)?;
-    Ok(client
-        .ok_or_else(|| Usage(format!("--url {url:?} is not an address such as http://127.0.0.1:7070")))?)
+    let client = client
+        .ok_or_else(|| Usage(format!("--url {url:?} is not an address such as http://127.0.0.1:7070")))?;
+    Ok(client.in_space(args.space.named()))
 }
 
 fn trigger(config: &Config, verb: Verb, now: i64) -> anyhow::Result<Trigger> {

@@ -224,7 +224,7 @@ async fn tokens(config: &Config, store: &Store, report: &mut Report) -> Result<(
         return Ok(());
     }
     let ids: Vec<String> =
-        store.tokens(None, 10_000).await?.into_iter().map(|token| token.token_id).collect();
+        store.tokens(None, None, 10_000).await?.into_iter().map(|token| token.token_id).collect();
     let in_force = store.tokens_in_force(&ids).await?.len();
     if in_force > 0 {
         report.warning(

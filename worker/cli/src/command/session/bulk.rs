@@ -2,6 +2,7 @@
 
 use super::super::batch::{GoesOn, finish, text_of};
 use super::super::output::{Output, count, printable};
+use super::super::space::Space;
 use super::super::{Exit, Usage};
 use super::list::{list_table, usage};
 use super::{Steer, steer, wake};
@@ -76,8 +77,14 @@ impl Args {
         }
     }
 
-    fn input(self, verb: Verb) -> anyhow::Result<Input> {
-        let filter = if self.filter.is_empty() { None } else { Some(search(&self.filter)?) };
+    fn input(self, space: &Space, verb: Verb) -> anyhow::Result<Input> {
+        let mut filter = if self.filter.is_empty() { None } else { Some(search(&self.filter)?) };
+        if let (Some(filter), Some(space)) = (&mut filter, space.named()) {
+            if filter.space.as_deref().is_some_and(|asked| asked != space) {
+                return Err(Usage("--space and --filter space= name two spaces".to_owned()).into());
+            }
+            filter.space = Some(space.to_owned());
+        }
         Ok(Input {
             verb,
             filter,
@@ -124,6 +131,7 @@ pub(super) async fn retry(
     config: &Config,
     store: &Store,
     output: &Output,
+    space: &Space,
     args: RetryArgs,
 ) -> anyhow::Result<Exit> {
     let plain = args.prove.is_none() && args.canary.is_none() && args.stop_share.is_none();
@@ -144,12 +152,18 @@ pub(super) async fn retry(
         model: args.model,
         canary: args.canary,
         stop_share: args.stop_share,
-        ..args.bulk.input(Verb::Retry)?
+        ..args.bulk.input(space, Verb::Retry)?
     };
     make(store, output, input, model, yes, no_wait).await
 }
 
-pub(super) async fn bulk(store: &Store, output: &Output, verb: Verb, args: Args) -> anyhow::Result<Exit> {
+pub(super) async fn bulk(
+    store: &Store,
+    output: &Output,
+    space: &Space,
+    verb: Verb,
+    args: Args,
+) -> anyhow::Result<Exit> {
     if let Some(id) = args.lone() {
         let reason = args.reason.clone();
         return match verb {
@@ -160,7 +174,7 @@ pub(super) async fn bulk(store: &Store, output: &Output, verb: Verb, args: Args)
         };
     }
     let (yes, no_wait) = (args.yes, args.no_wait);
-    make(store, output, args.input(verb)?, None, yes, no_wait).await
+    make(store, output, args.input(space, verb)?, None, yes, no_wait).await
 }
 
 async fn make(

@@ -1,7 +1,7 @@
 //! `wakeful session export`.
 
 use super::progress::Progress;
-use super::{Exit, Output, Usage, printable};
+use super::{Exit, Output, Space, Usage, printable};
 use anyhow::Context as _;
 use flate2::Compression;
 use flate2::write::GzEncoder;
@@ -141,11 +141,17 @@ pub(super) async fn from_database(store: &Store, output: &Output, args: &Args) -
     finish(output, args, target, written.end()?)
 }
 
-pub(super) async fn from_server(output: &Output, args: &Args, server: &str) -> anyhow::Result<Exit> {
+pub(super) async fn from_server(
+    output: &Output,
+    args: &Args,
+    server: &str,
+    space: &Space,
+) -> anyhow::Result<Exit> {
     let token = token(server)?;
     let url = url(server, args)?;
     let client = web::client(Reach::Named(&[server])).connect_timeout(super::super::CONNECT).build()?;
-    let response = client.get(url).header(wakeful_http::bundle::INTERNAL_TOKEN, token).send().await;
+    let request = client.get(url).header(wakeful_http::bundle::INTERNAL_TOKEN, token);
+    let response = request.header(wakeful_http::access::SPACE, space.of_names()).send().await;
     let response = match response {
         Ok(response) => response,
         Err(error) => {

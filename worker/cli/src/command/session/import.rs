@@ -9,7 +9,6 @@ use tempfile::NamedTempFile;
 use wakeful_store::Store;
 use wakeful_store::import::{self, Imported};
 use wakeful_workflow::bundle::Limits;
-use wakeful_workflow::id::DEFAULT_SPACE;
 
 #[derive(Debug, clap::Args)]
 pub(in crate::command) struct Args {
@@ -23,13 +22,14 @@ pub(in crate::command) struct Args {
 pub(super) async fn into_database(
     store: &Store,
     output: &Output,
+    space: &str,
     args: &Args,
     limits: Limits,
 ) -> anyhow::Result<Exit> {
     let (file, _spooled) = source(&args.file, limits)?;
     let progress = progress("importing", &file);
     let shown = progress.clone();
-    let imported = store.import(&file, DEFAULT_SPACE, limits, move |bytes| shown.at(bytes)).await;
+    let imported = store.import(&file, space, limits, move |bytes| shown.at(bytes)).await;
     progress.end();
     print(output, &imported?)
 }

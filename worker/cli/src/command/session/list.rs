@@ -1,5 +1,6 @@
 //! `wakeful session list`: finds sessions. The options are the parameters of `GET /v1/sessions`.
 
+use super::super::space::Space;
 use super::super::output::{Cell, Column, Output, Table, Tone, age, print};
 use super::super::{Exit, Usage};
 use super::job;
@@ -40,9 +41,6 @@ pub(in crate::command) struct Args {
     /// new, api, fork, replay, import, or a type of a route of your own.
     #[arg(long, value_name = "TYPE")]
     trigger: Option<String>,
-    /// Of this space. Without it, of all spaces.
-    #[arg(long, value_name = "NAME")]
-    space: Option<String>,
     /// That began then or later: 2h, 7d (ago), 2026-11-23, or 2026-11-23T08:00:00Z.
     #[arg(long, value_name = "WHEN", value_parser = when)]
     since: Option<DateTime<Utc>>,
@@ -94,14 +92,14 @@ pub(in crate::command) fn usage(refused: Refused) -> anyhow::Error {
     }
 }
 
-pub(super) async fn list(store: &Store, output: &Output, args: Args) -> anyhow::Result<Exit> {
+pub(super) async fn list(store: &Store, output: &Output, space: &Space, args: Args) -> anyhow::Result<Exit> {
     let limit = args.limit;
     let search = Search {
         status: args.status,
         conversation_id: args.conversation,
         trigger_type: args.trigger,
         agent: args.agent,
-        space: args.space,
+        space: space.named().map(str::to_owned),
         user: args.user,
         text: args.text,
         from: args.from,
@@ -130,12 +128,12 @@ pub(super) async fn list(store: &Store, output: &Output, args: Args) -> anyhow::
 
 pub(in crate::command) fn list_table(sessions: &[SessionSummary]) -> Table {
     let mut table = Table::new(&[
-        Column::fixed("SESSION"),
+        Column::id("SESSION"),
         Column::fixed("STATUS"),
         Column::number("TURNS").extra(),
         Column::number("AGE"),
-        Column::flexible("CONVERSATION"),
-        Column::flexible("NOTE").extra(),
+        Column::flexible("CONVERSATION").extra(),
+        Column::flexible("NOTE"),
     ]);
     for session in sessions {
         let held = session.job.as_ref().and_then(job::note);

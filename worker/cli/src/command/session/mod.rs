@@ -22,6 +22,7 @@ mod wake;
 pub(in crate::command) mod why;
 
 use super::output::{Output, count, dollars, printable};
+use super::space::Space;
 use super::{Exit, Usage};
 use crate::App;
 use serde_json::json;
@@ -116,6 +117,7 @@ pub(super) enum Verb {
 }
 
 pub(super) async fn run(app: &App, config: Config, args: Args) -> anyhow::Result<Exit> {
+    let space = args.space;
     if let Verb::Recover(recover::Args { journal: Some(file), .. }) = &args.verb {
         // A file needs no database.
         let ran = recover::from_file(&Output::new(&args.output), file).await;
@@ -131,37 +133,51 @@ pub(super) async fn run(app: &App, config: Config, args: Args) -> anyhow::Result
     if let Verb::Export(export) = &args.verb
         && let Some(server) = export.from()
     {
-        let ran = export::from_server(&Output::new(&args.output), export, server).await;
+        let ran = export::from_server(&Output::new(&args.output), export, server, &space).await;
         return super::output::until_reader_goes(ran);
     }
     let store = super::open_store(&config, "wakeful session").await?;
     let output = Output::new(&args.output);
-    let mut args = args;
-    prefix::complete(&store, &mut args.verb).await?;
-    let ran = match args.verb {
-        Verb::List(args) => list::list(&store, &output, *args).await,
-        Verb::Show { id, full } => show::show(&store, &output, &id, full).await,
-        Verb::Tail { id, follow, after } => tail::tail(&store, &output, &id, follow, after).await,
-        Verb::New(args) => new::new(app, &config, &store, &output, args).await,
-        Verb::Send { id, text, client_key } => send(&store, &output, &id, text, client_key).await,
-        Verb::Retry(args) => bulk::retry(app, &config, &store, &output, args).await,
-        Verb::Cancel(args) => bulk::bulk(&store, &output, Bulk::Cancel, args).await,
-        Verb::Archive(args) => bulk::bulk(&store, &output, Bulk::Archive, args).await,
-        Verb::Terminate { id, reason } => steer(&store, &output, &id, Steer::Terminate, reason).await,
-        Verb::Resolve(args) => resolve::resolve(&store, &output, args).await,
-        Verb::Fork(args) => fork::fork(&store, app, &config, &output, args).await,
-        Verb::Tree { id } => tree::tree(&store, &output, &id).await,
-        Verb::Export(args) => export::from_database(&store, &output, &args).await,
-        Verb::Import(args) => import::into_database(&store, &output, &args, limits).await,
-        Verb::Wake(args) => bulk::bulk(&store, &output, Bulk::Wake, args).await,
-        Verb::Why { id } => why::why(&store, &config, &output, &id).await,
-        Verb::Diff(args) => diff::diff(&store, &output, args).await,
-        Verb::Context(args) => context::context(app, &store, &config, &output, args).await,
-        Verb::Recover(args) => recover::from_database(&store, &output, args).await,
-        Verb::Verify(args) => verify::verify(&store, &output, args).await,
-    };
+    let ran = perform(app, &config, &store, &output, &space, args.verb).await;
     store.close().await;
     super::output::until_reader_goes(ran)
+}
+
+async fn perform(
+    app: &App,
+    config: &Config,
+    store: &Store,
+    output: &Output,
+    space: &Space,
+    mut verb: Verb,
+) -> anyhow::Result<Exit> {
+    prefix::complete(store, space, &mut verb).await?;
+    let ids: Vec<String> = verb.sessions().into_iter().map(|id| id.clone()).collect();
+    space.has(store, &ids.iter().map(String::as_str).collect::<Vec<_>>()).await?;
+    match verb {
+        Verb::List(args) => list::list(store, output, space, *args).await,
+        Verb::Show { id, full } => show::show(store, output, &id, full).await,
+        Verb::Tail { id, follow, after } => tail::tail(store, output, &id, follow, after).await,
+        Verb::New(args) => new::new(app, config, store, output, space, args).await,
+        Verb::Send { id, text, client_key } => send(store, output, &id, text, client_key).await,
+        Verb::Retry(args) => bulk::retry(app, config, store, output, space, args).await,
+        Verb::Cancel(args) => bulk::bulk(store, output, space, Bulk::Cancel, args).await,
+        Verb::Archive(args) => bulk::bulk(store, output, space, Bulk::Archive, args).await,
+        Verb::Terminate { id, reason } => steer(store, output, &id, Steer::Terminate, reason).await,
+        Verb::Resolve(args) => resolve::resolve(store, output, args).await,
+        Verb::Fork(args) => fork::fork(store, app, config, output, args).await,
+        Verb::Tree { id } => tree::tree(store, output, &id).await,
+        Verb::Export(args) => export::from_database(store, output, &args).await,
+        Verb::Import(args) => {
+            import::into_database(store, output, space.of_names(), &args, config.server.import_limits()).await
+        }
+        Verb::Wake(args) => bulk::bulk(store, output, space, Bulk::Wake, args).await,
+        Verb::Why { id } => why::why(store, config, output, &id).await,
+        Verb::Diff(args) => diff::diff(store, output, args).await,
+        Verb::Context(args) => context::context(app, store, config, output, args).await,
+        Verb::Recover(args) => recover::from_database(store, output, args).await,
+        Verb::Verify(args) => verify::verify(store, output, space, args).await,
+    }
 }
 
 async fn send(

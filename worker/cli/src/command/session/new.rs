@@ -1,14 +1,13 @@
 //! `wakeful session new`.
 
 use super::super::output::{Output, printable};
-use super::{Exit, Usage};
+use super::{Exit, Space, Usage};
 use crate::App;
 use wakeful_config::Config;
 use wakeful_engine::new_session;
 use wakeful_store::Store;
 use wakeful_store::session::SessionFilter;
 use wakeful_store::wake::NewSession;
-use wakeful_workflow::id::stored_conversation_id;
 
 #[derive(Debug, clap::Args)]
 pub(in crate::command) struct Args {
@@ -30,6 +29,7 @@ pub(super) async fn new(
     config: &Config,
     store: &Store,
     output: &Output,
+    space: &Space,
     args: Args,
 ) -> anyhow::Result<Exit> {
     for (name, given) in [("--client-key", &args.client_key), ("--repository", &args.repository)] {
@@ -41,7 +41,7 @@ pub(super) async fn new(
         }
     }
     let conversation_id =
-        stored_conversation_id(&args.conversation).map_err(|problem| Usage(problem.to_string()))?;
+        space.conversation(&args.conversation).map_err(|problem| Usage(problem.to_string()))?;
     let filter = SessionFilter {
         conversation_id: Some(conversation_id.clone()),
         limit: 1,

@@ -1,14 +1,18 @@
 //! Session ids on the command line: the beginning of one is enough, if no other session begins so.
 
+use super::super::space::Space;
 use super::{Usage, Verb};
 use wakeful_store::Store;
 
 /// The length of a whole id: `sess_` and 32 digits.
 const WHOLE: usize = 37;
 
+/// How many sessions with one beginning are looked at.
+const SHOWN: i64 = 20;
+
 impl Verb {
     /// The ids of sessions that the command names.
-    fn sessions(&mut self) -> Vec<&mut String> {
+    pub(super) fn sessions(&mut self) -> Vec<&mut String> {
         match self {
             Verb::Show { id, .. }
             | Verb::Tail { id, .. }
@@ -31,13 +35,22 @@ impl Verb {
 }
 
 /// Replaces each beginning of an id by the whole id. Any other word stays: the command says that there is no such session.
-pub(super) async fn complete(store: &Store, verb: &mut Verb) -> anyhow::Result<()> {
+pub(super) async fn complete(store: &Store, space: &Space, verb: &mut Verb) -> anyhow::Result<()> {
     for id in verb.sessions() {
         let digits = id.strip_prefix("sess_").unwrap_or_default();
         if digits.is_empty() || id.len() >= WHOLE || !digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
             continue;
         }
-        let found = store.sessions_that_begin(id, 3).await?;
+        let mut found = store.sessions_that_begin(id, SHOWN).await?;
+        if space.named().is_some() {
+            let mut own = Vec::new();
+            for one in found {
+                if space.has(store, &[&one]).await.is_ok() {
+                    own.push(one);
+                }
+            }
+            found = own;
+        }
         match found.as_slice() {
             [] => {}
             [whole] => id.clone_from(whole),

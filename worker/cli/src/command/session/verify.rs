@@ -1,7 +1,7 @@
 //! `wakeful session verify`.
 
 use super::super::output::{Cell, Column, Format, Output, Table, Tone, count, printable};
-use super::Exit;
+use super::{Exit, Space};
 use std::fmt::Write as _;
 use wakeful_store::verify::{Change, Check, Rebuilt, Verification};
 use wakeful_store::{Error, Store};
@@ -16,7 +16,7 @@ pub(in crate::command) struct Args {
     /// The sessions' ids.
     #[arg(required_unless_present = "all", conflicts_with = "all", value_name = "ID")]
     pub(super) ids: Vec<String>,
-    /// Verify every session of the database.
+    /// Verify every session of the database, or of the space.
     #[arg(long)]
     all: bool,
     /// Rewrite the caches that differ, from the logs.
@@ -24,12 +24,17 @@ pub(in crate::command) struct Args {
     rebuild: bool,
 }
 
-pub(super) async fn verify(store: &Store, output: &Output, args: Args) -> anyhow::Result<Exit> {
+pub(super) async fn verify(
+    store: &Store,
+    output: &Output,
+    space: &Space,
+    args: Args,
+) -> anyhow::Result<Exit> {
     let mut results = Results { output: *output, brief: args.all, json: Vec::new(), sessions: 0, differ: 0 };
     let mut ids = args.ids;
     loop {
         if args.all {
-            ids = store.session_ids(ids.last().map_or("", String::as_str), PAGE).await?;
+            ids = store.session_ids(space.named(), ids.last().map_or("", String::as_str), PAGE).await?;
         }
         for id in &ids {
             match look(store, id, args.rebuild).await {
