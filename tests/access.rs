@@ -3,6 +3,7 @@
 mod agents;
 mod audit;
 mod claims;
+mod jwt;
 mod open;
 pub(crate) mod stage;
 mod streams;

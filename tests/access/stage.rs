@@ -30,7 +30,10 @@ impl Stage {
         if let Some(token) = token {
             options = options.env("WAKEFUL_TOKEN", token);
         }
-        let process = options.serve(&database).await;
+        // As in production: row-level security binds this role, and not the superuser that the commands log in as.
+        database.with_roles().await;
+        let process = options.spawn(&database.as_role("wakeful_runtime"));
+        process.wait_for_log("\"Listening\"").await;
         Stage { database, process, options, _model: model }
     }
 

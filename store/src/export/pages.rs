@@ -153,7 +153,7 @@ impl Export {
         let rows = sqlx::query!(
             "select step_number, run_id, from_message_number, to_message_number, finish_reason, input_tokens,
                 output_tokens, cached_tokens, cache_write_tokens, cost_micros, executed_local_tool_count, attempt,
-                event_seq, started_at, committed_at
+                event_seq, started_at, committed_at, workspace_sha256
             from session_steps
             where session_id = $1 and step_number > $2 and step_number <= $3
             order by step_number
@@ -182,6 +182,7 @@ impl Export {
                 event_seq: row.event_seq,
                 started_at: time(row.started_at),
                 committed_at: time(row.committed_at),
+                workspace_sha256: row.workspace_sha256,
             });
             (line, 0)
         });
@@ -262,7 +263,12 @@ impl Export {
     }
 
     pub(super) async fn blob_size(&self, sha256: &str) -> Result<(i64, String)> {
-        let row = sqlx::query!("select size, media_type from blobs where sha256 = $1", sha256)
+        let row = sqlx::query!(
+            "select size, media_type from blobs
+            where sha256 = $1 and space_id = (select space_id from conversation_sessions where session_id = $2)",
+            sha256,
+            self.id()
+        )
             .fetch_optional(&self.store.pool)
             .await?
             .ok_or_else(|| missing(sha256))?;
@@ -270,7 +276,12 @@ impl Export {
     }
 
     pub(super) async fn whole_blob(&self, sha256: &str) -> Result<Vec<u8>> {
-        sqlx::query_scalar!("select bytes from blobs where sha256 = $1", sha256)
+        sqlx::query_scalar!(
+            "select bytes from blobs
+            where sha256 = $1 and space_id = (select space_id from conversation_sessions where session_id = $2)",
+            sha256,
+            self.id()
+        )
             .fetch_optional(&self.store.pool)
             .await?
             .ok_or_else(|| missing(sha256))
@@ -278,10 +289,12 @@ impl Export {
 
     pub(super) async fn blob_part(&self, sha256: &str, at: i64) -> Result<Vec<u8>> {
         sqlx::query_scalar!(
-            r#"select substring(bytes from $2::integer + 1 for $3) as "part!" from blobs where sha256 = $1"#,
+            r#"select substring(bytes from $2::integer + 1 for $3) as "part!" from blobs
+            where sha256 = $1 and space_id = (select space_id from conversation_sessions where session_id = $4)"#,
             sha256,
             at as i32,
-            PART_BYTES as i32
+            PART_BYTES as i32,
+            self.id()
         )
         .fetch_optional(&self.store.pool)
         .await?

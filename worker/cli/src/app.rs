@@ -23,6 +23,7 @@ use wakeful_engine::tool::Tool;
 use wakeful_engine::tool::registry::Registry;
 use wakeful_engine::watchdog::Watchdog;
 use wakeful_engine::web::Web;
+use wakeful_engine::workspace::{Settings, Workspaces};
 use wakeful_store::Store;
 use wakeful_store::queue::{News, Notifier};
 use wakeful_workflow::fault::Fault;
@@ -185,6 +186,7 @@ impl App {
             renderings: Renderings::default(),
             identity: Identity::of_this_process(),
             web: Web::new(&config.web)?,
+            workspaces: Workspaces::new(Settings::of(&config.workspace)),
             shutdown: Shutdown { draining: CancellationToken::new(), abort },
             plugins: Plugins { tools, models, channels },
             store,

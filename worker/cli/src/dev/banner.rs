@@ -96,6 +96,7 @@ impl Banner<'_> {
                 | SessionStatus::Running => self.style.yellow(&status),
                 SessionStatus::NeedsAttention
                 | SessionStatus::Failed
+                | SessionStatus::Cancelled
                 | SessionStatus::Archived
                 | SessionStatus::Terminated => self.style.red(&status),
             };
