@@ -142,10 +142,6 @@ impl Page {
         found.unwrap_or_else(|| panic!("{} has no form {action}: {}", self.path, self.html))
     }
 
-    pub fn has_form(&self, action: &str) -> bool {
-        self.forms().iter().any(|form| form.action.ends_with(action))
-    }
-
     /// The first link whose address contains this.
     pub fn link(&self, part: &str) -> String {
         let mut links = self.html.split("href=\"").skip(1).map(|rest| rest.split('"').next().unwrap());

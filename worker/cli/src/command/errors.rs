@@ -82,8 +82,15 @@ async fn errors(store: &Store, output: &Output, space: Option<&str>, verb: Verb)
     let (id, did) = match verb {
         Verb::List { muted, all, text, kind, since, limit } => {
             let muted = if all { None } else { Some(muted) };
-            let filter =
-                ErrorFilter { space_id: space.map(str::to_owned), muted, text, kind, since, limit, ..ErrorFilter::default() };
+            let filter = ErrorFilter {
+                space_id: space.map(str::to_owned),
+                muted,
+                text,
+                kind,
+                since,
+                limit,
+                ..ErrorFilter::default()
+            };
             let groups = store.error_groups(&filter).await?;
             output.items(&groups, || table(&groups))?;
             if output.for_people() && groups.is_empty() {
@@ -120,8 +127,12 @@ async fn errors(store: &Store, output: &Output, space: Option<&str>, verb: Verb)
 async fn show(store: &Store, output: &Output, space: Option<&str>, id: &str) -> anyhow::Result<()> {
     let group = store.error_group(space, id).await?;
     let failed_now = store.failed_now(space, id).await?;
-    let filter =
-        SessionFilter { error: Some(group.fingerprint.clone()), space_id: space.map(str::to_owned), limit: 10, ..SessionFilter::default() };
+    let filter = SessionFilter {
+        error: Some(group.fingerprint.clone()),
+        space_id: space.map(str::to_owned),
+        limit: 10,
+        ..SessionFilter::default()
+    };
     let sessions = store.sessions(&filter).await?;
     output.one(&detail(&group, failed_now), || {
         let mut text = format!("{}\n", output.block(&group.example, 0).trim_end());

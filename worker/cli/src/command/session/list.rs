@@ -1,7 +1,7 @@
 //! `wakeful session list`: finds sessions. The options are the parameters of `GET /v1/sessions`.
 
-use super::super::space::Space;
 use super::super::output::{Cell, Column, Output, Table, Tone, age, print};
+use super::super::space::Space;
 use super::super::{Exit, Usage};
 use super::job;
 use chrono::{DateTime, NaiveDate, TimeDelta, Utc};
