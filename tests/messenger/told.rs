@@ -36,7 +36,8 @@ async fn k63_a_person_is_told_once_that_a_run_failed_whichever_commit_is_killed(
         desk.messengers.has(1).await;
         desk.is_done().await;
         assert_eq!(desk.messengers.texts(), [SORRY], "{failpoint}");
-        let id = desk.session("default/w1").await;
+        let id: String =
+            desk.database.value("select session_id from conversation_sessions where $1 = ''", "").await;
         let client = process.client();
         client.wait_for(&id, "failed").await;
 

@@ -251,7 +251,8 @@ async fn run_steps(
         let prepared = match &agent {
             Ok(agent) if ends_claim.is_none() && !may_yield => {
                 let tries = if progress { RetryCounts::default() } else { counts.tries };
-                let may_try = tries.used_up(agent.limits.attempts, job.last_error.as_deref(), None).is_none();
+                let may_try =
+                    tries.used_up(agent.limits.attempts, job.last_error.as_deref(), || None).is_none();
                 next_call(ctx, &mut session, &transition, agent, may_try).await
             }
             Ok(_) | Err(_) => None,
@@ -392,7 +393,7 @@ async fn decide(
         return Ok(Decided::End(ClaimEnd::Closed));
     }
     if let Some(fault) =
-        tries.used_up(agent.limits.attempts, job.last_error.as_deref(), tries::doing(session))
+        tries.used_up(agent.limits.attempts, job.last_error.as_deref(), || tries::doing(session))
         && !matches!(action, Action::Stop(_))
     {
         return Ok(Decided::Performed(Performed::Stopped(Stop::Failed(fault))));

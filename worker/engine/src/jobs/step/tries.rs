@@ -43,15 +43,15 @@ impl RetryCounts {
         self,
         limit: i64,
         last_error: Option<&str>,
-        during: Option<String>,
+        during: impl FnOnce() -> Option<String>,
     ) -> Option<Fault> {
         if self.deaths >= Limits::DEATHS {
-            return Some(Fault::WorkerDied { attempts: self.deaths, during });
+            return Some(Fault::WorkerDied { attempts: self.deaths, during: during() });
         }
         let attempts = self.stuck - 1;
         (self.ended_by_faults() > limit).then(|| match last_error {
             Some(error) => Fault::Stuck { attempts, last_error: error.to_owned() },
-            None => Fault::WorkerDied { attempts, during },
+            None => Fault::WorkerDied { attempts, during: during() },
         })
     }
 
@@ -128,7 +128,7 @@ mod tests {
             // time it makes progress.
             for died in 0..5 {
                 let tries = RetryCounts { stuck: died + 1, died, deaths: died };
-                assert_eq!(tries.used_up(limit, None, None), None, "{limit} {died}");
+                assert_eq!(tries.used_up(limit, None, || None), None, "{limit} {died}");
                 assert_eq!(tries.ended_by_faults(), 1, "a first fault counts as one");
             }
         }
@@ -136,16 +136,16 @@ mod tests {
         let during = || Some("ran charge (call_1)".to_owned());
         for limit in 1..=20 {
             let dead = RetryCounts { stuck: 6, died: 5, deaths: 5 };
-            let fault = dead.used_up(limit, None, during()).expect("it is over");
+            let fault = dead.used_up(limit, None, during).expect("it is over");
             assert!(fault.to_string().ends_with("died each time, while it ran charge (call_1)"), "{fault}");
-            assert!(RetryCounts { stuck: 5, died: 4, deaths: 5 }.used_up(limit, None, None).is_some());
+            assert!(RetryCounts { stuck: 5, died: 4, deaths: 5 }.used_up(limit, None, || None).is_some());
         }
     }
 
     #[test]
     fn faults_use_up_attempts_one_by_one() {
-        assert_eq!(RetryCounts { stuck: 2, died: 0, deaths: 0 }.used_up(2, Some("429"), None), None);
-        let stuck = RetryCounts { stuck: 3, died: 0, deaths: 0 }.used_up(2, Some("429"), None);
+        assert_eq!(RetryCounts { stuck: 2, died: 0, deaths: 0 }.used_up(2, Some("429"), || None), None);
+        let stuck = RetryCounts { stuck: 3, died: 0, deaths: 0 }.used_up(2, Some("429"), || None);
         assert_eq!(stuck, Some(Fault::Stuck { attempts: 2, last_error: "429".to_owned() }));
         assert_eq!(RetryCounts::default().ended_by_faults(), 1);
     }
