@@ -1,5 +1,8 @@
 -- A cancelled run and its session have a status of their own. Until now both were `failed`, with the error `cancelled`.
 
+-- The owner sees the rows of all spaces.
+select set_config('wakeful.space', '*', true);
+
 alter table conversation_sessions
     drop constraint conversation_sessions_status_check,
     add constraint conversation_sessions_status_check
@@ -32,9 +35,9 @@ with corrected as (
             order by r.created_at desc
             limit 1
         ) = 'cancelled'
-    returning s.session_id, s.last_event_seq
+    returning s.session_id, s.space_id, s.last_event_seq
 )
-insert into session_events (session_id, seq, type, payload)
-select session_id, last_event_seq, 'state_transition',
+insert into session_events (session_id, space_id, seq, type, payload)
+select session_id, space_id, last_event_seq, 'state_transition',
     '{"from_state": "failed", "to_state": "cancelled", "reason": "its run was cancelled before that was a status of its own"}'::jsonb
 from corrected;

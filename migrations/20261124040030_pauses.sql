@@ -21,7 +21,7 @@ create table pauses (
     number bigint not null default nextval('pause_numbers')
 );
 comment on table pauses is
-    'The installation''s: its operators pause spaces, agents, providers and the queue alike. It holds no text of a session.';
+    'Of the installation: its operators pause spaces, agents, providers and the queue alike. It holds no text of a session.';
 
 alter table jobs
     -- The pause that holds the job, and since when. `run_at` is then only the time at which it looks by itself.

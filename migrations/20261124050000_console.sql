@@ -10,4 +10,4 @@ create table queue_samples (
     oldest_ready_s float8 not null
 );
 comment on table queue_samples is
-    'The installation''s, of no space: how many jobs there were at each minute of the last two days.';
+    'Of the installation: how many jobs there were at each minute of the last two days.';

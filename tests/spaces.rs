@@ -7,12 +7,15 @@ use sqlx::postgres::PgPool;
 use sqlx::{AssertSqlSafe, Row};
 
 /// Tables without rows of a space, and why.
-const OF_THE_INSTALLATION: [(&str, &str); 8] = [
+const OF_THE_INSTALLATION: [(&str, &str); 11] = [
     ("_sqlx_migrations", "the schema is one for all spaces"),
     ("api_tokens", "a token is looked up before its space is known"),
     ("audit_log", "only admin tokens of the installation read it"),
     ("legacy_chat_counts", "counts by day"),
+    ("pauses", "operators of the installation pause spaces, agents, providers and the queue alike"),
     ("provider_gates", "an outage of a provider is one for all spaces"),
+    ("queue_samples", "counts of jobs by minute"),
+    ("search_progress", "one search reads all spaces"),
     ("signing_keys", "it signs for all spaces"),
     ("webhook_tokens", "digests of what senders have used up"),
     ("workers", "processes work for all spaces"),
