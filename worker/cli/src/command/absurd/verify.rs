@@ -19,6 +19,9 @@ const SAMPLE: i64 = 20;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
+    /// Only these tasks. Default: all that were imported.
+    #[arg(value_name = "TASK_ID", conflicts_with_all = ["sample", "follow"])]
+    tasks: Vec<String>,
     /// Compare only this many sessions, chosen by chance.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(1..))]
     sample: Option<i64>,
@@ -62,7 +65,7 @@ pub(super) async fn verify(desk: &Desk<'_>, args: &Args) -> anyhow::Result<Exit>
     loop {
         round += 1;
         match (args.sample, args.follow) {
-            (None, false) => all(desk, &store, &mut sources, &mut report).await?,
+            (None, false) => all(desk, &store, &mut sources, &args.tasks, &mut report).await?,
             (sample, _) => {
                 let seed =
                     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos().to_string();
@@ -87,6 +90,7 @@ async fn all(
     desk: &Desk<'_>,
     store: &Store,
     sources: &mut [Source],
+    tasks: &[String],
     report: &mut Report,
 ) -> anyhow::Result<()> {
     let progress = Progress::new("comparing", store.absurd_count(desk.space()).await?.unsigned_abs());
@@ -96,7 +100,8 @@ async fn all(
         let rows = store.absurd_imports(desk.space(), from, PAGE).await?;
         let Some(last) = rows.last() else { break };
         after = Some((last.source.clone(), last.task_id.clone()));
-        page(desk, store, sources, rows, report, &progress).await?;
+        let wanted = |row: &ImportRow| tasks.is_empty() || tasks.contains(&row.task_id);
+        page(desk, store, sources, rows.into_iter().filter(wanted).collect(), report, &progress).await?;
     }
     progress.end();
     Ok(())
