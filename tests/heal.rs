@@ -269,7 +269,7 @@ async fn a_heal_that_changes_nothing_writes_nothing() {
     sessions.push(ward.beside("t2", "behind").await);
     let cancelled = ward.beside("t3", "never mind").await;
     ward.store.cancel(&cancelled, None).await.unwrap();
-    assert_eq!(ward.status(&cancelled).await, "failed");
+    assert_eq!(ward.status(&cancelled).await, "cancelled");
     sessions.push(cancelled);
     let attention = ward.session("c5", "five").await;
     ward.run_sql("delete from jobs where session_id = $1", &attention).await;

@@ -51,6 +51,8 @@ pub struct NewSession {
     pub repository_id: Option<String>,
     /// The user in whose name the message comes. `None`: it does not enter a conversation that belongs to a user.
     pub speaker: Option<Speaker>,
+    /// The message enters only a conversation whose latest session is of `agent`: its sender reaches no other.
+    pub only_agent: bool,
     /// The rendered messages that the model sees before the session's first message.
     pub seeds: Vec<Seed>,
 }
@@ -185,6 +187,9 @@ pub(crate) async fn find_or_create(
         .execute(&mut *tx)
         .await?;
     }
+    if new.only_agent {
+        is_of_agent(new, latest_agent(tx, &new.conversation_id).await?.as_deref())?;
+    }
     let existing = match new.continues {
         Continues::Trigger => made_by_trigger(tx, new).await?,
         Continues::Conversation => match sent_before(tx, &new.conversation_id, client_key).await? {
@@ -222,6 +227,32 @@ pub(crate) fn admits(new: &NewSession, owner: Option<&str>) -> Result<bool> {
         Admission::OfAUser => Err(Error::OfAUser { conversation_id: id() }),
         Admission::Unknown => Err(Error::NotFound { what: "conversation", id: id() }),
     }
+}
+
+/// Checks that a conversation is of the only agent that the sender reaches. The caller holds what makes `latest` true: the
+/// conversation's lock, or the fence of a write.
+///
+/// # Errors
+/// [`Error::NotFound`]: a conversation of another agent does not exist for the sender.
+pub(crate) fn is_of_agent(new: &NewSession, latest: Option<&str>) -> Result<()> {
+    match latest {
+        Some(latest) if new.only_agent && latest != new.agent => {
+            Err(Error::NotFound { what: "conversation", id: shown(&new.conversation_id).to_owned() })
+        }
+        _ => Ok(()),
+    }
+}
+
+async fn latest_agent(tx: &mut PgConnection, conversation_id: &str) -> Result<Option<String>> {
+    Ok(sqlx::query_scalar!(
+        "select agent from conversation_sessions
+            where conversation_id = $1
+            order by ordinal desc
+            limit 1",
+        conversation_id
+    )
+    .fetch_optional(tx)
+    .await?)
 }
 
 /// Returns the session that this trigger created. Refuses a session of another conversation, because that

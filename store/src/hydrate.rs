@@ -20,6 +20,7 @@ use wakeful_workflow::record::{Attachment, Content, Details, Record, Role};
 use wakeful_workflow::seed::Seed;
 use wakeful_workflow::session::{Call, CallStatus, InboxMessage, Run, Session, SessionStatus, Totals};
 use wakeful_workflow::state::State;
+use wakeful_workflow::workspace::Snapshot;
 
 /// Queries `$before`, then one JSON object of everything that can change while a worker has the session `s`, then
 /// `$after`.
@@ -31,6 +32,9 @@ macro_rules! query_changing {
                 'wake_seq', s.wake_seq, 'last_event_seq', s.last_event_seq, 'cancel_requested', s.cancel_requested,
                 'cancel_reason', case when s.cancel_requested then s.cancel_reason end,
                 'state', s.state, 'rebase', s.rebase, 'compaction_failures', s.compaction_failures,
+                'workspace', (select e.payload from session_events e
+                    where e.session_id = s.session_id and e.type = 'WORKSPACE_SNAPSHOT'
+                    order by e.seq desc limit 1),
                 'inbox', (select json_agg(json_build_object('id', i.inbox_id, 'text', i.content,
                         'attachments', coalesce(i.attachments, '[]')) order by i.inbox_id)
                     from session_inbox i
@@ -197,6 +201,7 @@ struct Changing {
     state: Value,
     rebase: Option<Value>,
     compaction_failures: i64,
+    workspace: Option<Snapshot>,
     inbox: Option<Vec<InboxRow>>,
     calls: Option<Vec<CallRow>>,
     generations: Option<Vec<GenerationRow>>,
@@ -243,6 +248,7 @@ impl Fixed {
             state: State::new(),
             rebase: None,
             compaction_failures: 0,
+            workspace: None,
             run: self.run.map(|run| Run { run_id: run.run_id.into(), steps: run.steps, tokens: run.tokens }),
             seeds: self.seeds.unwrap_or_default(),
             records,
@@ -271,6 +277,7 @@ impl Changing {
             .transpose()
             .map_err(|error| Error::corrupt("rebase", error))?;
         session.compaction_failures = self.compaction_failures;
+        session.workspace = self.workspace;
         session.inbox = self.inbox.unwrap_or_default().into_iter().map(InboxRow::message).collect();
         session.calls =
             self.calls.unwrap_or_default().into_iter().map(CallRow::call).collect::<Result<_>>()?;

@@ -13,6 +13,7 @@
 //! | make a session that begins with the messages of another one | [`fork`], [`tree`] |
 //! | rebuild a session from the database | [`hydrate`] |
 //! | commit what a step did | [`step`] |
+//! | store and find the files of a session | [`workspace`] |
 //! | read a tool's output, or a file that came with a message | [`outputs`] |
 //! | recover a session from a journal, wherever it is kept | [`journal`] |
 //! | check the caches against the logs | [`verify`] |
@@ -27,7 +28,11 @@
 //! | show sessions to people | [`session`], [`chain`], [`event`], [`standing`] |
 //! | compare two sessions | [`side`] |
 //! | carry a session to another database | [`export`], [`import`] |
+//! | bring tasks of Absurd over, give them back, compare them | [`absurd`] |
 //! | define, fire and show schedules | [`schedule`] |
+//! | find sessions by what was said in them | [`search`] |
+//! | see failed runs in groups | [`failure`] |
+//! | retry, cancel, archive or wake many sessions | [`batch`] |
 //! | say who did what | [`audit`] |
 //! | make, find and revoke tokens; sign those of users | [`token`] |
 //! | keep the spaces apart | [`space`] |
@@ -38,7 +43,9 @@
 //! After waiting for a row, Postgres re-checks only that row's own columns. So only predicates on the row
 //! being updated decide a race.
 
+pub mod absurd;
 pub mod audit;
+pub mod batch;
 pub mod bounce;
 pub mod chain;
 pub mod create;
@@ -50,6 +57,7 @@ pub mod event;
 pub mod export;
 #[doc(hidden)]
 pub mod failpoint;
+pub mod failure;
 pub mod fork;
 pub mod gate;
 pub mod generation;
@@ -63,6 +71,7 @@ pub mod legacy;
 pub mod mail;
 pub mod outbox;
 pub mod outputs;
+pub mod overview;
 mod pool;
 pub mod question;
 pub mod queue;
@@ -74,6 +83,7 @@ pub mod retire;
 pub mod run;
 pub mod schedule;
 pub mod schema;
+pub mod search;
 pub mod session;
 pub mod side;
 mod socket;
@@ -82,10 +92,12 @@ pub mod standing;
 pub mod steer;
 pub mod step;
 pub mod token;
+pub mod told;
 pub mod tree;
 pub mod verify;
 pub mod wake;
 pub mod webhook;
+pub mod workspace;
 
 pub use error::{Error, Outage, Result};
 pub use schema::create_database;

@@ -145,7 +145,7 @@ impl Store {
     }
 
     /// Up to `bytes` of a blob of the session's space, from `start` on. `what` names its owner in the error.
-    async fn blob_part(
+    pub(crate) async fn blob_part(
         &self,
         session_id: &SessionId,
         what: &'static str,

@@ -104,8 +104,15 @@ pub(crate) async fn open(
     .await?;
     let mut events = opening_events(&session.trigger_type, &session.trigger_id, session.status, reason);
     if !new {
-        // The run was opened before, and goes on.
+        // The run was opened before, and goes on. The search finds only new runs by itself.
         events.remove(0);
+        sqlx::query!(
+            "insert into search_due (session_id, space_id) values ($1, $2)",
+            session.session_id,
+            session.space_id
+        )
+        .execute(&mut *tx)
+        .await?;
     }
     if !events.is_empty() {
         append_events(tx, &session.session_id, Some(run_id), None, Wakes::Planner, &events).await?;

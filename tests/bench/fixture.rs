@@ -177,6 +177,7 @@ pub async fn hold_sessions(store: &Store, first: usize, count: usize) -> Result<
             policy: SessionPolicy::default(),
             repository_id: None,
             speaker: None,
+            only_agent: false,
             seeds: Vec::new(),
         };
         let message = NewMessage {

@@ -7,6 +7,7 @@
 
 mod arrival;
 mod connection;
+mod files;
 mod fork;
 mod poison;
 mod step;

@@ -60,6 +60,7 @@ impl Ward {
             policy: SessionPolicy::default(),
             repository_id: None,
             speaker: None,
+            only_agent: false,
             seeds: vec![],
         };
         self.store.wake(&new, &message(text)).await.unwrap().session_id

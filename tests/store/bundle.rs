@@ -39,7 +39,7 @@ pub(super) async fn try_import(store: &Store, bundle: &[u8]) -> Result<Imported,
 }
 
 /// Imports a bundle that must be accepted, verifies the session, and returns its id.
-async fn import(store: &Store, bundle: &[u8]) -> String {
+pub(super) async fn import(store: &Store, bundle: &[u8]) -> String {
     let imported = try_import(store, bundle).await.unwrap();
     let session_id = imported.session_id.expect("it was imported");
     let verification = store.verify(&session_id).await.unwrap();

@@ -222,6 +222,7 @@ fn request(rule: &Rule, names: &Names, beside: &Names) -> Vec<(String, String)> 
             format!("conversation_id={}", names.conversation),
             format!("session_id={}", names.session),
             format!("trigger_type={}", names.trigger_type),
+            format!("space={}", names.conversation.trim_start_matches("c-")),
             format!("cursor={}", names.session),
             format!("cursor={}", names.delivery),
             "all=true&limit=500".to_owned(),

@@ -9,12 +9,15 @@ use crate::blob::Blob;
 use crate::derive::{self, NewDelivery, StateUpdate};
 use crate::effect::Effect;
 use crate::event::Event;
+use crate::failure::Failure;
 use crate::fault::Fault;
 use crate::id::{CallId, GenerationId, RunId};
 use crate::plan::Stop;
 use crate::record::{FinishReason, Record, Reply, ToolCall, Usage};
 use crate::session::{Call, CallOutcome, CallStatus, CallUpdate, Session, SessionStatus};
 use crate::strategy::{Rebase, Strategy};
+use crate::told::{self, Reason};
+use crate::workspace::Snapshot;
 use draft::Draft;
 use std::collections::BTreeMap;
 
@@ -27,6 +30,8 @@ pub enum Performed {
     Compacted(Compaction),
     /// Every planned call, in order.
     Called(Vec<EndedCall>),
+    /// The same, where the calls have changed the workspace.
+    CalledAndChanged(Vec<EndedCall>, Snapshot),
     Stopped(Stop),
     Paused,
 }
@@ -94,7 +99,8 @@ pub enum CallEnd {
     /// `Done`, `Failed`, or `Uncertain` where a person settled it.
     Settled(CallStatus, CallOutcome),
     /// The call may have taken effect. `known`: the journal already has an entry for that.
-    Uncertain { known: bool },
+    /// `why`: what is known of its end, if its worker lives.
+    Uncertain { known: bool, why: Option<String> },
     /// The tool asks the user this question.
     Asked(String),
     /// The user answered it.
@@ -122,6 +128,7 @@ pub fn advance(session: &Session, performed: Performed, policy: AgentPolicy) -> 
         Performed::Replied(generated) => draft.reply(generated),
         Performed::Compacted(compaction) => draft.compacted(compaction),
         Performed::Called(calls) => draft.results(calls),
+        Performed::CalledAndChanged(calls, snapshot) => draft.results(calls).with_snapshot(session, snapshot),
         Performed::Stopped(Stop::Cancelled) => draft.cancel(),
         Performed::Stopped(Stop::Failed(fault)) => draft.fail(&fault),
         Performed::Stopped(Stop::Finished) => draft.close(SessionStatus::Completed, None),
@@ -174,6 +181,8 @@ pub struct Closing {
     pub status: SessionStatus,
     /// Why, on failure: one line with its remedy.
     pub error: Option<String>,
+    /// The group of failures that the error belongs to.
+    pub failure: Option<Box<Failure>>,
     pub events: Vec<Event>,
     /// The state that the close's checkpoint points at.
     pub snapshot: Blob,
@@ -253,10 +262,31 @@ impl Transition {
         fits
     }
 
+    /// If this commit ends the run as failed, lets it tell the person, in these words.
+    pub fn telling(mut self, session: &Session, text: Option<&str>) -> Transition {
+        if let (Next::Close(closing), Some(text)) = (&mut self.next, text)
+            && closing.status == SessionStatus::Failed
+            && let Some(notice) = told::notice(
+                &session.policy,
+                &session.trigger_type,
+                self.run_id.as_str(),
+                Reason::Failed,
+                text,
+            )
+        {
+            closing.events.insert(0, notice.event);
+            self.deliveries.extend(notice.deliveries);
+        }
+        self
+    }
+
     /// Turns a closing transition into one that continues the run, because something arrived while the run
     /// was closing. Keeps the model's reply, which is already paid for. The next step handles what arrived.
     pub fn continuing(mut self) -> Transition {
         if let Next::Close(closing) = self.next {
+            // The run goes on, so it has not failed.
+            let failed = Reason::Failed.key(self.run_id.as_str());
+            self.deliveries.retain(|one| !one.source_key.starts_with(&failed));
             // Uncertain calls that neither the model nor an operator has been told about keep status `started`; the next
             // plan handles them.
             let (left, kept): (Vec<CallUpdate>, Vec<CallUpdate>) = self
@@ -283,6 +313,21 @@ impl Transition {
             self.next = if self.step.is_some() { Next::NextStep } else { Next::SameStep };
         }
         self
+    }
+
+    /// Journals a snapshot of the workspace, which holds what the transition's messages say of it.
+    fn with_snapshot(mut self, session: &Session, snapshot: Snapshot) -> Transition {
+        let message_number = session.last_message_number + self.records.len() as i64;
+        self.events.push(Event::WorkspaceSnapshot(Snapshot { message_number, ..snapshot }));
+        self
+    }
+
+    /// Returns the snapshot that this commit journals.
+    pub fn workspace(&self) -> Option<&Snapshot> {
+        self.events.iter().rev().find_map(|event| match event {
+            Event::WorkspaceSnapshot(snapshot) => Some(snapshot),
+            _ => None,
+        })
     }
 
     /// Returns the session's new status, or `None` if this commit does not change it.
@@ -339,6 +384,9 @@ impl Session {
         }
         if let Some(rebase) = &transition.rebase {
             self.rebase = Some(rebase.clone());
+        }
+        if let Some(snapshot) = transition.workspace() {
+            self.workspace = Some(snapshot.clone());
         }
         if let Some(failures) = transition.compaction_failures {
             self.compaction_failures = failures;

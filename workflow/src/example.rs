@@ -42,6 +42,7 @@ pub fn session() -> Session {
         state: State::new(),
         rebase: None,
         compaction_failures: 0,
+        workspace: None,
         run: Some(Run { run_id: RUN.into(), steps: 0, tokens: 0 }),
         seeds: vec![Seed { role: Role::System, content: "Be brief.".into(), is_new: true }],
         records: vec![user(2, "hello")],

@@ -13,6 +13,7 @@ use crate::record::{Attachment, Record, Role, ToolCall, Usage};
 use crate::seed::Seed;
 use crate::state::State;
 use crate::strategy::Rebase;
+use crate::workspace::Snapshot;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -130,6 +131,8 @@ pub struct Session {
     /// Number of summaries that failed since the last success, or since the run last began: a run also begins after
     /// each pause.
     pub compaction_failures: i64,
+    /// The newest snapshot of its files. `None`: no step has changed them.
+    pub workspace: Option<Snapshot>,
     pub run: Option<Run>,
     pub seeds: Vec<Seed>,
     pub records: Vec<Record>,

@@ -153,7 +153,7 @@ impl Export {
         let rows = sqlx::query!(
             "select step_number, run_id, from_message_number, to_message_number, finish_reason, input_tokens,
                 output_tokens, cached_tokens, cache_write_tokens, cost_micros, executed_local_tool_count, attempt,
-                event_seq, started_at, committed_at
+                event_seq, started_at, committed_at, workspace_sha256
             from session_steps
             where session_id = $1 and step_number > $2 and step_number <= $3
             order by step_number
@@ -182,6 +182,7 @@ impl Export {
                 event_seq: row.event_seq,
                 started_at: time(row.started_at),
                 committed_at: time(row.committed_at),
+                workspace_sha256: row.workspace_sha256,
             });
             (line, 0)
         });

@@ -204,23 +204,52 @@ pub(super) async fn take_conversation(
     parent: &Parent,
     conversation_id: &str,
     cut: &Cut,
+    for_user: bool,
 ) -> Result<bool> {
     let taken = sqlx::query!(
         "insert into conversation_counters
             (conversation_id, space_id, mailbox_id, last_message_number, parent_conversation_id, forked_at_message_number,
              user_id)
-        select $2, p.space_id, p.mailbox_id, $3, p.conversation_id, $3, c.user_id
+        select $2, p.space_id, p.mailbox_id, $3, p.conversation_id, $3, case when $4 then c.user_id end
         from conversation_sessions p
         left join conversation_counters c on c.conversation_id = p.conversation_id
         where p.session_id = $1
         on conflict (conversation_id) do nothing",
         parent.session_id,
         conversation_id,
-        cut.at_message_number
+        cut.at_message_number,
+        for_user
     )
     .execute(tx)
     .await?;
     Ok(taken.rows_affected() == 1)
+}
+
+/// Waits for an erasure of the parent's conversation, and holds off the next one until this transaction ends. So an erasure
+/// finds every fork that was made before it, and a fork that comes after it finds no parent. Forks do not wait for
+/// each other.
+pub(super) async fn hold_off_erasure(tx: &mut PgConnection, parent_session_id: &str) -> Result<()> {
+    sqlx::query!(
+        "select pg_advisory_xact_lock_shared(hashtextextended('fork of ' || conversation_id, 0))
+        from conversation_sessions where session_id = $1",
+        parent_session_id
+    )
+    .execute(tx)
+    .await?;
+    Ok(())
+}
+
+/// Waits for the forks that are being made of these conversations, and lets none begin until this transaction ends.
+pub(crate) async fn hold_off_forks(tx: &mut PgConnection, conversations: &[String]) -> Result<()> {
+    // In one order, so that two erasures do not wait for each other.
+    sqlx::query!(
+        "select pg_advisory_xact_lock(hashtextextended('fork of ' || id, 0))
+        from (select id from unnest($1::text[]) id order by id) ids",
+        conversations
+    )
+    .execute(tx)
+    .await?;
+    Ok(())
 }
 
 /// Writes the child's row, its seeds, and the blobs that it begins with.

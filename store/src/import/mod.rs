@@ -7,7 +7,7 @@
 
 mod blobs;
 mod source;
-mod write;
+pub(crate) mod write;
 
 use crate::audit::act;
 use crate::{Error, Result, Store, new_id};

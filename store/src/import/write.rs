@@ -26,8 +26,9 @@ pub(super) async fn inbox_ids(tx: &mut PgConnection, old: &[i64]) -> Result<Inbo
 /// The statement that writes rows of one kind.
 type Batch = Query<'static, Postgres, PgArguments>;
 
-pub(super) struct Writer {
-    adoption: Adoption,
+pub(crate) struct Writer {
+    /// `None`: the rows are written as they are.
+    adoption: Option<Adoption>,
     origin: Value,
     session_id: String,
     conversation_id: String,
@@ -38,7 +39,7 @@ pub(super) struct Writer {
 impl Writer {
     pub fn new(adoption: Adoption, summary: &Summary) -> Writer {
         Writer {
-            adoption,
+            adoption: Some(adoption),
             origin: origin(&summary.session, summary.header.redacted, &summary.sha256),
             session_id: String::new(),
             conversation_id: String::new(),
@@ -47,9 +48,24 @@ impl Writer {
         }
     }
 
+    /// For rows that have their ids already. `origin` says where the session comes from.
+    pub fn of_own(session_id: &str, conversation_id: &str, space_id: &str, origin: Value) -> Writer {
+        Writer {
+            adoption: None,
+            origin,
+            session_id: session_id.to_owned(),
+            conversation_id: conversation_id.to_owned(),
+            space_id: space_id.to_owned(),
+            last_event_seq: 0,
+        }
+    }
+
     /// Writes rows of one section.
     pub async fn write(&mut self, tx: &mut PgConnection, rows: Vec<Line>) -> Result<()> {
-        let rows: Vec<Line> = rows.into_iter().map(|row| self.adoption.adopt(row)).collect();
+        let rows: Vec<Line> = match &mut self.adoption {
+            Some(adoption) => rows.into_iter().map(|row| adoption.adopt(row)).collect(),
+            None => rows,
+        };
         let Some(section) = rows.first().map(Line::section) else { return Ok(()) };
         let batch = match section {
             Section::Session => {
@@ -77,7 +93,8 @@ impl Writer {
 
     /// Writes the journal entries that follow the bundle's last one.
     pub async fn end(&mut self, tx: &mut PgConnection) -> Result<()> {
-        let ending: Vec<EventRow> = self.adoption.ending(self.last_event_seq);
+        let Some(adoption) = &self.adoption else { return Ok(()) };
+        let ending: Vec<EventRow> = adoption.ending(self.last_event_seq);
         if !ending.is_empty() {
             self.events(&to_json(&ending)?).execute(tx).await?;
         }
@@ -88,16 +105,18 @@ impl Writer {
         self.session_id.clone_from(&row.session_id);
         self.conversation_id.clone_from(&row.conversation_id);
         self.space_id.clone_from(&row.space_id);
-        sqlx::query!(
-            "insert into conversation_counters (conversation_id, space_id, mailbox_id, last_message_number)
+        if self.adoption.is_some() {
+            sqlx::query!(
+                "insert into conversation_counters (conversation_id, space_id, mailbox_id, last_message_number)
             values ($1, $2, $3, $4)",
-            row.conversation_id,
-            row.space_id,
-            row.mailbox_id,
-            row.last_message_number.max(i64::from(row.seed_message_count))
-        )
-        .execute(&mut *tx)
-        .await?;
+                row.conversation_id,
+                row.space_id,
+                row.mailbox_id,
+                row.last_message_number.max(i64::from(row.seed_message_count))
+            )
+            .execute(&mut *tx)
+            .await?;
+        }
         sqlx::query!(
             "insert into conversation_sessions
                 (session_id, conversation_id, space_id, mailbox_id, trigger_type, trigger_id, agent, model_id,
@@ -183,15 +202,15 @@ impl Writer {
             "insert into session_steps
                 (space_id, session_id, step_number, run_id, from_message_number, to_message_number, finish_reason,
                  input_tokens, output_tokens, cached_tokens, cache_write_tokens, cost_micros, executed_local_tool_count, attempt,
-                 event_seq, lease, worker_id, started_at, committed_at)
+                 event_seq, lease, worker_id, started_at, committed_at, workspace_sha256)
             select $3, $1, step_number, run_id, from_message_number, to_message_number, finish_reason, input_tokens,
                 output_tokens, cached_tokens, cache_write_tokens, cost_micros, executed_local_tool_count, attempt,
-                event_seq, 0, 'import', started_at, committed_at
+                event_seq, 0, 'import', started_at, committed_at, workspace_sha256
             from json_to_recordset($2::text::json) as row (
                 step_number bigint, run_id text, from_message_number bigint, to_message_number bigint,
                 finish_reason text, input_tokens integer, output_tokens integer, cached_tokens integer,
                 cache_write_tokens integer, cost_micros bigint, executed_local_tool_count integer, attempt integer,
-                event_seq bigint, started_at timestamptz, committed_at timestamptz)",
+                event_seq bigint, started_at timestamptz, committed_at timestamptz, workspace_sha256 text)",
             self.session_id,
             rows,
             self.space_id

@@ -153,7 +153,7 @@ pub(crate) async fn start(
             do update set runner = excluded.runner, step_number = excluded.step_number, trace_context = excluded.trace_context,
                 run_at = clock_timestamp(), lease = null, worker_id = null, stuck = 0, died = 0, attempt = 0,
                 last_error = null, outage_since = null, outage_faults = 0, waits_for = null, waits_since = null,
-                gate_pass = null",
+                gate_pass = null, fault_since = null, faults = 0",
         session.space_id,
         session.conversation_id,
         session.session_id,

@@ -8,6 +8,7 @@ use wakeful_workflow::advance::{Next, OpenedCall, Transition};
 use wakeful_workflow::blob::Blob;
 use wakeful_workflow::derive::NewDelivery;
 use wakeful_workflow::event::Event;
+use wakeful_workflow::failure::Failure;
 use wakeful_workflow::record::Usage;
 use wakeful_workflow::session::{CallUpdate, Session};
 
@@ -30,6 +31,8 @@ pub(super) struct Rows {
     pub status: Option<&'static str>,
     /// The end or the pause of the run, if this commit closes it.
     pub closes: Option<CloseRow>,
+    /// The failure that it closes with: none or one.
+    pub failures: Vec<Failure>,
     pub state: Option<String>,
     pub rebase: Option<String>,
     pub compaction_failures: Option<i64>,
@@ -106,6 +109,8 @@ pub(super) struct StepRow {
     pub tool_calls: i32,
     pub attempt: i32,
     pub elapsed_s: f64,
+    /// The tree of the workspace, if a step has ever changed it.
+    pub workspace_sha256: Option<String>,
 }
 
 #[derive(Debug)]
@@ -195,6 +200,10 @@ impl Rows {
             tool_calls: step.executed_local_tool_count as i32,
             attempt: performance.attempt,
             elapsed_s: performance.elapsed_s,
+            workspace_sha256: transition
+                .workspace()
+                .or(session.workspace.as_ref())
+                .map(|snapshot| snapshot.tree_sha256.clone()),
         });
         Ok(Rows {
             session_id: session.session_id.as_str().to_owned(),
@@ -214,6 +223,7 @@ impl Rows {
                 snapshot: closing.snapshot.clone(),
                 wake_seq: None,
             }),
+            failures: closing.iter().filter_map(|closing| closing.failure.as_deref()).cloned().collect(),
             state,
             rebase: rebase.map_err(|error| Error::corrupt("rebase", error))?,
             compaction_failures: transition.compaction_failures,

@@ -39,6 +39,7 @@ fn commit(closes: bool) -> Rows {
         closed: vec![ClosedRow { call_id: "before".to_owned(), status: "done", message_number: Some(2) }],
         generation_over: true,
         step: Some(StepRow {
+            workspace_sha256: None,
             from_message_number: 1,
             to_message_number: 2,
             finish_reason: "stop",

@@ -81,6 +81,7 @@ pub(super) fn compose(
     statement.generation_over();
     statement.step();
     statement.of_run();
+    statement.failures();
     statement.intent();
     if let Some(rare) = rare {
         statement.rare(rare);
@@ -377,20 +378,26 @@ left join intent using (session_id)"
         total_cache_write_tokens = session.total_cache_write_tokens + given.cache_write_tokens,
         total_cost_micros = session.total_cost_micros + given.cost_micros",
         );
-        self.part(
+        let tree = |commit: &'c Rows| commit.step.as_ref().and_then(|step| step.workspace_sha256.as_deref());
+        let (mut name, mut value) = ("", "");
+        if self.some(|commit| tree(commit).is_some()) {
+            self.given("workspace_sha256", "text", tree);
+            (name, value) = (", workspace_sha256", ", b.workspace_sha256");
+        }
+        self.part(&format!(
             "step as (
     insert into session_steps
         (space_id, session_id, step_number, run_id, from_message_number, to_message_number, finish_reason,
          input_tokens, output_tokens, cached_tokens, cache_write_tokens, cost_micros,
-         executed_local_tool_count, attempt, event_seq, lease, worker_id, started_at)
+         executed_local_tool_count, attempt, event_seq, lease, worker_id, started_at{name})
     select b.space_id, b.session_id, b.step_number, b.run_id, b.from_message_number, b.to_message_number,
         b.finish_reason, b.input_tokens::integer, b.output_tokens::integer, b.cached_tokens::integer,
         b.cache_write_tokens::integer, b.cost_micros, b.tool_calls, b.attempt, b.last_event_seq, b.lease,
-        b.worker_id, clock_timestamp() - make_interval(secs => b.elapsed_s)
+        b.worker_id, clock_timestamp() - make_interval(secs => b.elapsed_s){value}
     from b
     where b.ends_step
-)",
-        );
+)"
+        ));
     }
 
     /// The intent of the model call that follows. All parts see the tables as they were before the statement, so

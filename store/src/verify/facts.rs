@@ -371,7 +371,7 @@ async fn dangling(tx: &mut PgConnection, session_id: &str) -> Result<Vec<i64>> {
 async fn lost_blobs(tx: &mut PgConnection, session_id: &str) -> Result<Vec<i64>> {
     Ok(sqlx::query_scalar!(
         r#"
-        select e.seq
+        select e.seq as "seq!"
         from session_events e
         left join blobs b
             on b.sha256 = coalesce(e.payload ->> 'state_sha256', e.payload ->> 'value_sha256', e.payload ->> 'output_sha256')
@@ -381,7 +381,15 @@ async fn lost_blobs(tx: &mut PgConnection, session_id: &str) -> Result<Vec<i64>>
                 or e.type = 'context_update' and e.payload ? 'value_sha256'
                 or e.type = 'TOOL_RESULT' and e.payload ? 'output_sha256')
             and (b.sha256 is null or encode(sha256(b.bytes), 'hex') <> b.sha256)
-        order by e.seq
+        union all
+        select e.seq
+        from session_events e
+        cross join lateral jsonb_array_elements(e.payload -> 'packs') pack
+        left join blobs b on b.sha256 = pack ->> 'sha256'
+        where e.session_id = $1
+            and e.type = 'WORKSPACE_SNAPSHOT'
+            and (b.sha256 is null or encode(sha256(b.bytes), 'hex') <> b.sha256)
+        order by 1
         limit $2
         "#,
         session_id,

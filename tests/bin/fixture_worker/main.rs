@@ -117,7 +117,8 @@ fn main() -> ExitCode {
         eprintln!("fixture_worker: FIXTURE_ALLOCATIONS: {error}");
         return ExitCode::FAILURE;
     }
-    let app = App::new().tool(Charge).tool(Reserve).tool(Misbehave).tool(Fetch);
+    let app =
+        App::new().tool(Charge).tool(Reserve).tool(Misbehave::IDEMPOTENT).tool(Misbehave::PURE).tool(Fetch);
     match Post::from_env() {
         Some(post) => app.channel(post).main(),
         None => app.main(),

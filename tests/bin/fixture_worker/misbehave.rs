@@ -9,13 +9,23 @@ use wakeful::tool::{Effect, Tool, ToolCallContext, ToolDefinition, ToolError, To
 
 /// Ends or hangs the process in the way that `mode` names. Does no harm if a file exists whose name is the
 /// value of `FIXTURE_HOLD` plus `-mended`.
-pub struct Misbehave;
+pub struct Misbehave {
+    name: &'static str,
+    effect: Effect,
+}
+
+impl Misbehave {
+    /// The tool `misbehave`, which starts after its reply's commit.
+    pub const IDEMPOTENT: Misbehave = Misbehave { name: "misbehave", effect: Effect::Idempotent };
+    /// The tool `misbehave_purely`, which may run while its reply's commit waits.
+    pub const PURE: Misbehave = Misbehave { name: "misbehave_purely", effect: Effect::Pure };
+}
 
 #[async_trait]
 impl Tool for Misbehave {
     fn definition(&self) -> ToolDefinition {
         ToolDefinition::new(
-            "misbehave",
+            self.name,
             "Misbehaves.",
             json!({
                 "type": "object",
@@ -25,12 +35,12 @@ impl Tool for Misbehave {
                 "required": ["mode"],
                 "additionalProperties": false,
             }),
-            Effect::Idempotent,
+            self.effect,
         )
     }
 
     async fn call(&self, call: &ToolCallContext, arguments: Value) -> Result<ToolOutput, ToolError> {
-        super::record("misbehave", call)?;
+        super::record(self.name, call)?;
         let mended = std::env::var("FIXTURE_HOLD").map(|hold| format!("{hold}-mended")).unwrap_or_default();
         let is_mended = || std::fs::exists(&mended).unwrap_or(false);
         if is_mended() {

@@ -12,6 +12,7 @@ use crate::replay::Recordings;
 use crate::tool::registry::Registry;
 use crate::watchdog::Watchdog;
 use crate::web::Web;
+use crate::workspace::Workspaces;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -47,6 +48,8 @@ pub struct Ctx {
     pub identity: Identity,
     /// What tools fetch through.
     pub web: Web,
+    /// The sessions' files on this host.
+    pub workspaces: Workspaces,
     pub shutdown: Shutdown,
 }
 

@@ -38,3 +38,4 @@ pub mod telemetry;
 pub mod tool;
 pub mod watchdog;
 pub mod web;
+pub mod workspace;

@@ -1,7 +1,7 @@
 //! The middleware before the handlers. It finds out who asks, checks the caller against the rule of the route, and refuses
 //! messages while the intake is full.
 
-use crate::access::{Caller, Rule, Who};
+use crate::access::{Caller, Issuer, Rule, Who};
 use crate::audit;
 use crate::door::is_of_sns;
 use crate::problem::Problem;
@@ -21,7 +21,8 @@ pub async fn guard(State(ctx): State<Arc<Ctx>>, mut request: Request, next: Next
     let path = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
     let rule = path.as_deref().and_then(|path| Rule::of(request.method().as_str(), path));
     let mut act = audit::act_of(&request, rule);
-    let caller = match Caller::identify(&ctx, request.headers()).await {
+    let issuer = request.extensions().get::<Option<Arc<Issuer>>>().and_then(Option::as_ref);
+    let caller = match Caller::identify(&ctx, issuer, request.headers()).await {
         Ok(caller) => caller,
         Err(problem) => {
             let response = refused(problem, "Bearer");

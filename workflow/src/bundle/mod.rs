@@ -186,6 +186,10 @@ pub fn blobs_of(line: &Line) -> Vec<&str> {
             "checkpoint" => row.payload["state_sha256"].as_str().into_iter().collect(),
             "context_update" => row.payload["value_sha256"].as_str().into_iter().collect(),
             "TOOL_RESULT" => row.payload["output_sha256"].as_str().into_iter().collect(),
+            "WORKSPACE_SNAPSHOT" => {
+                let packs = row.payload["packs"].as_array().into_iter().flatten();
+                packs.filter_map(|pack| pack["sha256"].as_str()).collect()
+            }
             _ => Vec::new(),
         },
         // A fork's records may refer to outputs whose events are in the parent's journal, so read the records

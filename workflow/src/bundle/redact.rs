@@ -63,7 +63,10 @@ impl Redaction {
                 Line::Run(row)
             }
             Line::Record(row) => Line::Record(self.record(row)),
-            Line::Step(row) => Line::Step(row),
+            Line::Step(mut row) => {
+                row.workspace_sha256 = row.workspace_sha256.map(|tree| self.hash(tree.as_bytes()));
+                Line::Step(row)
+            }
             Line::Event(row) => Line::Event(self.event(row)),
             Line::Call(row) => Line::Call(self.call(row)),
             Line::Delivery(mut row) => {
@@ -229,6 +232,13 @@ impl Redaction {
             "TOOL_RESULT" => {
                 if let Some(Value::String(old)) = payload.get("output_sha256") {
                     payload.insert("output_sha256".to_owned(), json!(self.name(old).0));
+                }
+            }
+            "WORKSPACE_SNAPSHOT" => {
+                // The files stay behind. The tree's name stays, to tell equal from changed.
+                payload.insert("packs".to_owned(), json!([]));
+                if let Some(Value::String(tree)) = payload.get_mut("tree_sha256") {
+                    *tree = self.hash(tree.as_bytes());
                 }
             }
             "checkpoint" => {

@@ -104,6 +104,7 @@ pub enum RunStatus {
     NeedsAttention,
     Completed,
     Failed,
+    Cancelled,
 }
 
 impl RunStatus {
@@ -116,6 +117,7 @@ impl RunStatus {
             RunStatus::NeedsAttention => "needs_attention",
             RunStatus::Completed => "completed",
             RunStatus::Failed => "failed",
+            RunStatus::Cancelled => "cancelled",
         }
     }
 }
@@ -152,6 +154,9 @@ pub struct StepRow {
     pub event_seq: i64,
     pub started_at: String,
     pub committed_at: String,
+    /// The tree of the workspace after the step.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub workspace_sha256: Option<String>,
 }
 
 /// A journal entry.

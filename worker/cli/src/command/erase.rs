@@ -3,7 +3,6 @@
 use super::output::{Column, Output, Table, age, count, print};
 use super::{Exit, Usage};
 use serde_json::json;
-use std::io::ErrorKind;
 use wakeful_config::Config;
 use wakeful_store::Store;
 use wakeful_store::erase::{Erasure, Subject};
@@ -57,14 +56,10 @@ pub(super) async fn erase(
 }
 
 /// Removes the sessions' folders on this host.
-fn remove_workspaces(config: &Config, sessions: &[String]) {
+pub(super) fn remove_workspaces(config: &Config, sessions: &[String]) {
     for session in sessions {
-        let folder = config.workspace.folder().join(session);
-        match std::fs::remove_dir_all(&folder) {
-            Err(error) if error.kind() != ErrorKind::NotFound => {
-                eprintln!("wakeful: {} is still there: {error}", folder.display());
-            }
-            _ => {}
+        for (left, error) in wakeful_engine::workspace::remove_session(config.workspace.folder(), session) {
+            eprintln!("wakeful: {} is still there: {error}", left.display());
         }
     }
 }

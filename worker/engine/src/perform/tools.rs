@@ -5,14 +5,16 @@ use super::recorded::{self, Recorded};
 use crate::ctx::Ctx;
 use crate::telemetry::{self, names};
 use crate::tool::read_output::StoredOutputs;
-use crate::tool::{ToolCallContext, ToolError, ToolOutput, Workspace, not_carried_out};
+use crate::tool::{FileUse, ToolCallContext, ToolError, ToolOutput, Workspace, not_carried_out};
+use crate::workspace::{Held, NotReady};
 use futures::FutureExt;
 use futures::future::join_all;
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use tokio::sync::OnceCell;
 use tracing::{Instrument, info_span, warn};
 use wakeful_store::ledger::{self, Started};
 use wakeful_store::queue::{self, Lease, Term};
@@ -25,6 +27,7 @@ use wakeful_workflow::plan::{How, PlannedCall};
 use wakeful_workflow::policy::ToolMode;
 use wakeful_workflow::record::ToolCall;
 use wakeful_workflow::session::{CallOutcome, CallStatus, Session};
+use wakeful_workflow::workspace::Snapshot;
 
 /// Idempotent calls that a commit started, with the rights to run them. They save each a statement. Each right is used once.
 #[derive(Debug, Default)]
@@ -90,10 +93,15 @@ pub(super) async fn call_tools(
         tool_run.settle_left().await?;
     }
     let mut ended = ended.into_iter().collect::<Result<Vec<_>, _>>()?;
+    let snapshot = tool_run.store_files(&mut ended).await?;
     // In a replay, results follow the source's order. The sort is stable, so other calls keep their own
     // order.
     ended.sort_by_key(|(_, source_number)| *source_number);
-    Ok(Performed::Called(ended.into_iter().map(|(call, _)| call).collect()))
+    let ended = ended.into_iter().map(|(call, _)| call).collect();
+    Ok(match snapshot {
+        Some(snapshot) => Performed::CalledAndChanged(ended, snapshot),
+        None => Performed::Called(ended),
+    })
 }
 
 struct ToolRun<'a> {
@@ -107,6 +115,10 @@ struct ToolRun<'a> {
     running: AtomicUsize,
     /// The outcome of the call that ended last. The turn's commit records it.
     left: Mutex<Option<Left>>,
+    /// The session's folder, since the first call that asked for it.
+    files: OnceCell<Arc<Held>>,
+    /// A call that may change the files has begun.
+    may_have_changed: AtomicBool,
 }
 
 /// An outcome that is not in the ledger yet.
@@ -144,7 +156,8 @@ impl<'a> ToolRun<'a> {
         calls: usize,
     ) -> ToolRun<'a> {
         let (running, left) = (AtomicUsize::new(calls), Mutex::default());
-        ToolRun { ctx, lease, session, agent, started, calls, running, left }
+        let (files, may_have_changed) = (OnceCell::new(), AtomicBool::new(false));
+        ToolRun { ctx, lease, session, agent, started, calls, running, left, files, may_have_changed }
     }
 
     /// Performs one call. Returns how it ended, and the message number of its result in a replay's source
@@ -154,7 +167,7 @@ impl<'a> ToolRun<'a> {
         let mut source_number = i64::MAX;
         let ending = match how {
             How::Reuse(status, outcome) => CallEnd::Settled(status, outcome),
-            How::Uncertain { known } => CallEnd::Uncertain { known },
+            How::Uncertain { known } => CallEnd::Uncertain { known, why: None },
             How::Answer { inbox_id, text } => CallEnd::Answered { inbox_id, text },
             How::Abandon => CallEnd::Abandoned,
             How::Run => match self.session.policy.tool_mode {
@@ -198,12 +211,19 @@ impl<'a> ToolRun<'a> {
                 .session
                 .call(&call.call_id)
                 .is_some_and(|row| row.status.may_have_run() && row.outcome.is_none());
-            return Ok(if may_have_run { CallEnd::Uncertain { known: false } } else { failed(refusal.0) });
+            return Ok(if may_have_run {
+                CallEnd::Uncertain { known: false, why: None }
+            } else {
+                failed(refusal.0)
+            });
         }
         let (effect, status) = match self.session.call(&call.call_id) {
             Some(row) => (row.effect, row.status),
             None => (Effect::Guarded, CallStatus::Invoked),
         };
+        if let Some(refusal) = self.bring_files(call).await? {
+            return Ok(failed(refusal.0));
+        }
         match effect {
             Effect::Pure => Ok(match self.invoke(call).await {
                 ToolEnd::Output(output) => end_of_output(output),
@@ -254,11 +274,15 @@ impl<'a> ToolRun<'a> {
             ToolEnd::Lost(reason) if effect == Effect::Idempotent => failed(reason),
             ToolEnd::Lost(reason) => {
                 warn!(session.id = %session_id, call.id = %call.call_id, reason, "A guarded call timed out or panicked");
-                return Ok(CallEnd::Uncertain { known: false });
+                return Ok(CallEnd::Uncertain { known: false, why: Some(reason) });
             }
         };
         wakeful_store::failpoint!("K19");
-        if let CallEnd::Settled(status, outcome) = &ending {
+        if let CallEnd::Settled(status, outcome) = &ending
+            // What a call did to the files counts with the turn's snapshot. Without it the call has not ended: it runs
+            // again, on the files as they were before the turn.
+            && self.file_use(call) != FileUse::Writes
+        {
             // A call runs until its outcome is recorded: one that still waits for the database keeps the turn from its
             // commit too.
             if self.running.load(Ordering::Relaxed) == 1 {
@@ -346,8 +370,12 @@ impl<'a> ToolRun<'a> {
         let (kind, ran) = match ran {
             Ok(Ok(Ok(output))) => return ToolEnd::Output(output),
             Ok(Ok(Err(error))) => ("tool_error", ToolEnd::Error(error)),
-            Ok(Err(_)) => {
-                ("panic", ToolEnd::Lost("The tool failed inside; this is a defect of the tool.".to_owned()))
+            Ok(Err(panic)) => {
+                let text = panic_text(&*panic);
+                (
+                    "panic",
+                    ToolEnd::Lost(format!("The tool failed inside: {text}. This is a defect of the tool.")),
+                )
             }
             Err(_) => (
                 "timeout",
@@ -358,16 +386,76 @@ impl<'a> ToolRun<'a> {
         ran
     }
 
+    fn file_use(&self, call: &ToolCall) -> FileUse {
+        self.ctx.plugins.tools.get(&call.name).map_or(FileUse::None, |tool| tool.file_use())
+    }
+
+    /// Brings the session's files to this host, if the tool asks for them. Returns why that is not possible, in words for
+    /// the model.
+    async fn bring_files(&self, call: &ToolCall) -> Result<Option<ToolError>, Unperformed> {
+        let uses = self.file_use(call);
+        if uses == FileUse::None {
+            return Ok(None);
+        }
+        let (workspaces, lease) = (&self.ctx.workspaces, self.lease.token);
+        let ready = || workspaces.ready(&self.ctx.store, self.session, lease);
+        let files = match self.files.get_or_try_init(ready).await {
+            Ok(files) => files,
+            Err(NotReady::Store(error)) => return Err(error.into()),
+            Err(NotReady::Refused(why)) => return Ok(Some(ToolError(why))),
+        };
+        if uses == FileUse::Writes && !self.may_have_changed.swap(true, Ordering::Relaxed) {
+            match workspaces.will_change(self.session, files).await {
+                Ok(()) => {}
+                Err(NotReady::Store(error)) => return Err(error.into()),
+                Err(NotReady::Refused(why)) => return Ok(Some(ToolError(why))),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Stores what the turn's calls have changed. If that is refused, the files are put back, and the calls that may
+    /// have changed them report it.
+    async fn store_files(&self, ended: &mut [(EndedCall, i64)]) -> Result<Option<Snapshot>, Unperformed> {
+        let (Some(files), true) = (self.files.get(), self.may_have_changed.load(Ordering::Relaxed)) else {
+            return Ok(None);
+        };
+        match self.ctx.workspaces.snapshot(&self.ctx.store, self.session, files).await {
+            Ok(snapshot) => Ok(snapshot),
+            Err(NotReady::Store(error)) => Err(error.into()),
+            Err(NotReady::Refused(error)) => {
+                for (one, _) in
+                    ended.iter_mut().filter(|(one, _)| self.file_use(&one.call) == FileUse::Writes)
+                {
+                    if let CallEnd::Settled(_, outcome) = &one.ending {
+                        let said = &outcome.content;
+                        one.ending = failed(format!(
+                            "The files were put back as they were before this turn, because they could not be stored: \
+                             {error} The call itself had said: {said}"
+                        ));
+                    }
+                }
+                Ok(None)
+            }
+        }
+    }
+
     fn workspace(&self) -> Workspace {
-        let path = self.ctx.workspace_of(&self.session.session_id);
+        let held = self.files.get().map(Arc::clone);
+        let path = match &held {
+            Some(held) => held.path.clone(),
+            None => self.ctx.workspace_of(&self.session.session_id),
+        };
         let expected = self.session.has_files();
         if !self.session.policy.tool_mode.is_live() {
             let files = if expected { files::files_of(&self.session.records) } else { Vec::new() };
-            return Workspace { path, expected, inherited: None, rehearsed: Some(files.into()) };
+            return Workspace { path, expected, inherited: None, rehearsed: Some(files.into()), _held: held };
         }
-        // A fork takes its inherited files out of the transcript once, while its folder does not exist.
-        let inherited = if expected && !path.exists() { files::inherited(self.session) } else { None };
-        Workspace { path, expected, inherited: inherited.map(Into::into), rehearsed: None }
+        // A fork of a session without snapshots takes its files out of the transcript once, while its folder does not
+        // exist.
+        let from_transcript = expected && self.session.workspace.is_none() && !path.exists();
+        let inherited = if from_transcript { files::inherited(self.session) } else { None };
+        Workspace { path, expected, inherited: inherited.map(Into::into), rehearsed: None, _held: held }
     }
 
     /// Returns why the call must not run, in words for the model. `None` if it may run.
@@ -408,6 +496,12 @@ fn end_of_output(output: ToolOutput) -> CallEnd {
             CallOutcome { content: output.content, is_error: false, details: output.details },
         ),
     }
+}
+
+/// The text of a panic, at most 500 characters of it.
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied().or(panic.downcast_ref::<String>().map(String::as_str));
+    text.unwrap_or("it panicked").trim_end_matches('.').chars().take(500).collect()
 }
 
 fn failed(reason: String) -> CallEnd {

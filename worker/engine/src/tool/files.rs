@@ -6,7 +6,7 @@
 
 mod restore;
 
-use super::{Tool, ToolCallContext, ToolError, ToolOutput, Workspace, parse_arguments};
+use super::{FileUse, Tool, ToolCallContext, ToolError, ToolOutput, Workspace, parse_arguments};
 use async_trait::async_trait;
 use cap_std::ambient_authority;
 use cap_std::fs::{Dir, OpenOptions, OpenOptionsExt as _};
@@ -72,6 +72,10 @@ impl Tool for ReadFile {
         )
     }
 
+    fn file_use(&self) -> FileUse {
+        FileUse::Reads
+    }
+
     async fn call(&self, call: &ToolCallContext, arguments: Value) -> Result<ToolOutput, ToolError> {
         let ReadArguments { path } = parse_arguments(arguments)?;
         let workspace = call.workspace.clone();
@@ -104,6 +108,10 @@ impl Tool for WriteFile {
             }),
             Effect::Idempotent,
         )
+    }
+
+    fn file_use(&self) -> FileUse {
+        FileUse::Writes
     }
 
     async fn call(&self, call: &ToolCallContext, arguments: Value) -> Result<ToolOutput, ToolError> {

@@ -2,6 +2,8 @@
 #![deny(missing_docs)]
 
 use crate::web::Web;
+pub use crate::workspace::FileUse;
+use crate::workspace::Held;
 use async_trait::async_trait;
 use serde_json::Value;
 use std::fmt::Debug;
@@ -43,6 +45,14 @@ pub trait Tool: Send + Sync {
     /// # Errors
     /// [`ToolError`]: the model gets its text, and the run goes on.
     async fn call(&self, call: &ToolCallContext, arguments: Value) -> Result<ToolOutput, ToolError>;
+
+    /// What the tool does with the session's files. Unless it says so, the files are not brought to this host for it,
+    /// and what it writes into the folder is not kept. A tool that writes nothing outside the folder can be
+    /// [`Effect::Idempotent`], even if it is not so by itself: after a crash it runs again on the files as they were
+    /// before its turn.
+    fn file_use(&self) -> FileUse {
+        FileUse::None
+    }
 
     /// Returns what the call would return, without acting on the outside world. Used in sessions whose tools
     /// are not live, such as replays. By default a pure tool runs, and any other says that it was not carried
@@ -102,7 +112,13 @@ impl ToolCallContext {
         ToolCallContext {
             session_id: SessionId::from("detached".to_owned()),
             call_id: call_id.into(),
-            workspace: Workspace { path: PathBuf::new(), expected: false, inherited: None, rehearsed: None },
+            workspace: Workspace {
+                path: PathBuf::new(),
+                expected: false,
+                inherited: None,
+                rehearsed: None,
+                _held: None,
+            },
             mode: ToolMode::Live,
             policy: Arc::new(SessionPolicy::default()),
             web: Web::default(),
@@ -181,6 +197,9 @@ pub struct Workspace {
     /// The session's files if its tools are not live: those that its messages say were written. No folder is
     /// read or created then.
     pub rehearsed: Option<Arc<[WrittenFile]>>,
+    /// The claim's hold on the folder. A thread that works in the folder keeps a clone, so that the folder stays its
+    /// claim's own until the thread ends.
+    pub(crate) _held: Option<Arc<Held>>,
 }
 
 /// The result of a tool call.

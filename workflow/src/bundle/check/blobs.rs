@@ -53,8 +53,8 @@ impl Blobs {
         match line {
             Line::Session(_) => uses.prefix = true,
             Line::Event(row) if row.kind == "checkpoint" => uses.state = true,
-            // A tool's output can be any text.
-            Line::Event(row) if row.kind == "TOOL_RESULT" => {}
+            // A tool's output can be any text, and a pack any bytes: who restores it checks each object.
+            Line::Event(row) if row.kind == "TOOL_RESULT" || row.kind == "WORKSPACE_SNAPSHOT" => {}
             Line::Event(_) => uses.value = true,
             Line::Seed(_)
             | Line::Run(_)

@@ -167,6 +167,15 @@ impl Logs {
                 }
                 self.rebase = Some(rebase.clone());
             }
+            Event::WorkspaceSnapshot(snapshot) => {
+                let at = snapshot.message_number;
+                if !(0..=rows.last_message()).contains(&at) {
+                    return Err(format!("message {at}"));
+                }
+                if !scan::is_sha256(&snapshot.tree_sha256) {
+                    return Err("a tree whose name is no hash".to_owned());
+                }
+            }
             Event::CompactionFailed { .. } => self.failures += 1,
             Event::ToolFailedUncertain { call_id, .. } => call(call_id.as_str(), &self.asked)?,
             Event::GenSent { delivery_id, .. }
@@ -187,12 +196,14 @@ impl Logs {
             Event::Checkpoint { lifecycle_state, .. } => self.lifecycle = Some(lifecycle_state.clone()),
             Event::TriggerEvent { .. }
             | Event::SessionForked { .. }
+            | Event::SessionImported { .. }
             | Event::LlmCalled { .. }
             | Event::GenStart { .. }
             | Event::GenResumed { .. }
             | Event::GenFailed { .. }
             | Event::SessionSteered { .. }
             | Event::AttemptFailed { .. }
+            | Event::PersonTold { .. }
             | Event::SessionTerminated { .. }
             | Event::InvocationResult { .. }
             | Event::ContextUpdate { .. } => {}

@@ -24,7 +24,13 @@ pub(crate) fn context(path: &Path, expected: bool) -> ToolCallContext {
     ToolCallContext {
         session_id: SessionId::from("sess_1"),
         call_id: CallId::from("call_1_0"),
-        workspace: Workspace { path: path.to_owned(), expected, inherited: None, rehearsed: None },
+        workspace: Workspace {
+            path: path.to_owned(),
+            expected,
+            inherited: None,
+            rehearsed: None,
+            _held: None,
+        },
         mode: ToolMode::Live,
         policy: Arc::default(),
         recipients: vec!["*".to_owned()],
@@ -218,7 +224,8 @@ fn a_parent_swapped_while_a_call_runs_leads_nowhere() {
     let (root, ws) = place();
     let outside = root.path().join("outside");
     fs::create_dir(&outside).unwrap();
-    let workspace = Workspace { path: ws.clone(), expected: true, inherited: None, rehearsed: None };
+    let workspace =
+        Workspace { path: ws.clone(), expected: true, inherited: None, rehearsed: None, _held: None };
     let done = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {

@@ -1,0 +1,102 @@
+//! Snapshots of sessions' files: their packs, and which one a session had at a message.
+#![deny(missing_docs)]
+
+use crate::{Error, Result, Store};
+use sqlx::PgConnection;
+use wakeful_workflow::id::SessionId;
+use wakeful_workflow::workspace::Snapshot;
+
+/// What a pack's row says it is.
+pub const PACK_TYPE: &str = "application/vnd.wakeful.pack";
+
+impl Store {
+    /// Stores a pack of the session's space. A commit then names it. If the blob is there already, it counts as new again: it waits for its
+    /// commit.
+    ///
+    /// # Errors
+    /// [`Error::Database`].
+    pub async fn put_pack(&self, session_id: &str, sha256: &str, bytes: &[u8]) -> Result<()> {
+        sqlx::query!(
+            "insert into blobs (space_id, sha256, size, media_type, bytes)
+            select space_id, $1, length($2::bytea), $3, $2 from conversation_sessions where session_id = $4
+            on conflict (sha256, space_id) do update set touched_at = now()",
+            sha256,
+            bytes,
+            PACK_TYPE,
+            session_id
+        )
+        .execute(&self.pool)
+        .await?;
+        Ok(())
+    }
+
+    /// Returns up to `bytes` of a pack of the session's space, from `start` on.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] where its blob is not there; [`Error::Database`].
+    pub async fn pack_part(
+        &self,
+        session_id: &str,
+        sha256: &str,
+        start: u64,
+        bytes: usize,
+    ) -> Result<Vec<u8>> {
+        let (session_id, start) = (SessionId::from(session_id), usize::try_from(start).unwrap_or(usize::MAX));
+        self.blob_part(&session_id, "workspace", sha256, start, bytes).await
+    }
+
+    /// Returns the files that a session had after `message_number`, or has now. `None`: no step had changed them.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::Corrupt`], [`Error::Database`].
+    pub async fn workspace_at(
+        &self,
+        session_id: &str,
+        message_number: Option<i64>,
+    ) -> Result<Option<Snapshot>> {
+        let mut tx = self.pool.begin().await?;
+        let known = sqlx::query_scalar!(
+            r#"select exists (select from conversation_sessions where session_id = $1) as "known!""#,
+            session_id
+        )
+        .fetch_one(&mut *tx)
+        .await?;
+        if !known {
+            return Err(Error::NotFound { what: "session", id: session_id.to_owned() });
+        }
+        newest(&mut tx, session_id, message_number.unwrap_or(i64::MAX)).await
+    }
+}
+
+/// The newest snapshot at or before `message_number`: of the session, or of those that it was forked from.
+pub(crate) async fn newest(
+    tx: &mut PgConnection,
+    session_id: &str,
+    message_number: i64,
+) -> Result<Option<Snapshot>> {
+    let payload = sqlx::query_scalar!(
+        r#"
+        with recursive line as (
+            select s.session_id, s.parent_session_id, s.forked_at_message_number, $2::bigint as upto, 0 as depth
+            from conversation_sessions s
+            where s.session_id = $1
+            union all
+            select p.session_id, p.parent_session_id, p.forked_at_message_number,
+                least(line.upto, line.forked_at_message_number), line.depth + 1
+            from line
+            join conversation_sessions p on p.session_id = line.parent_session_id
+        )
+        select e.payload
+        from line
+        join session_events e on e.session_id = line.session_id and e.type = 'WORKSPACE_SNAPSHOT'
+        where (e.payload ->> 'message_number')::bigint <= line.upto
+        order by line.depth, e.seq desc
+        limit 1
+        "#,
+        session_id,
+        message_number
+    )
+    .fetch_optional(tx)
+    .await?;
+    payload.map(serde_json::from_value).transpose().map_err(|error| Error::corrupt("snapshot", error))
+}

@@ -1,0 +1,140 @@
+//! Kills around the snapshot of a session's files, and around its restore on another host.
+
+use crate::support::checker::{Traces, distinct};
+use crate::support::client::texts;
+use crate::support::model::turns_since_user;
+use crate::support::{Answer, Database, ModelServer, Options, eventually};
+use serde_json::{Value, json};
+use std::path::PathBuf;
+
+/// A session that writes two files over three steps, reads the first and changes it.
+async fn model() -> ModelServer {
+    ModelServer::start(|body, _| match turns_since_user(body) {
+        0 => Answer::call("write_file", json!({"path": "notes.md", "content": "A table for Ann."})),
+        1 => Answer::call("write_file", json!({"path": "deep/more.md", "content": "By the window."})),
+        2 => Answer::call("read_file", json!({"path": "notes.md"})),
+        3 => Answer::call("write_file", json!({"path": "notes.md", "content": "A table for Bob."})),
+        4 => Answer::call("read_file", json!({"path": "deep/more.md"})),
+        _ => Answer::text("Done."),
+    })
+    .await
+}
+
+/// What a session leaves that ran on several hosts.
+struct Left {
+    database: Database,
+    model: ModelServer,
+    options: Options,
+    session: Value,
+    traces: Traces,
+}
+
+impl Left {
+    fn host(&self, number: usize) -> PathBuf {
+        self.options.path(&format!("host{number}")).join(self.session["session_id"].as_str().unwrap())
+    }
+
+    /// Packs that are stored, and those of them that an entry names.
+    async fn packs(&self) -> (i64, i64) {
+        let stored = "select count(*) from blobs where media_type like '%pack' and $1 <> ''";
+        let named = "select count(distinct b.sha256) from session_events e
+            cross join lateral jsonb_array_elements(e.payload -> 'packs') pack
+            join blobs b on b.sha256 = pack ->> 'sha256'
+            where e.type = 'WORKSPACE_SNAPSHOT' and $1 <> ''";
+        (self.database.value(stored, "any").await, self.database.value(named, "any").await)
+    }
+}
+
+/// Runs the session. A process on a host of its own dies at each of `kills` in turn, and one more ends the run.
+async fn killed_at(kills: &[&str]) -> Left {
+    let database = Database::new().await;
+    let model = model().await;
+    let options = Options::new().model("openai/test").env("OPENAI_BASE_URL", &model.url);
+    let on_host = |number: usize| {
+        let folder = options.path(&format!("host{number}")).display().to_string();
+        options.clone().env("WAKEFUL_WORKSPACE__DIR", folder)
+    };
+    let mut id = None;
+    for (number, kill) in kills.iter().enumerate() {
+        let options = on_host(number).env("FAILPOINTS", *kill);
+        let process = if id.is_none() {
+            let process = options.serve(&database).await;
+            let first = process.client().chat("c1", "A table, please.").await;
+            id = Some(first["session_id"].as_str().unwrap().to_owned());
+            process
+        } else {
+            options.spawn(&database.url)
+        };
+        let (status, process) = process.ended().await;
+        assert!(!status.success() && process.log().contains("failpoint"), "{kill}: {}", process.log());
+    }
+    let process = on_host(kills.len()).serve(&database).await;
+    let client = process.client();
+    let id = match id {
+        Some(id) => id,
+        None => client.chat("c1", "A table, please.").await["session_id"].as_str().unwrap().to_owned(),
+    };
+    let session = client.wait_for(&id, "completed").await;
+    eventually("the job to end", || async {
+        let jobs: i64 = database.value("select count(*) from jobs where $1 <> ''", "all").await;
+        (jobs == 0).then_some(())
+    })
+    .await;
+    assert!(process.terminate().success());
+    let traces = crate::support::checker::check(&database, &id, &[]).await;
+    Left { database, model, options, session, traces }
+}
+
+#[tokio::test]
+async fn k30_k31_a_kill_around_a_snapshot_or_a_restore_loses_no_file() {
+    let undisturbed = killed_at(&[]).await;
+    let bodies = undisturbed.model.bodies();
+    let of = |left: &Left| {
+        let entries = left.traces.journal("WORKSPACE_SNAPSHOT").into_iter();
+        entries
+            .map(|entry| (entry["tree_sha256"].clone(), entry["message_number"].clone()))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(of(&undisturbed).len(), 3, "one for each step that changed them");
+    let rows = [
+        // Before the commit of the first snapshot, and after it.
+        &["K30_put=1*return"][..],
+        &["K21=1*return"],
+        &["K22=2*off->1*return"],
+        // Of the second one.
+        &["K30_put=1*off->1*return"],
+        &["K21=1*off->1*return"],
+        // Another host restores the files, and dies over that, twice; the next one then dies over its own snapshot.
+        &["K22=2*off->1*return", "K31=1*return", "K31_rename=1*return", "K30_put=1*return", "K19=1*return"],
+    ];
+    for kills in rows {
+        let left = killed_at(kills).await;
+        assert_eq!(distinct(&left.model.bodies()), bodies.iter().collect::<Vec<_>>(), "{kills:?}");
+        assert_eq!(of(&left), of(&undisturbed), "the same files at the same messages: {kills:?}");
+        let results = texts(&left.session, "tool");
+        assert!(results[2].contains("A table for Ann."), "{kills:?}: {results:?}");
+        assert!(results[4].contains("By the window."), "{kills:?}: {results:?}");
+        let (stored, named) = left.packs().await;
+        assert_eq!(stored, named, "a pack that was stored twice is one blob: {kills:?}");
+        let last = left.host(kills.len());
+        assert_eq!(std::fs::read_to_string(last.join("notes.md")).unwrap(), "A table for Bob.", "{kills:?}");
+        assert_eq!(
+            std::fs::read_to_string(last.join("deep/more.md")).unwrap(),
+            "By the window.",
+            "{kills:?}"
+        );
+        let steps = &left.traces.steps;
+        let trees: Vec<&Value> = steps.iter().map(|step| &step["workspace_sha256"]).collect();
+        assert!(trees.iter().all(|tree| tree.is_string()), "each step says which files it left: {trees:?}");
+        assert_eq!(trees[1], trees[2], "a step that only reads leaves the files of the step before");
+    }
+}
+
+#[tokio::test]
+async fn k31_a_folder_that_is_half_restored_is_never_seen() {
+    for kill in ["K31=1*return", "K31_rename=1*return"] {
+        let left = killed_at(&["K22=3*off->1*return", kill]).await;
+        assert!(!left.host(1).exists(), "{kill}");
+        assert!(left.host(2).join("notes.md").exists(), "{kill}");
+    }
+}

@@ -1,0 +1,180 @@
+//! `wakeful retention`: deletes what ended longer ago than `[retention]` keeps it. Works on the database and needs no server.
+
+use super::output::{Cell, Column, Output, Table, Tone, age, count, until_reader_goes};
+use super::{Exit, Usage, erase, printable::printable};
+use chrono::{DateTime, Utc};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use wakeful_config::Config;
+use wakeful_config::retention::Days;
+use wakeful_store::Store;
+use wakeful_store::erase::retention::{Page, Rules};
+
+/// Conversations that one transaction looks at, and mails that one deletes.
+const PAGE: i64 = 500;
+
+pub(super) type Args = super::Noun<Verb>;
+
+#[derive(Debug, clap::Subcommand)]
+pub(super) enum Verb {
+    /// Show what `run` would delete in each space. Writes nothing.
+    Plan(SpaceArgs),
+    /// Delete it, in small transactions. If it dies, the next run goes on. Run it once a day (deploy/systemd has a timer).
+    Run(SpaceArgs),
+}
+
+#[derive(Debug, clap::Args)]
+pub(super) struct SpaceArgs {
+    /// Only this space; without it all spaces.
+    #[arg(long, value_name = "SPACE")]
+    space: Option<String>,
+}
+
+/// What is due, or was deleted, in one space.
+#[derive(Debug, Serialize)]
+struct Line {
+    space: String,
+    conversations: u64,
+    sessions: u64,
+    /// Conversations that are due, and that a hold keeps.
+    held: u64,
+    /// When the oldest of the conversations began.
+    oldest: Option<DateTime<Utc>>,
+    /// Deleted rows by table.
+    rows: BTreeMap<String, i64>,
+    /// The receipts.
+    erasures: Vec<String>,
+}
+
+impl Line {
+    fn add(&mut self, page: Page) {
+        self.conversations += page.conversations.len() as u64;
+        self.sessions += page.sessions.len() as u64;
+        self.held += page.held.len() as u64;
+        self.oldest = self.oldest.or(page.oldest);
+        for (table, rows) in page.rows {
+            *self.rows.entry(table).or_default() += rows;
+        }
+        self.erasures.extend(page.erasure_id);
+    }
+}
+
+pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
+    if !config.retention.any() {
+        let text =
+            "nothing is ever deleted: `[retention]` in wakeful.toml has no key, such as ended_days = 90";
+        return Err(Usage(text.to_owned()).into());
+    }
+    let store = super::open_store(&config, "wakeful retention").await?;
+    let output = Output::new(&args.output);
+    let ran = retain(&config, &store, &output, args.verb).await;
+    store.close().await;
+    until_reader_goes(ran.map(|()| Exit::Ok))
+}
+
+async fn retain(config: &Config, store: &Store, output: &Output, verb: Verb) -> anyhow::Result<()> {
+    let (deletes, of) = match verb {
+        Verb::Plan(of) => (false, of),
+        Verb::Run(of) => (true, of),
+    };
+    if deletes {
+        let earlier = store.finish_erasures().await?;
+        if !earlier.is_empty() {
+            eprintln!(
+                "wakeful: an erasure that was interrupted is finished now: {}",
+                count(earlier.len() as i64, "session")
+            );
+            erase::remove_workspaces(config, &earlier);
+        }
+    }
+    let spaces = match of.space {
+        Some(space) => vec![space],
+        None => store.spaces().await?,
+    };
+    let mut lines = Vec::new();
+    for space in spaces {
+        let days = config.retention.of(&space);
+        if days.any() {
+            lines.push(of_space(config, store, space, days, deletes).await?);
+        }
+    }
+    output.items(&lines, || table(&lines, deletes))
+}
+
+async fn of_space(
+    config: &Config,
+    store: &Store,
+    space: String,
+    days: Days,
+    deletes: bool,
+) -> anyhow::Result<Line> {
+    let rules = Rules {
+        ended_days: days.ended,
+        failed_days: days.failed,
+        waiting_days: days.waiting,
+        dropped_mails_days: days.dropped_mails,
+    };
+    let mut line = Line {
+        space,
+        conversations: 0,
+        sessions: 0,
+        held: 0,
+        oldest: None,
+        rows: BTreeMap::new(),
+        erasures: Vec::new(),
+    };
+    let mut after = None;
+    loop {
+        let page = if deletes {
+            store.retain(&line.space, &rules, after.as_ref(), PAGE).await?
+        } else {
+            store.plan_retention(&line.space, &rules, after.as_ref(), PAGE).await?
+        };
+        if deletes {
+            erase::remove_workspaces(config, &page.sessions);
+        }
+        after.clone_from(&page.next);
+        line.add(page);
+        if after.is_none() {
+            break;
+        }
+    }
+    if let Some(days) = rules.dropped_mails_days {
+        let mails = line.rows.entry("mails".to_owned()).or_default();
+        if deletes {
+            loop {
+                let deleted = store.retain_dropped_mails(&line.space, days, PAGE).await?;
+                *mails += deleted;
+                if deleted < PAGE {
+                    break;
+                }
+            }
+        } else {
+            *mails = store.old_dropped_mails(&line.space, days).await?;
+        }
+    }
+    Ok(line)
+}
+
+fn table(lines: &[Line], deletes: bool) -> Table {
+    let mut table = Table::new(&[
+        Column::fixed("SPACE"),
+        Column::number(if deletes { "DELETED CONVERSATIONS" } else { "DUE CONVERSATIONS" }),
+        Column::number("SESSIONS"),
+        Column::number("MAILS"),
+        Column::number("HELD"),
+        Column::number("OLDEST"),
+    ]);
+    for line in lines {
+        let held = if line.held > 0 { Tone::Bad } else { Tone::Plain };
+        table.row([
+            printable(&line.space).to_string().as_str().into(),
+            (line.conversations as i64).into(),
+            (line.sessions as i64).into(),
+            line.rows.get("mails").copied().unwrap_or_default().into(),
+            Cell::new(line.held.to_string(), held),
+            line.oldest.map_or_else(|| "-".to_owned(), age).into(),
+        ]);
+    }
+    table
+}
