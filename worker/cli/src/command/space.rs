@@ -3,9 +3,8 @@
 //! The commands log in to the database with an operator's rights, which row-level security may not bind. So each verb
 //! compares the space itself, and the store's connections are bound to it beside that.
 
-use wakeful_store::session::SessionFilter;
 use wakeful_store::{Error, Store};
-use wakeful_workflow::access::{Reach, is_space};
+use wakeful_workflow::access::is_space;
 use wakeful_workflow::id::{DEFAULT_SPACE, InvalidConversationId, conversation_id_in};
 
 /// `--space` of a noun.
@@ -44,16 +43,6 @@ impl Space {
     /// The same for a list, in which an id that cannot be one matches nothing.
     pub fn stored(&self, id: &str) -> String {
         format!("{}/{id}", self.of_names())
-    }
-
-    /// What the command reaches.
-    pub fn reach(&self) -> Reach {
-        Reach { space_id: self.space.clone(), ..Reach::default() }
-    }
-
-    /// All sessions of the space.
-    pub fn sessions(&self) -> SessionFilter {
-        SessionFilter::of(&self.reach())
     }
 
     /// Checks that these sessions are of the space, if one is named.
