@@ -6,7 +6,7 @@ use futures::{StreamExt, stream};
 use std::collections::BTreeSet;
 
 /// Commands that are about no row of a space, and why.
-const OF_THE_INSTALLATION: [(&str, &str); 12] = [
+const OF_THE_INSTALLATION: [(&str, &str); 13] = [
     ("dev", "its own database"),
     ("demo", "its own database"),
     ("serve", "answers for all spaces"),
@@ -17,6 +17,7 @@ const OF_THE_INSTALLATION: [(&str, &str); 12] = [
     ("worker", "processes work for all spaces"),
     ("completions", "the command line"),
     ("man", "the command line"),
+    ("audit delete", "by age, in the role of an auditor"),
     ("queue status", "one queue for all spaces: it refuses --space"),
     ("token revoke", "tried with the tokens, in access::tokens"),
 ];
