@@ -7,13 +7,14 @@ use sqlx::postgres::PgPool;
 use sqlx::{AssertSqlSafe, Row};
 
 /// Tables without rows of a space, and why.
-const OF_THE_INSTALLATION: [(&str, &str); 9] = [
+const OF_THE_INSTALLATION: [(&str, &str); 10] = [
     ("_sqlx_migrations", "the schema is one for all spaces"),
     ("api_tokens", "a token is looked up before its space is known"),
     ("audit_log", "only admin tokens of the installation read it"),
     ("legacy_chat_counts", "counts by day"),
     ("provider_gates", "an outage of a provider is one for all spaces"),
     ("queue_samples", "one queue for all spaces"),
+    ("search_progress", "how far the index has read in all spaces"),
     ("signing_keys", "it signs for all spaces"),
     ("webhook_tokens", "digests of what senders have used up"),
     ("workers", "processes work for all spaces"),
