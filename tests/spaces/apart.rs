@@ -76,6 +76,7 @@ async fn set(connection: &mut PgConnection, space: &str) {
         .unwrap();
 }
 
+/// The tables in which each space has a row.
 async fn tables(database: &Database) -> Vec<String> {
     let tables: Vec<String> = sqlx::query_scalar(
         "select table_name::text from information_schema.columns c
@@ -85,8 +86,17 @@ async fn tables(database: &Database) -> Vec<String> {
     .fetch_all(&database.pool)
     .await
     .unwrap();
-    assert!(tables.len() >= 19, "{tables:?}");
-    tables
+    let mut filled = Vec::new();
+    for table in tables {
+        let has = AssertSqlSafe(format!("select count(*) from {table}"));
+        let rows: i64 = sqlx::query_scalar(has).fetch_one(&database.pool).await.unwrap();
+        // The catalogue's test holds the policy of the others.
+        if rows == 2 {
+            filled.push(table);
+        }
+    }
+    assert!(filled.len() >= 19, "{filled:?}");
+    filled
 }
 
 /// The spaces of the rows that a connection sees in a table.

@@ -99,7 +99,9 @@ impl Stage {
     /// A digest of all rows of the other space, by table.
     async fn rows_of_the_other(&self) -> BTreeMap<String, Option<String>> {
         let tables: Vec<String> = sqlx::query_scalar(
-            "select relation.relname::text from pg_policy p join pg_class relation on relation.oid = p.polrelid",
+            // A worker fills the index of the search meanwhile.
+            "select relation.relname::text from pg_policy p join pg_class relation on relation.oid = p.polrelid
+            where not starts_with(relation.relname, 'search_')",
         )
         .fetch_all(&self.database.pool)
         .await
@@ -222,6 +224,7 @@ fn request(rule: &Rule, names: &Names, beside: &Names) -> Vec<(String, String)> 
             format!("conversation_id={}", names.conversation),
             format!("session_id={}", names.session),
             format!("trigger_type={}", names.trigger_type),
+            format!("space={}", names.conversation.trim_start_matches("c-")),
             format!("cursor={}", names.session),
             format!("cursor={}", names.delivery),
             "all=true&limit=500".to_owned(),

@@ -6,12 +6,18 @@ use futures::{StreamExt, stream};
 use std::collections::BTreeSet;
 
 /// Commands that are about no row of a space, and why.
-const OF_THE_INSTALLATION: [(&str, &str); 7] = [
+const OF_THE_INSTALLATION: [(&str, &str); 13] = [
     ("dev", "its own database"),
     ("demo", "its own database"),
     ("serve", "answers for all spaces"),
     ("migrate", "the schema"),
     ("doctor", "the installation"),
+    ("absurd", "brings tasks into the space default"),
+    ("config", "the configuration"),
+    ("worker", "processes work for all spaces"),
+    ("completions", "the command line"),
+    ("man", "the command line"),
+    ("audit delete", "by age, in the role of an auditor"),
     ("queue status", "one queue for all spaces: it refuses --space"),
     ("token revoke", "tried with the tokens, in access::tokens"),
 ];
@@ -21,6 +27,13 @@ fn arguments(command: &str, names: &Names) -> Option<Vec<String>> {
     let Names { session, delivery, conversation, schedule, .. } = names;
     let arguments: &[&str] = match command {
         "session list" => &["--conversation", conversation],
+        "batch list" | "errors list" | "mail list" | "retention plan" => &[],
+        "retention run" => &[],
+        "batch show" | "batch members" | "batch pause" | "batch resume" | "batch cancel" | "batch wait" => {
+            &["batch_x"]
+        }
+        "errors show" | "errors mute" => &["0123456789abcdef"],
+        "errors note" => &["0123456789abcdef", "x"],
         "session show" | "session tail" | "session retry" | "session cancel" | "session tree"
         | "session archive" | "session terminate" | "session wake" | "session why" | "session context"
         | "session recover" | "session verify" => &[session],

@@ -1,7 +1,7 @@
 //! `--space`: which space a command is about.
 //!
 //! The commands log in to the database with an operator's rights, which row-level security may not bind. So each verb
-//! compares the space itself, and the store's connections are bound to it beside that.
+//! compares the space itself.
 
 use wakeful_store::{Error, Store};
 use wakeful_workflow::access::is_space;
