@@ -322,7 +322,13 @@ impl Store {
         let mut tx = self.pool.begin().await?;
         let moved = sqlx::query!(
             "update batches
-            set status = $4,
+            set status = case
+                    -- A batch that was paused while it tried its members dry goes on with that.
+                    when $4 = 'running' and exists (
+                        select from batch_proofs p where p.batch_id = batches.batch_id and p.result is null
+                    ) then 'proving'
+                    else $4
+                end,
                 status_reason = $5,
                 next_at = clock_timestamp(),
                 resumed_at = case when $4 = 'running' then clock_timestamp() else resumed_at end,
@@ -337,16 +343,40 @@ impl Store {
         let moved = moved.execute(&mut *tx).await?.rows_affected();
         if moved == 1 {
             tx.commit().await?;
+            if to == "cancelled" {
+                self.cancel_copies(batch_id).await?;
+            }
             return self.batch(space_id, batch_id).await;
         }
         tx.rollback().await?;
         let batch = self.batch(space_id, batch_id).await?;
-        if batch.status == to {
+        if batch.status == to || (to == "running" && batch.status == "proving") {
             return Ok(batch);
         }
         let verb = steer.as_str().trim_start_matches("batch.");
         let reason = format!("it is {}, and one that is {} can be {verb}d", batch.status, from.join(" or "));
         Err(Error::Batch { batch_id: batch_id.to_owned(), reason: reason.replace("canceld", "cancelled") })
+    }
+}
+
+impl Store {
+    /// Ends the dry tries of a batch that is cancelled, so that they ask no model any more.
+    async fn cancel_copies(&self, batch_id: &str) -> Result<()> {
+        let copies = sqlx::query_scalar!(
+            r#"select copy_session_id as "id!" from batch_proofs
+            where batch_id = $1 and result is null and copy_session_id is not null"#,
+            batch_id
+        )
+        .fetch_all(&self.pool)
+        .await?;
+        for copy in copies {
+            match self.cancel(&copy, Some("its batch was cancelled")).await {
+                // It ended a moment ago.
+                Ok(_) | Err(Error::Conflict { .. } | Error::NotFound { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
     }
 }
 

@@ -161,7 +161,12 @@ impl Store {
         };
         let (mut tx, run_id) = match done {
             Ok(done) => done,
-            Err(error @ (Error::Conflict { .. } | Error::Refused { .. } | Error::NotFound { .. })) => {
+            Err(
+                error @ (Error::Conflict { .. }
+                | Error::Refused { .. }
+                | Error::NotFound { .. }
+                | Error::Corrupt { .. }),
+            ) => {
                 self.refuse(batch, member, &error.to_string()).await?;
                 return Ok(None);
             }

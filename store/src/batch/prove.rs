@@ -72,7 +72,8 @@ async fn copy(store: &Store, batch: &Claimed, one: &Try) -> Result<Option<String
     };
     let (copy, error) = match store.fork(&request).await {
         Ok(forked) => (Some(forked.session_id), None),
-        Err(error @ (Error::Refused { .. } | Error::NotFound { .. })) => {
+        // One that cannot be read says nothing about the others.
+        Err(error @ (Error::Refused { .. } | Error::NotFound { .. } | Error::Corrupt { .. })) => {
             (None, Some(format!("it cannot be tried: {error}")))
         }
         Err(error) => return Err(error),
@@ -110,6 +111,16 @@ async fn note_results(store: &Store, batch_id: &str) -> Result<()> {
         where p.batch_id = $1 and p.result is null and p.copy_session_id is not null
             and own.batch_id = p.batch_id and own.ordinal = p.ordinal
             and r.session_id = p.copy_session_id and r.status not in ('queued', 'running')",
+        batch_id
+    )
+    .execute(&store.pool)
+    .await?;
+    // Else the batch would wait for it for ever.
+    sqlx::query!(
+        "update batch_proofs p
+        set result = 'failed', error = 'its copy was erased', same = false
+        where p.batch_id = $1 and p.result is null and p.copy_session_id is not null
+            and not exists (select from session_runs r where r.session_id = p.copy_session_id)",
         batch_id
     )
     .execute(&store.pool)

@@ -88,6 +88,16 @@ async fn note_results(store: &Store, batch_id: &str) -> Result<()> {
     )
     .execute(&store.pool)
     .await?;
+    // Else the batch would wait for it for ever.
+    sqlx::query!(
+        "update batch_members m
+        set result = 'cancelled', detail = 'its run was erased', result_at = clock_timestamp()
+        where m.batch_id = $1 and m.outcome = 'acted' and m.result is null and m.run_id is not null
+            and not exists (select from session_runs r where r.run_id = m.run_id)",
+        batch_id
+    )
+    .execute(&store.pool)
+    .await?;
     Ok(())
 }
 
