@@ -84,6 +84,8 @@ begin
             -- A sequence of an identity column follows its table.
             and not exists (select from pg_depend d
                 where d.objid = c.oid and d.deptype = 'i' and d.classid = 'pg_class'::regclass)
+            -- Changing the owner waits for all who use the table. The second time there is nothing to wait for.
+            and c.relowner <> 'wakeful_owner'::regrole
     loop
         execute format('alter %s public.%I owner to wakeful_owner',
             case one.kind when 'v' then 'view' when 'S' then 'sequence' else 'table' end, one.name);

@@ -148,12 +148,15 @@ async fn a_difference_is_read_on_a_page_on_a_terminal_and_over_http() {
     ] {
         assert_eq!(world.client.get(&path).await.0, expected, "{path}");
     }
-    // A session of another space does not exist for this one.
-    sqlx::query("update conversation_sessions set space_id = 'other' where session_id = $1")
-        .bind(&other)
-        .execute(&world.database.pool)
-        .await
-        .unwrap();
+    // A session of another space does not exist for this one. Its prefix is a blob of its space.
+    for move_there in [
+        "update conversation_sessions set space_id = 'other' where session_id = $1",
+        "insert into blobs (space_id, sha256, size, media_type, bytes)
+            select 'other', sha256, size, media_type, bytes from blobs
+            where sha256 in (select prefix_sha256 from conversation_sessions where session_id = $1)",
+    ] {
+        sqlx::query(move_there).bind(&other).execute(&world.database.pool).await.unwrap();
+    }
     assert_eq!(world.client.get(&format!("/v1/sessions/{one}/diff/{other}")).await.0, 404);
 
     let page = world.options.path("report.html");

@@ -51,7 +51,17 @@ impl Database {
 
     /// Gives the database the roles of deploy/.
     pub async fn with_roles(&self) {
-        sqlx::raw_sql(ROLES).execute(&self.pool).await.expect("the roles are made");
+        // The tables change their owner, which may deadlock with what a server reads at this moment.
+        for _ in 0..10 {
+            match sqlx::raw_sql(ROLES).execute(&self.pool).await {
+                Err(sqlx::Error::Database(error)) if error.code().as_deref() == Some("40P01") => {}
+                made => {
+                    made.expect("the roles are made");
+                    return;
+                }
+            }
+        }
+        panic!("the roles are not made: a deadlock each time");
     }
 
     /// The address of the database for a role. The server of the tests asks for no password.
