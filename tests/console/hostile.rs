@@ -76,7 +76,7 @@ async fn said(text: &str, short: &str) -> (BTreeSet<String>, String) {
     let database = Database::new().await;
     let config = format!(
         "[schedules.daily]\ncron = \"0 9 * * *\"\nprompt = {}\n",
-        Value::from(short.replace('\u{1b}', "").replace('\u{7}', ""))
+        Value::from(short.replace(['\u{1b}', '\u{7}'], ""))
     );
     let options = Options::new().model("openai/test").config(&config).env("OPENAI_BASE_URL", &model.url);
     let process = options.serve(&database).await;

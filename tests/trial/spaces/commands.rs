@@ -74,7 +74,7 @@ async fn run(stage: &Stage, arguments: &[String]) -> (i32, String) {
     let mut command = stage.options.clone();
     command.args = arguments.to_vec();
     if arguments[0] == "trigger" {
-        command = command.env("WAKEFUL_URL", &stage.process.url());
+        command = command.env("WAKEFUL_URL", stage.process.url());
     }
     let (status, ended) = command.spawn(&stage.database.url).ended().await;
     (status.code().expect("it was not killed"), format!("{}{}", ended.output(), ended.log()))

@@ -215,10 +215,10 @@ fn table(names: &[Name]) -> Table {
         table.row([
             Cell::new(&name.name, Tone::Plain),
             Cell::new(name.shape.unwrap_or("nothing fits"), tone),
-            Cell::new(&name.tasks.to_string(), Tone::Plain),
+            Cell::new(name.tasks.to_string(), Tone::Plain),
             Cell::new(&come, tone),
-            Cell::new(&name.messages.to_string(), Tone::Plain),
-            Cell::new(&states.join(", "), Tone::Plain),
+            Cell::new(name.messages.to_string(), Tone::Plain),
+            Cell::new(states.join(", "), Tone::Plain),
         ]);
     }
     table.wrapped()
