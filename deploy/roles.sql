@@ -7,7 +7,8 @@
 -- |-------------------|------------------------------|--------------------------------------------------------------|
 -- | wakeful_owner     | `wakeful migrate`            | everything in this schema: it owns the tables                |
 -- | wakeful_runtime   | `wakeful serve`, commands    | work: no DDL, no truncate, and logs are insert and select    |
--- | wakeful_reader    | dashboards, analysts         | look, but not at the hashes of tokens and at signing keys    |
+-- | wakeful_reader    | dashboards, analysts         | look, but not at the hashes of tokens and at signing keys,   |
+-- |                   |                              | nor at the search's words and senders                        |
 -- | wakeful_retention | deleting what is old         | look and delete; the only one that may delete from the logs, |
 -- |                   |                              | but not from the audit                                       |
 -- | wakeful_auditor   | deleting what is old of the  | see the audit, and delete rows of it older than 30 days;     |
@@ -15,7 +16,8 @@
 -- | wakeful_scaler    | an autoscaler                | see the one view queue_backlog                               |
 --
 -- Row-level security binds all of them: they see the rows of the space that the setting wakeful.space names, or of all spaces if it
--- is `*`. For owner, reader and retention this file makes `*` the default in this database. The runtime role has none, because
+-- is `*`. Only search_sessions and search_documents have no policy, because it would keep words from their index; so a reader may
+-- not read those two. For owner, reader and retention this file makes `*` the default in this database. The runtime role has none, because
 -- `serve` and the commands say for each piece of work what it is about. A reader of one space only:
 --
 --     create role acme_reader login in role wakeful_reader;
@@ -75,6 +77,8 @@ declare
     passing constant text[] := array['jobs', 'generations', 'generation_chunks', 'workers', 'webhook_tokens', 'schedules',
         'schedule_firings', 'search_due', 'queue_samples', 'pauses'];
     secrets constant text[] := array['api_tokens', 'signing_keys'];
+    -- Rows of all spaces without a policy.
+    unguarded constant text[] := array['search_sessions', 'search_documents'];
 begin
     for one in
         select c.relname as name, c.relkind as kind
@@ -125,7 +129,10 @@ begin
             execute format('grant delete on public.%I to wakeful_runtime', one.name);
         end if;
         continue when one.name = any (secrets);
-        execute format('grant select on public.%I to wakeful_reader, wakeful_retention', one.name);
+        execute format('grant select on public.%I to wakeful_retention', one.name);
+        if one.name <> all (unguarded) then
+            execute format('grant select on public.%I to wakeful_reader', one.name);
+        end if;
         if one.name = 'audit_log' then
             -- It writes who deleted.
             execute format('grant select, insert, delete on public.%I to wakeful_auditor', one.name);

@@ -11,7 +11,7 @@ create table batches (
     status text not null check (status in ('proving', 'running', 'paused', 'done', 'cancelled')),
     status_reason text,
     -- Members a second.
-    rate double precision not null check (rate > 0),
+    rate double precision not null check (rate between 0.001 and 1000),
     -- When workers may act on the next members. The worker that moves it on acts.
     next_at timestamptz not null default clock_timestamp(),
     -- The numbers of members of the stages before the last one, which has the rest.
@@ -24,7 +24,7 @@ create table batches (
     model text,
     model_context_window integer,
     proof jsonb,
-    -- Who made it: every act on a member is this person's.
+    -- Who made it, or resumed it last: every act on a member is this person's. Without the token in force it is paused.
     actor_kind text not null,
     actor text not null,
     token_id text,

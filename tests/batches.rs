@@ -5,6 +5,8 @@ use futures::future::join_all;
 use reqwest::StatusCode;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
+use wakeful_store::token::NewToken;
+use wakeful_workflow::access::Scope;
 
 /// Three causes of failure. Those that are mended charge a card and end well.
 struct Stage {
@@ -194,11 +196,73 @@ async fn failed_sessions_are_proved_dry_and_then_retried_each_once() {
         (json!({"verb": "retry", "session_ids": ["sess_none"], "reason": "x"}), 404),
         (json!({"verb": "cancel", "filter": {"status": "failed"}, "reason": "x", "prove": 3}), 400),
         (json!({"verb": "erase", "filter": {"status": "failed"}, "reason": "x"}), 400),
+        (json!({"verb": "archive", "filter": {"status": "failed"}, "reason": "x", "rate": 5e-21}), 400),
+        (json!({"verb": "archive", "filter": {"status": "failed"}, "reason": "x", "rate": 1e-13}), 400),
+        (json!({"verb": "archive", "filter": {"status": "failed"}, "reason": "x", "rate": 1001}), 400),
     ] {
         let (answered, problem) = client.post("/v1/batches", &wrong).await;
         assert_eq!(answered.as_u16(), status, "{wrong}: {problem}");
     }
+    let slow = sqlx::query("update batches set rate = 1e-13").execute(&stage.database.pool).await;
+    assert!(slow.unwrap_err().to_string().contains("batches_rate_check"));
     assert!(process.terminate().success());
+}
+
+#[tokio::test]
+async fn a_batch_waits_when_its_token_is_revoked_until_somebody_takes_it_over() {
+    let stage = Stage::new().await;
+    stage.fail(1).await;
+    stage.mend(&CAUSES);
+    let api = stage.options.clone().arg("--roles=api").serve(&stage.database).await;
+    let client = api.client();
+    let store = stage.database.store().await;
+    let new = NewToken {
+        scope: Scope::Operate,
+        space_id: Some("default".to_owned()),
+        agent: None,
+        name: Some("eve".to_owned()),
+        expires_in: None,
+    };
+    let (token, secret) = store.create_token(&new).await.unwrap();
+    let mut made = Vec::new();
+    for prove in [0, 1] {
+        let body =
+            json!({"verb": "retry", "filter": {"status": "failed"}, "reason": "mended", "prove": prove});
+        let request = client.post_request("/v1/batches").bearer_auth(&secret).body(body.to_string());
+        let batch: Value = request.send().await.unwrap().json().await.unwrap();
+        made.push(id(&batch));
+    }
+    store.revoke_token(None, &token.token_id).await.unwrap();
+    let worker = stage.options.clone().arg("--roles=worker").spawn(&stage.database.url);
+    for batch in &made {
+        let paused = client.batch_that_is(batch, "paused").await;
+        assert_eq!(
+            (&paused["status_reason"], &paused["counts"]["acted"]),
+            (&json!("the token that made it is no longer in force"), &json!(0)),
+            "{paused}"
+        );
+    }
+    assert_eq!((stage.failed().await, stage.retries().await), (3, vec![]));
+    let copies: i64 = stage
+        .database
+        .value("select count(*) from conversation_sessions where trigger_type = $1", "replay")
+        .await;
+    assert_eq!(copies, 0, "nothing was tried either");
+
+    // The one who resumes it answers for it from then on.
+    let (status, resumed) = client.post(&format!("/v1/batches/{}/resume", made[0]), &json!({})).await;
+    assert_eq!((status, &resumed["by"]), (StatusCode::ACCEPTED, &json!("this machine")), "{resumed}");
+    let done = client.batch_that_is(&made[0], "done").await;
+    assert_eq!(done["counts"]["passed"], 3, "{done}");
+    let audited: i64 = stage
+        .database
+        .value(
+            "select count(*) from audit_log where verb = $1 and actor = 'this machine' and token_id is null",
+            "session.retry",
+        )
+        .await;
+    assert_eq!(audited, 3);
+    assert!(worker.terminate().success() && api.terminate().success());
 }
 
 #[tokio::test]

@@ -132,6 +132,34 @@ async fn lived(world: &World) -> Vec<String> {
     vec![first, forked, mailed, imported]
 }
 
+/// What summaries of failures, batches and Absurd's list keep of Ann's session and of Bob's.
+async fn traces(database: &Database, ann: &str, bob: &str) {
+    let told = |n: usize| planted(n);
+    let sql = format!(
+        "insert into error_groups (space_id, fingerprint, kind, source, text, example, count, first_at, last_at, first_version,
+            last_version, sample)
+        values ('default', '0000000000000001', 'k', '', 'a text', '{}', 2, now(), now(), '1', '1', array['{ann}', '{bob}']),
+            ('default', '0000000000000002', 'k', '', '{}', '{}', 1, now(), now(), '1', '1', array['{ann}']);
+        insert into run_failures (session_id, run_id, space_id, fingerprint, kind, source, text, error, version, is_counted)
+        values ('{bob}', 'r', 'default', '0000000000000001', 'k', '', 'a text', 'Bob''s error', '1', true),
+            ('{ann}', 'r', 'default', '0000000000000001', 'k', '', 'a text', '{}', '1', true);
+        insert into batches (batch_id, space_id, verb, filter, status, status_reason, rate, proof, actor_kind, actor,
+            request_sha256, members)
+        values ('batch_1', 'default', 'retry', '{{\"text\": \"{}\"}}', 'paused', '{}', 1,
+                '{{\"asked\": 1, \"text\": \"{}\", \"errors\": [{{\"text\": \"{}\"}}]}}', 'cli', 'x', '', 2),
+            ('batch_2', 'default', 'retry', '{{\"from\": \"Ann@example.com\"}}', 'paused', 'Bob''s', 1, null, 'cli', 'x', '', 1);
+        insert into batch_members (batch_id, ordinal, space_id, session_id, stage, outcome, detail)
+        values ('batch_1', 1, 'default', '{ann}', 0, 'acted', '{}'), ('batch_1', 2, 'default', '{bob}', 0, 'acted', 'Bob''s'),
+            ('batch_2', 1, 'default', '{bob}', 0, 'acted', null);
+        insert into batch_proofs (batch_id, ordinal, space_id, session_id, result, error)
+        values ('batch_1', 1, 'default', '{ann}', 'failed', '{}');
+        insert into absurd_imports (space_id, source, task_id, time, session_id, task_name, task_state, shape, idempotency_key, taken)
+        values ('default', 'absurd:q', 't1', 1, '{ann}', 'agent', 'completed', 'agent_loop', '{}', false)",
+        told(1), told(2), told(3), told(8), told(9), told(10), told(11), told(12), told(13), told(14), told(16)
+    );
+    sqlx::raw_sql(AssertSqlSafe(sql)).execute(&database.pool).await.expect("the rows are made");
+}
+
 #[tokio::test]
 async fn what_a_person_left_is_nowhere_afterwards_and_others_keep_theirs() {
     let world = World::new().await;
@@ -139,6 +167,7 @@ async fn what_a_person_left_is_nowhere_afterwards_and_others_keep_theirs() {
     let sessions = lived(&world).await;
     // Bob has the same prompt, the same tools and a file of the same bytes.
     let other = world.chat("c2", json!({"text": "Bob's own", "user_id": "bob"})).await;
+    traces(&world.database, &sessions[0], &other).await;
     let before = everything(&world.database).await;
     let there = found(&before);
     assert!(there.len() >= 18, "the texts are there: {there:?}");
@@ -180,6 +209,22 @@ async fn what_a_person_left_is_nowhere_afterwards_and_others_keep_theirs() {
         let (status, _) = world.client.get(&format!("/v1/sessions/{id}")).await;
         assert_eq!(status, 404);
     }
+    // Rows that are others' too stay, without what was hers.
+    let mut left: Vec<String> = sqlx::query_scalar(
+        "select concat_ws('|', fingerprint, example, sample::text) from error_groups
+        union all select concat_ws('|', batch_id, filter::text, status_reason, proof ->> 'asked') from batches
+        union all select concat_ws('|', batch_id, ordinal, detail) from batch_members
+        union all select concat_ws('|', task_id, idempotency_key) from absurd_imports",
+    )
+    .fetch_all(&world.database.pool)
+    .await
+    .unwrap();
+    left.sort();
+    let group = format!("0000000000000001|Bob's error|{{{other}}}");
+    assert_eq!(
+        left,
+        [&*group, "batch_1|1", "batch_1|2|Bob's", "batch_1|{}|1", "batch_2|1", "batch_2|{}|Bob's", "t1"]
+    );
     // Bob's session is whole.
     let (status, shown, said) = world.run(&["session", "verify", &other]).await;
     assert_eq!(status, Some(0), "{shown} {said}");

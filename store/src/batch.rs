@@ -18,7 +18,7 @@ mod watch;
 
 pub use create::{Chosen, NewBatch, Preview};
 
-use crate::audit::act::{Act, because, does};
+use crate::audit::act::{Act, because, current, does};
 use crate::{Error, Result, Store};
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
@@ -272,12 +272,13 @@ impl Store {
             .collect()
     }
 
-    /// Members of a batch, in their order.
+    /// Members of a batch, in their order. `space_id`: none for all.
     ///
     /// # Errors
     /// [`Error::Database`].
     pub async fn batch_members(
         &self,
+        space_id: Option<&str>,
         batch_id: &str,
         outcome: Option<&str>,
         result: Option<&str>,
@@ -292,19 +293,22 @@ impl Store {
                 and ($2::text is null or outcome = $2)
                 and ($3::text is null or result = $3)
                 and ($4::integer is null or ordinal > $4)
+                and ($6::text is null or space_id = $6)
             order by ordinal
             limit $5",
             batch_id,
             outcome,
             result,
             after,
-            limit
+            limit,
+            space_id
         )
         .fetch_all(&self.pool)
         .await?)
     }
 
-    /// Pauses, resumes or cancels a batch. Members that are in hand now may still be acted on. Doing it twice changes nothing.
+    /// Pauses, resumes or cancels a batch. Members that are in hand now may still be acted on. Doing it twice changes nothing. Who
+    /// resumes it acts on the members from then on.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Batch`] if its status does not allow it, [`Error::Database`].
@@ -319,6 +323,8 @@ impl Store {
         because(reason);
         let (from, to) = steer.moves();
         let from: Vec<String> = from.iter().map(|&status| status.to_owned()).collect();
+        let act = current();
+        let by = act.clone().unwrap_or_default();
         let mut tx = self.pool.begin().await?;
         let moved = sqlx::query!(
             "update batches
@@ -332,13 +338,24 @@ impl Store {
                 status_reason = $5,
                 next_at = clock_timestamp(),
                 resumed_at = case when $4 = 'running' then clock_timestamp() else resumed_at end,
-                ended_at = case when $4 = 'cancelled' then clock_timestamp() end
+                ended_at = case when $4 = 'cancelled' then clock_timestamp() end,
+                actor_kind = case when $6 then $7 else actor_kind end,
+                actor = case when $6 then $8 else actor end,
+                token_id = case when $6 then $9 else token_id end,
+                user_id = case when $6 then $10 else user_id end,
+                address = case when $6 then $11 else address end
             where batch_id = $1 and ($2::text is null or space_id = $2) and status = any ($3)",
             batch_id,
             space_id,
             &from,
             to,
-            reason
+            reason,
+            steer == Steer::Resume && act.is_some(),
+            by.actor_kind,
+            by.actor,
+            by.token_id,
+            by.user_id,
+            by.address
         );
         let moved = moved.execute(&mut *tx).await?.rows_affected();
         if moved == 1 {
@@ -380,7 +397,7 @@ impl Store {
     }
 }
 
-/// The act of a batch on one of its members: the person's who made it.
+/// The act of a batch on one of its members: the person's who made or resumed it.
 fn act_of(verb: Verb, session_id: &str, row: &act::Claimed) -> Act {
     Act {
         actor_kind: kind_of(&row.actor_kind),

@@ -237,6 +237,9 @@ impl Store {
         );
         let counters = counters.execute(&mut *tx).await?.rows_affected();
         rows.insert("conversation_counters".to_owned(), counters as i64);
+        // The one who counts failures may be about to name these sessions.
+        sqlx::query!("select pg_advisory_xact_lock($1)", crate::search::LOCK).fetch_one(&mut *tx).await?;
+        sqlx::query!("select forget_sessions($1)", &pending.sessions).execute(&mut *tx).await?;
         sqlx::query!("select end_erasure($1, $2)", erasure_id, json!(rows)).execute(&mut *tx).await?;
         tx.commit_part().await?;
         Ok(rows)
@@ -274,6 +277,7 @@ async fn find(tx: &mut PgConnection, space: &str, subject: &Subject) -> Result<E
         "what has left: mails and messages that were sent, files of exported bundles, backups of the database and its WAL"
             .to_owned(),
         "the receipt, which has a hash of the name and counts".to_owned(),
+        "the ids of its sessions, in batches and for tasks of Absurd, so that an import does not bring them back".to_owned(),
         "the audit, which has who did what on which row, and the reasons that were given".to_owned(),
     ];
     let (what, id, roots) = match subject {
@@ -447,6 +451,8 @@ async fn detach(tx: &mut PgConnection, pending: &mut Pending, subject: &Subject,
             name
         );
         rows.push(("mails", mails.execute(&mut *tx).await?.rows_affected()));
+        // What is decided later knows no name any more.
+        sqlx::query!("select forget_person($1, $2)", space, name).execute(&mut *tx).await?;
     }
     pending.rows = rows.into_iter().map(|(table, count)| (table.to_owned(), count as i64)).collect();
     Ok(())

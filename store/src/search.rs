@@ -11,6 +11,7 @@ mod index;
 pub(crate) use index::LOCK;
 pub use index::{Behind, Indexed};
 
+use crate::pool::Transaction;
 use crate::session::SessionFilter;
 use crate::{Error, Result, Store};
 use chrono::{DateTime, TimeDelta, Utc};
@@ -30,7 +31,21 @@ impl Store {
         let groups = self.groups_of(filter).await?;
         let mut statement = statement(filter, groups.as_deref());
         let query = statement.build_query_scalar::<String>().persistent(false);
-        Ok(query.fetch_all(&self.pool).await?)
+        if !looks_beside(filter, groups.as_deref()) {
+            return Ok(query.fetch_all(&self.pool).await?);
+        }
+        let mut tx = self.with_bitmaps().await?;
+        let found = query.fetch_all(&mut *tx).await?;
+        tx.rollback().await?;
+        Ok(found)
+    }
+
+    /// Begins a transaction in which Postgres may use the indexes of words and arrays. They give bitmaps, which our connections do
+    /// without, for the sake of the claims.
+    async fn with_bitmaps(&self) -> Result<Transaction> {
+        let mut tx = self.pool.begin().await?;
+        sqlx::raw_sql("set local enable_bitmapscan = on").execute(&mut *tx).await?;
+        Ok(tx)
     }
 
     /// How Postgres would find these sessions, as EXPLAIN says it. For tests.
@@ -45,7 +60,14 @@ impl Store {
         let arguments = query.take_arguments().map_err(|error| Error::corrupt("filter", error))?;
         let text = format!("explain (format json) {}", query.sql().as_str());
         let query = sqlx::query_with(sqlx::AssertSqlSafe(text), arguments.unwrap_or_default());
-        Ok(query.persistent(false).fetch_one(&self.pool).await?.try_get(0)?)
+        let query = query.persistent(false);
+        if !looks_beside(filter, groups.as_deref()) {
+            return Ok(query.fetch_one(&self.pool).await?.try_get(0)?);
+        }
+        let mut tx = self.with_bitmaps().await?;
+        let plan = query.fetch_one(&mut *tx).await?.try_get(0)?;
+        tx.rollback().await?;
+        Ok(plan)
     }
 
     /// The fingerprints that `filter.error` names.
@@ -67,18 +89,28 @@ impl Store {
     }
 }
 
+/// Whether a search reads the tables that a worker fills beside the steps.
+fn looks_beside(filter: &SessionFilter, groups: Option<&[String]>) -> bool {
+    filter.text.is_some() || joins_beside(filter, groups)
+}
+
+/// Whether it joins `search_sessions`.
+fn joins_beside(filter: &SessionFilter, groups: Option<&[String]>) -> bool {
+    filter.from.is_some()
+        || filter.tool.is_some()
+        || groups.is_some()
+        || filter.cost_over_micros.is_some()
+        || filter.steps_over.is_some()
+}
+
 /// The statement of a filter. `groups` are the fingerprints of its errors.
 fn statement(filter: &SessionFilter, groups: Option<&[String]>) -> QueryBuilder<Postgres> {
     let mut sql = QueryBuilder::new("select s.session_id from conversation_sessions s");
     if filter.user_id.is_some() || filter.user.is_some() {
         sql.push(" join conversation_counters c on c.conversation_id = s.conversation_id");
     }
-    let looks_beside = filter.from.is_some()
-        || filter.tool.is_some()
-        || groups.is_some()
-        || filter.cost_over_micros.is_some()
-        || filter.steps_over.is_some();
-    if looks_beside {
+    let joins = joins_beside(filter, groups);
+    if joins {
         sql.push(" join search_sessions h on h.session_id = s.session_id");
     }
     sql.push(" where true");
@@ -97,7 +129,7 @@ fn statement(filter: &SessionFilter, groups: Option<&[String]>) -> QueryBuilder<
         }
     }
     bounds(&mut sql, "s", filter);
-    if looks_beside {
+    if joins {
         bounds(&mut sql, "h", filter);
     }
     if filter.only_live {

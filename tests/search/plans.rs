@@ -36,6 +36,10 @@ select 'default', lpad(to_hex(n), 16, '0'), 'refused', 'openai', 'the provider r
 from generate_series(0, 2) n;
 ";
 
+/// By which index these are found.
+const BY: [(&str, &str); 2] =
+    [("rare word", "search_documents_by_word"), ("from", "search_sessions_by_sender")];
+
 /// What is wrong with a plan: a table that is read whole, or many rows that are sorted.
 fn wrong(plan: &Value, found: &mut Vec<String>) {
     let text = |key: &str| plan[key].as_str().unwrap_or_default().to_owned();
@@ -107,6 +111,12 @@ async fn every_search_and_every_two_together_come_from_an_index_and_sort_little(
             set_other(&mut filter);
             set_one(&mut filter);
             let plan = store.explain_sessions(&filter).await.unwrap();
+            if one == other
+                && let Some((_, index)) = BY.iter().find(|(by, _)| by == one)
+                && !plan.to_string().contains(index)
+            {
+                failed.push(format!("{one} comes without {index}: {plan}"));
+            }
             let mut found = Vec::new();
             wrong(&plan[0]["Plan"], &mut found);
             if !found.is_empty() {

@@ -238,3 +238,76 @@ async fn what_another_space_uses_shows_in_no_answer() {
         |answer: &(u16, Value)| answer.1["detail"].as_str().unwrap().replace("of_nobody", "of_default");
     assert_eq!(detail(&of_another), detail(&of_nobody), "a type of another space is as unknown as any");
 }
+
+#[tokio::test]
+async fn a_token_of_the_installation_sees_the_space_that_it_asks_for_and_one_of_an_agent_only_its_own_errors()
+{
+    let database = two_spaces().await;
+    let fill = "
+        update conversation_sessions set status = 'failed';
+        update jobs set held_by = 'queue', held_since = now();
+        insert into pauses (pause_id, kind, name, reason) values ('queue', 'queue', '', 'x');
+        insert into error_groups (space_id, fingerprint, kind, source, text, example, count, first_at, last_at, first_version,
+            last_version, sample)
+        select s.space_id, '0123456789abcdef', 'k', '', 'of ' || s.space_id, 'x', 1, now(), now(), '1', '1', array[s.session_id]
+        from conversation_sessions s";
+    sqlx::raw_sql(fill).execute(&database.pool).await.expect(fill);
+    let configured = "the-configured-token-of-the-tests";
+    let options = Options::new()
+        .model("openai/test")
+        .env("OPENAI_BASE_URL", "http://127.0.0.1:1")
+        .env("WAKEFUL_TOKEN", configured)
+        .arg("--roles=api");
+    let process = options.spawn(&database.as_role("wakeful_runtime"));
+    process.wait_for_log("\"Listening\"").await;
+    let ask = async |token: &str, space: &str, path: &str| -> (u16, Value) {
+        let request = reqwest::Client::new().get(format!("{}{path}", process.url())).bearer_auth(token);
+        let response = request.header("X-Wakeful-Space", space).send().await.expect("the server answers");
+        (response.status().as_u16(), response.json().await.unwrap_or(json!(null)))
+    };
+    let (_, sessions) = ask(configured, "default", "/v1/sessions?space=acme&trigger_type=of_acme").await;
+    assert_eq!(sessions["items"][0]["session_id"], "sess_acme", "{sessions}");
+    let (_, errors) = ask(configured, "default", "/v1/errors?space=acme").await;
+    assert_eq!(errors["items"][0]["text"], "of acme", "{errors}");
+    assert_eq!(ask(configured, "default", "/v1/errors?space=*").await.0, 400);
+    let (_, pauses) = ask(configured, "default", "/v1/pauses").await;
+    assert_eq!(pauses["items"][0]["waiting"], 2, "{pauses}");
+
+    // A batch over another space is that space's.
+    let body = json!({"verb": "archive", "filter": {"space": "acme"}, "reason": "old"});
+    let request =
+        reqwest::Client::new().post(format!("{}/v1/batches", process.url())).bearer_auth(configured);
+    let made = request.body(body.to_string()).send().await.unwrap();
+    assert_eq!(made.status(), 201);
+    let made: Value = made.json().await.unwrap();
+    assert_eq!((&made["space_id"], &made["members"]), (&json!("acme"), &json!(1)), "{made}");
+    let members = format!("/v1/batches/{}/members", made["batch_id"].as_str().unwrap());
+    let (_, of_acme) = ask(configured, "acme", &members).await;
+    assert_eq!(of_acme["items"][0]["session_id"], "sess_acme", "{of_acme}");
+    assert_eq!(ask(configured, "default", &members).await.0, 404);
+    let store = database.store().await;
+    let batch_id = made["batch_id"].as_str().unwrap();
+    assert_eq!(store.batch_members(Some("default"), batch_id, None, None, None, 9).await.unwrap().len(), 0);
+
+    // Texts of errors are of the whole space, so a limited token names a group.
+    let token = async |agent: Option<&str>| {
+        let new = wakeful_store::token::NewToken {
+            scope: TokenScope::Read,
+            space_id: Some("acme".to_owned()),
+            agent: agent.map(str::to_owned),
+            name: None,
+            expires_in: None,
+        };
+        store.create_token(&new).await.unwrap().1
+    };
+    let (of_space, of_agent) = (token(None).await, token(Some("a")).await);
+    for (token, error, status) in [
+        (&of_space, "anything", 200),
+        (&of_agent, "0123456789abcdef", 200),
+        (&of_agent, "anything", 400),
+        (&of_agent, "of%20acme", 400),
+    ] {
+        let (answered, said) = ask(token, "acme", &format!("/v1/sessions?error={error}")).await;
+        assert_eq!(answered, status, "{error}: {said}");
+    }
+}

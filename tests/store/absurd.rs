@@ -290,3 +290,40 @@ async fn a_failed_task_can_be_retried_from_its_last_step() {
     let step: i64 = world.database.value("select step_number from jobs where session_id = $1", session).await;
     assert_eq!(step, 2);
 }
+
+#[tokio::test]
+async fn a_task_enters_no_conversation_that_is_not_absurds() {
+    let (world, theirs) = (World::new().await, Theirs::new("absurd").await);
+    for n in 1..=5 {
+        theirs.task(n, "completed", OVER, &[("agent-loop", done())]).await;
+    }
+    let mut source = theirs.source(May::Read).await;
+    world.wake("chatted", "Hello?").await;
+    let fill = "update conversation_counters set open_run_id = null;
+        insert into conversation_counters (conversation_id, space_id, mailbox_id, user_id) values
+            ('default/anns', 'default', 'default', 'ann'), ('default/telegram/7', 'default', 'default', null)";
+    sqlx::raw_sql(fill).execute(&world.database.pool).await.unwrap();
+    let before = world.dump().await;
+    let mut enter = async |n: u8, conversation: &str| {
+        let new = new_session(conversation, "task");
+        let task = id(n, 1);
+        let import =
+            Import { new: &new, queue: "q", task_id: &task, shape: None, records_sql: "", stopped: false };
+        world.store.absurd_import(&mut source, &import).await.unwrap()
+    };
+    for (n, conversation, why) in [
+        (1, "chatted", "chatted has sessions that did not come from Absurd"),
+        (2, "anns", "anns belongs to a user"),
+        (3, "telegram/7", "telegram/7 belongs to a trigger"),
+    ] {
+        let outcome = enter(n, conversation).await;
+        let Outcome::Cannot(said) = &outcome else { panic!("{outcome:?}") };
+        assert!(said.contains(why), "{said}");
+    }
+    assert_eq!(world.dump().await, before, "nothing was written");
+    // Tasks of one thread share a conversation.
+    for n in 4..=5 {
+        let outcome = enter(n, "thread").await;
+        assert!(matches!(outcome, Outcome::Imported(_)), "{outcome:?}");
+    }
+}

@@ -7,10 +7,11 @@ use crate::run::{self, Wakes};
 use crate::{Error, Result};
 use serde_json::json;
 use sqlx::PgConnection;
-use wakeful_workflow::absurd::Task;
 use wakeful_workflow::absurd::opening::Opening;
 use wakeful_workflow::absurd::rows::{Builder, Built, Fate, Ids, said_of, seed_rows, seeds};
 use wakeful_workflow::absurd::shape::{Shape, Sorted};
+use wakeful_workflow::absurd::{TRIGGER_PREFIX, Task};
+use wakeful_workflow::access::is_of_a_trigger;
 use wakeful_workflow::blob::Blob;
 use wakeful_workflow::bundle::{Line, RecordRow, SessionRow};
 use wakeful_workflow::event::Event;
@@ -58,6 +59,12 @@ impl<'a> Writing<'a> {
         .await?
         .is_some();
         let conversation = run::lock_conversation(tx, &new.conversation_id).await?;
+        if !is_new && let Some(why) = not_absurds(tx, &new.conversation_id).await? {
+            let id = crate::session::shown(&new.conversation_id);
+            return Ok(Err(format!(
+                "its conversation {id} {why}: a task may go on only in what came from Absurd"
+            )));
+        }
         if conversation.open_run_id.is_some() {
             let id = crate::session::shown(&new.conversation_id);
             return Ok(Err(format!("its conversation {id} has an open run: let that end, and import again")));
@@ -357,4 +364,32 @@ impl<'a> Writing<'a> {
         .await?;
         Ok(())
     }
+}
+
+/// Why a task may not write into a conversation that was there before: a task's own parameters name it, and the one who spawned it
+/// might name a conversation of others.
+async fn not_absurds(tx: &mut PgConnection, conversation_id: &str) -> Result<Option<&'static str>> {
+    let row = sqlx::query!(
+        r#"select user_id is not null as "has_user!",
+            exists (
+                select from conversation_sessions s
+                where s.conversation_id = c.conversation_id and not starts_with(s.trigger_type, $2)
+            ) as "has_others!"
+        from conversation_counters c
+        where conversation_id = $1"#,
+        conversation_id,
+        TRIGGER_PREFIX
+    )
+    .fetch_one(tx)
+    .await?;
+    let id = conversation_id.split_once('/').map_or(conversation_id, |(_, id)| id);
+    Ok(if row.has_user {
+        Some("belongs to a user")
+    } else if is_of_a_trigger(id) {
+        Some("belongs to a trigger")
+    } else if row.has_others {
+        Some("has sessions that did not come from Absurd")
+    } else {
+        None
+    })
 }

@@ -15,6 +15,12 @@ const TURN: Duration = Duration::from_millis(500);
 /// How long a batch rests that only waits for runs to end.
 const REST: Duration = Duration::from_secs(1);
 
+/// The longest turn: that of the lowest rate.
+const LONGEST: Duration = Duration::from_secs(1000);
+
+/// Why a batch waits whose maker may act no more.
+const NOT_IN_FORCE: &str = "the token that made it is no longer in force";
+
 /// A batch in the hands of one worker, for one turn.
 #[derive(Clone, Debug)]
 pub(super) struct Claimed {
@@ -54,11 +60,9 @@ struct Next {
 impl Claimed {
     /// How many members a turn acts on, and how long it is.
     fn turn(&self) -> (i64, Duration) {
-        let many = (self.rate * TURN.as_secs_f64()).floor();
-        if many >= 1.0 {
-            return (many as i64, Duration::from_secs_f64(many / self.rate));
-        }
-        (1, Duration::from_secs_f64(1.0 / self.rate))
+        let many = (self.rate * TURN.as_secs_f64()).floor().max(1.0);
+        let lasts = Duration::try_from_secs_f64(many / self.rate).unwrap_or(LONGEST);
+        (many as i64, lasts.min(LONGEST))
     }
 
     pub(super) fn model(&self) -> Option<Model> {
@@ -74,6 +78,9 @@ impl Store {
     /// [`Error::Database`]. Members that were acted on stay so; the others follow in another turn.
     pub async fn work_on_batch(&self) -> Result<Turn> {
         let Some(batch) = self.claim_batch().await? else { return Ok(Turn::default()) };
+        if !self.goes_on(&batch).await? {
+            return Ok(Turn { batch_id: Some(batch.batch_id), sessions: Vec::new() });
+        }
         let (many, lasts) = batch.turn();
         let (sessions, rests) = if batch.status == "proving" {
             prove::turn(self, &batch, many).await?
@@ -122,6 +129,25 @@ impl Store {
         .await?)
     }
 
+    /// Whether its maker may still act. If the maker's token is not in force any more, the batch is paused, until somebody resumes
+    /// it in a name of their own.
+    async fn goes_on(&self, batch: &Claimed) -> Result<bool> {
+        let Some(token_id) = &batch.token_id else { return Ok(true) };
+        if !self.tokens_in_force(std::slice::from_ref(token_id)).await?.is_empty() {
+            return Ok(true);
+        }
+        sqlx::query!(
+            "update batches set status = 'paused', status_reason = $3
+            where batch_id = $1 and token_id = $2 and status in ('running', 'proving')",
+            batch.batch_id,
+            token_id,
+            NOT_IN_FORCE
+        )
+        .execute(&self.pool)
+        .await?;
+        Ok(false)
+    }
+
     async fn next_members(&self, batch_id: &str, stage: i32, many: i64) -> Result<Vec<Next>> {
         Ok(sqlx::query_as!(
             Next,
@@ -137,7 +163,7 @@ impl Store {
         .await?)
     }
 
-    /// Acts on one member, as the person who made the batch. Returns its session if it has work now.
+    /// Acts on one member, as the person who made or resumed the batch. Returns its session if it has work now.
     async fn act_on(&self, batch: &Claimed, member: &Next) -> Result<Option<String>> {
         let Some(verb) = Verb::parse(&batch.verb) else {
             return Err(Error::corrupt("batch verb", &batch.verb));
@@ -203,5 +229,42 @@ impl Store {
         .execute(&self.pool)
         .await?;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(rate: f64) -> (i64, Duration) {
+        let batch = Claimed {
+            batch_id: String::new(),
+            space_id: String::new(),
+            verb: "wake".to_owned(),
+            reason: None,
+            status: "running".to_owned(),
+            rate,
+            stages: Vec::new(),
+            stage: 0,
+            stop_share: None,
+            model: None,
+            model_context_window: None,
+            resumed_at: None,
+            actor_kind: String::new(),
+            actor: String::new(),
+            token_id: None,
+            user_id: None,
+            address: None,
+        };
+        batch.turn()
+    }
+
+    #[test]
+    fn a_turn_is_as_long_as_its_members_take_and_no_rate_is_too_slow() {
+        assert_eq!(at(20.0), (10, Duration::from_millis(500)));
+        assert_eq!(at(0.5), (1, Duration::from_secs(2)));
+        for slow in [0.001, 1e-13, 5e-21, f64::MIN_POSITIVE, 0.0, -1.0, f64::NAN] {
+            assert_eq!(at(slow), (1, LONGEST), "{slow}");
+        }
     }
 }

@@ -196,6 +196,22 @@ impl Caller {
         self.reach.space_id.as_deref().unwrap_or(DEFAULT_SPACE)
     }
 
+    /// The space that the parameter `space` names, or that of the request. Rows of it are seen within its scope
+    /// ([`wakeful_store::space::within`]): the request's own is that of the header.
+    ///
+    /// # Errors
+    /// 400 for what cannot be a space, 403 for a space beyond the token's.
+    pub fn asked_space<'a>(&'a self, asked: Option<&'a str>) -> Result<&'a str, Problem> {
+        match asked {
+            Some(asked) if !is_space(asked) => Err(Problem::bad_request("`space` names no space")),
+            Some(asked) if !self.everywhere && asked != self.space() => {
+                let said = format!("this token is for the space {} only", self.space());
+                Err(Problem::new(StatusCode::FORBIDDEN, said))
+            }
+            asked => Ok(asked.unwrap_or(self.space())),
+        }
+    }
+
     /// The stored id of a conversation of the caller's space.
     ///
     /// # Errors

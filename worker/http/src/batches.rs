@@ -13,16 +13,18 @@ use axum::extract::{Query, State};
 use axum::http::{HeaderMap, StatusCode};
 use serde::Deserialize;
 use serde_json::{Value, json};
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use wakeful_engine::ctx::Ctx;
 use wakeful_store::batch::{Batch, Chosen, NewBatch, Steer, Verb};
 use wakeful_store::fork::Model;
 use wakeful_store::session::SessionFilter;
+use wakeful_store::space::{Scope, within};
 
 /// Members a second, if nothing else is said.
 pub const RATE: f64 = 20.0;
-/// The highest rate.
-const RATE_LIMIT: f64 = 1000.0;
+/// The lowest and the highest rate.
+const RATES: RangeInclusive<f64> = 0.001..=1000.0;
 /// The most members that are tried dry.
 const PROVE_LIMIT: i32 = 1000;
 /// The most stages of a canary.
@@ -84,8 +86,8 @@ impl Input {
             .and(check_text("client_key", self.client_key.as_deref(), 256))
             .map_err(|problem| Refused::Wrong(problem.to_string()))?;
         let rate = self.rate.unwrap_or(RATE);
-        if !(rate > 0.0 && rate <= RATE_LIMIT) {
-            return wrong("`rate` is members a second: more than 0, at most 1000");
+        if !RATES.contains(&rate) {
+            return wrong("`rate` is members a second: from 0.001 to 1000");
         }
         let prove = self.prove.unwrap_or(0);
         if !(0..=PROVE_LIMIT).contains(&prove) {
@@ -145,11 +147,15 @@ pub(super) async fn create(
         Some(model) => Some(crate::fork::known_model(&ctx, model.clone())?),
         None => None,
     };
-    let new = input.batch(Some(caller.space().to_owned()), filter, model)?;
+    // It is the space's whose sessions it takes, so that those who work there see it.
+    let space = filter.space_id.clone().unwrap_or_else(|| caller.space().to_owned());
+    let scope = Scope::of(&space);
+    let new = input.batch(Some(space), filter, model)?;
     if input.dry_run {
-        return Ok((StatusCode::OK, Json(json!(ctx.store.preview_batch(&new).await?))));
+        let preview = within(scope, ctx.store.preview_batch(&new)).await?;
+        return Ok((StatusCode::OK, Json(json!(preview))));
     }
-    let (batch, is_duplicate) = ctx.store.create_batch(&new).await?;
+    let (batch, is_duplicate) = within(scope, ctx.store.create_batch(&new)).await?;
     let status = if is_duplicate { StatusCode::OK } else { StatusCode::CREATED };
     Ok((status, Json(json!(batch))))
 }
@@ -211,7 +217,8 @@ pub(super) async fn members(
     ctx.store.batch(Some(caller.space()), &id).await?;
     let limit = limit(query.limit);
     let (outcome, result) = (query.outcome.as_deref(), query.result.as_deref());
-    let items = ctx.store.batch_members(&id, outcome, result, query.cursor, limit).await?;
+    let items =
+        ctx.store.batch_members(Some(caller.space()), &id, outcome, result, query.cursor, limit).await?;
     let next = next_page(&items, limit, |last| json!(last.ordinal));
     page(&items, next)
 }

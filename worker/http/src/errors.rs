@@ -9,7 +9,6 @@ use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, QueryRejection};
 use axum::extract::{Query, State};
-use axum::http::StatusCode;
 use chrono::{DateTime, Utc};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -17,6 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use wakeful_engine::ctx::Ctx;
 use wakeful_store::failure::{ErrorFilter, ErrorGroup};
+use wakeful_store::space::{Scope, within};
 
 /// The longest time that a group is muted for: ten years. Without a time it is muted for good.
 pub const LONGEST_S: u64 = 10 * 366 * 24 * 3600;
@@ -43,15 +43,7 @@ pub(super) async fn list(
     let Query(query) = query?;
     check_text("text", query.text.as_deref(), 256)?;
     check_text("kind", query.kind.as_deref(), 256)?;
-    check_text("space", query.space.as_deref(), 256)?;
-    let space = match query.space.as_deref() {
-        Some(asked) if !caller.everywhere && asked != caller.space() => {
-            let said = format!("this token is for the space {} only", caller.space());
-            return Err(Problem::new(StatusCode::FORBIDDEN, said));
-        }
-        Some(asked) => asked,
-        None => caller.space(),
-    };
+    let space = caller.asked_space(query.space.as_deref())?;
     let muted = match query.muted.as_deref() {
         None | Some("false") => Some(false),
         Some("true") => Some(true),
@@ -69,7 +61,7 @@ pub(super) async fn list(
         limit,
         ..ErrorFilter::default()
     };
-    let items = ctx.store.error_groups(&filter).await?;
+    let items = within(Scope::of(space), ctx.store.error_groups(&filter)).await?;
     let next = items.last().filter(|_| items.len() as i64 == limit);
     let next = next.map(|last| format!("{}~{}", last.last_at.timestamp_micros(), last.fingerprint));
     page(&items, json!(next))

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use wakeful_engine::ctx::Ctx;
 use wakeful_store::pause::Pause;
+use wakeful_store::space::{Scope, within};
 use wakeful_workflow::pause::{Kind, Subject};
 
 /// The longest pause that ends by itself: a year.
@@ -38,9 +39,9 @@ struct EndInput {
     rate: Option<f64>,
 }
 
-/// Every pause.
+/// Every pause. Only tokens of the whole installation may ask, so it counts what waits in all spaces.
 pub(super) async fn list(State(ctx): State<Arc<Ctx>>) -> Result<Json<Value>, Problem> {
-    Ok(Json(json!({"items": ctx.store.pauses().await?})))
+    Ok(Json(json!({"items": within(Scope::All, ctx.store.pauses()).await?})))
 }
 
 /// Pauses something, or changes its pause: 201.
@@ -58,7 +59,7 @@ pub(super) async fn begin(
         return Err(Problem::bad_request(format!("`for_s` is from 1 to {LONGEST_S}")));
     }
     let (lasts, rate) = (asked.for_s.map(Duration::from_secs), rate(asked.rate)?);
-    let pause = ctx.store.pause(&subject, &asked.reason, lasts, rate).await?;
+    let pause = within(Scope::All, ctx.store.pause(&subject, &asked.reason, lasts, rate)).await?;
     Ok((StatusCode::CREATED, Json(pause)))
 }
 

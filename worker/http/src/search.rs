@@ -5,12 +5,13 @@ use crate::access::Caller;
 use crate::body::check_text;
 use crate::problem::Problem;
 use crate::sessions::{limit, no_trigger};
-use axum::http::StatusCode;
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use wakeful_store::session::SessionFilter;
+use wakeful_store::space::{Scope, within};
 use wakeful_store::{Error, Store};
 use wakeful_workflow::access::Reach;
+use wakeful_workflow::failure::is_fingerprint;
 use wakeful_workflow::id::{DEFAULT_SPACE, conversation_id_in};
 use wakeful_workflow::session::SessionStatus;
 
@@ -161,23 +162,26 @@ impl Search {
         })
     }
 
-    /// What the store is asked for a caller, who sees only what the caller reaches.
+    /// What the store is asked for a caller, who sees only what the caller reaches. The filter always names a space: ask the store
+    /// within that.
     ///
     /// # Errors
     /// 400 for a parameter that has no meaning, 403 for a space or an agent beyond the caller's.
     pub async fn filter_for(&self, store: &Store, caller: &Caller) -> Result<SessionFilter, Problem> {
-        let asked = self.space.as_deref();
-        if asked.is_some_and(|asked| !caller.everywhere && asked != caller.space()) {
-            let said = format!("this token is for the space {} only", caller.space());
-            return Err(Problem::new(StatusCode::FORBIDDEN, said));
-        }
+        let space = caller.asked_space(self.space.as_deref())?;
         let agent = caller.agent(self.agent.as_deref())?;
-        let search = Search {
-            space: Some(asked.unwrap_or(caller.space()).to_owned()),
-            agent: agent.map(str::to_owned),
-            ..self.clone()
-        };
-        Ok(search.filter_of(store, caller.reach.user_id.clone()).await?)
+        let is_limited = caller.reach.agent.is_some() || caller.reach.user_id.is_some();
+        // A part of a text is looked for in the errors of the whole space, so the answer would tell of sessions of others.
+        if is_limited && self.error.as_deref().is_some_and(|error| !is_fingerprint(error)) {
+            return Err(Problem::bad_request(
+                "with a token of one agent or user, `error` is the fingerprint of a group: 16 of 0-9 and a-f",
+            ));
+        }
+        let search =
+            Search { space: Some(space.to_owned()), agent: agent.map(str::to_owned), ..self.clone() };
+        // The header may name another space.
+        let filter = search.filter_of(store, caller.reach.user_id.clone());
+        Ok(within(Scope::of(space), filter).await?)
     }
 }
 

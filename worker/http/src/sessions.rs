@@ -17,6 +17,7 @@ use wakeful_engine::ctx::Ctx;
 use wakeful_engine::ingest;
 use wakeful_store::Error;
 use wakeful_store::search::Behind;
+use wakeful_store::space::{Scope, within};
 use wakeful_store::wake::{NewMessage, Woken};
 use wakeful_workflow::access::Reach;
 use wakeful_workflow::diff::Report;
@@ -73,7 +74,8 @@ pub(super) async fn list(
 ) -> Answer {
     let Query(query) = query?;
     let filter = query.filter_for(&ctx.store, &caller).await?;
-    let items = ctx.store.sessions(&filter).await?;
+    let space = filter.space_id.as_deref().unwrap_or(caller.space());
+    let items = within(Scope::of(space), ctx.store.sessions(&filter)).await?;
     let next = next_page(&items, filter.limit, |last| json!(last.session_id));
     page(&items, next)
 }

@@ -95,7 +95,7 @@ async fn batch(store: &Store, output: &Output, space: Option<&str>, verb: Verb) 
         Verb::Members { id, outcome, result, limit } => {
             store.batch(space, &id).await?;
             let members =
-                store.batch_members(&id, outcome.as_deref(), result.as_deref(), None, limit).await?;
+                store.batch_members(space, &id, outcome.as_deref(), result.as_deref(), None, limit).await?;
             output.items(&members, || members_table(&members))?;
         }
         Verb::Pause(which) => steer(store, output, space, which, Steer::Pause).await?,

@@ -20,6 +20,9 @@ pub(super) enum Verb {
     /// Show what `run` would delete in each space. Writes nothing.
     Plan,
     /// Delete it, in small transactions. If it dies, the next run goes on. Run it once a day (deploy/systemd has a timer).
+    ///
+    /// With --space it deletes in that space only. First it always finishes erasures that died on their way, also those of other
+    /// spaces.
     Run,
 }
 

@@ -11,3 +11,4 @@ pub mod heal;
 pub mod pool;
 pub mod search;
 pub mod step;
+mod timer;

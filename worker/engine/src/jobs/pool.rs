@@ -1,10 +1,11 @@
 //! The pool: apalis runs the jobs, a heartbeat extends their leases, and a drain ends both in order.
 
-use super::{batches, delayed, deliver::deliver, expire, gates, heal, search, step::step};
+use super::{batches, delayed, deliver::deliver, expire, gates, heal, search, step::step, timer};
 use crate::ctx::Ctx;
 use apalis::prelude::{Monitor, ParallelizeExt, WorkerBuilder};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 use wakeful_store::queue::{Heartbeat, Holdings, Kind, Liveness, News, Queue, Settings};
@@ -25,13 +26,13 @@ pub async fn run(ctx: Arc<Ctx>, news: News) -> anyhow::Result<()> {
     let heartbeat_stop = CancellationToken::new();
     let heartbeat = tokio::spawn(heartbeat(&ctx, &holdings, true).run(heartbeat_stop.clone()));
     let liveness = tokio::spawn(liveness(&ctx, &holdings).run(heartbeat_stop.clone()));
-    let healer = tokio::spawn(heal::run(Arc::clone(&ctx)));
-    let expiry = tokio::spawn(expire::run(Arc::clone(&ctx)));
-    let delays = tokio::spawn(delayed::run(Arc::clone(&ctx)));
-    let search = tokio::spawn(search::run(Arc::clone(&ctx)));
-    let batches = tokio::spawn(batches::run(Arc::clone(&ctx)));
+    let healer = timer("healer", &ctx, heal::run);
+    let expiry = timer("expiry", &ctx, expire::run);
+    let delays = timer("delays", &ctx, delayed::run);
+    let search = timer("search", &ctx, search::run);
+    let batches = timer("batches", &ctx, batches::run);
     know_the_gates(&ctx).await;
-    let gates = tokio::spawn(gates::run(Arc::clone(&ctx), heartbeat_stop.clone()));
+    let gates = gates_and_pauses(&ctx, &heartbeat_stop);
     let draining = ctx.shutdown.draining.clone();
     // Slightly longer than the drain: jobs that are dropped at its end still have to give back their leases.
     let last = DRAIN + Duration::from_secs(2);
@@ -111,7 +112,7 @@ pub async fn run_steps(ctx: Arc<Ctx>, runner: Arc<str>, stop: CancellationToken)
     let heartbeat = tokio::spawn(heartbeat(&ctx, &holdings, false).run(heartbeat_stop.clone()));
     let liveness = tokio::spawn(liveness(&ctx, &holdings).run(heartbeat_stop.clone()));
     know_the_gates(&ctx).await;
-    let gates = tokio::spawn(gates::run(Arc::clone(&ctx), heartbeat_stop.clone()));
+    let gates = gates_and_pauses(&ctx, &heartbeat_stop);
     let settings = settings(&ctx, Kind::Step, &runner, 1);
     let (step_ctx, stopped) = (Arc::clone(&ctx), stop.clone());
     let ran = Monitor::new()
@@ -139,6 +140,19 @@ pub async fn run_steps(ctx: Arc<Ctx>, runner: Arc<str>, stop: CancellationToken)
     let _ = heartbeat.await;
     let _ = liveness.await;
     ran.map_err(|error| anyhow::anyhow!("the job runtime failed: {error}"))
+}
+
+fn timer<T>(name: &'static str, ctx: &Arc<Ctx>, run: fn(Arc<Ctx>) -> T) -> JoinHandle<()>
+where
+    T: Future<Output = ()> + Send + 'static,
+{
+    let ctx = Arc::clone(ctx);
+    timer::start(name, move || run(Arc::clone(&ctx)))
+}
+
+fn gates_and_pauses(ctx: &Arc<Ctx>, stop: &CancellationToken) -> JoinHandle<()> {
+    let (ctx, stop) = (Arc::clone(ctx), stop.clone());
+    timer::start("gates and pauses", move || gates::run(Arc::clone(&ctx), stop.clone()))
 }
 
 /// Reads the gates before the first claim, so that a new process makes no call that a shut gate forbids.
