@@ -65,11 +65,24 @@ async fn half_sent_heads_are_closed_and_meanwhile_everybody_else_is_served() {
     let process = options(&model).serve(&database).await;
     let heads = ["", "GET /healthz HT", "POST /v1/chat/c1/messages HTTP/1.1\r\nHost: localhost\r\nX-A: "];
     let stalled = join_all((0..200).map(|at| sent(&process, heads[at % heads.len()]))).await;
+    let text = form("/login", 15_000, 100);
+    let forms = join_all((0..20).map(|_| sent(&process, &text))).await;
     is_well(&process).await;
     chats(&process, "c1").await;
     for said in join_all(stalled.into_iter().map(rest)).await {
         assert!(!said.starts_with("HTTP/1.1 2"), "{said}");
     }
+    for said in join_all(forms.into_iter().map(rest)).await {
+        assert!(said.starts_with("HTTP/1.1 408") && said.contains("came too slowly"), "{said}");
+    }
+}
+
+/// A form of the console as a page of it would send it, of which only `sent` bytes come.
+fn form(path: &str, length: usize, sent: usize) -> String {
+    let head = format!(
+        "POST /console{path} HTTP/1.1\r\nHost: localhost\r\nOrigin: http://localhost\r\nContent-Length: {length}\r\n\r\n"
+    );
+    head + &"x".repeat(sent)
 }
 
 #[tokio::test]
@@ -130,7 +143,9 @@ async fn bodies_that_stop_are_closed_and_take_a_bounded_memory() {
     let mut stalled = Vec::new();
     for kind in 0..300 {
         stalled.push(tokio::spawn({
-            let (address, text) = (process.url(), webhook(kind, bytes));
+            let is_form = kind % 4 == 3;
+            let text = if is_form { form("/chat", 1 << 20, bytes) } else { webhook(kind, bytes) };
+            let address = process.url();
             async move {
                 let mut stream = TcpStream::connect(address.trim_start_matches("http://")).await.unwrap();
                 // It may be refused before all of it is sent.

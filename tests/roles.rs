@@ -213,6 +213,11 @@ async fn only_an_auditor_deletes_from_the_audit_and_only_what_is_old() {
         (&auditor, "alter table audit_log disable trigger all"),
         (&auditor, "delete from session_events"),
         (&auditor, "select from conversation_records"),
+        (
+            &auditor,
+            "insert into audit_log (at, actor_kind, actor, verb, outcome)
+            values (clock_timestamp() - interval '40 days', 'cli', 'ann', 'session.retry', 'done')",
+        ),
     ] {
         assert!(run(url, sql).await.is_err(), "{sql}");
     }

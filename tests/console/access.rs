@@ -180,6 +180,22 @@ async fn a_token_that_only_reads_sees_no_button_and_pressing_one_by_hand_is_refu
 }
 
 #[tokio::test]
+async fn forms_of_strangers_and_short_ones_are_small() {
+    let stage = Stage::new("").await;
+    let (stranger, browser) = (Browser::new(&stage.process.url()), logged_in(&stage, TOKEN).await);
+    let login = stranger.get("/console/login").await.form("/login");
+    let theme = browser.open("/").await.form("/theme");
+    let chat = browser.open("/chat").await.form("/console/chat");
+    let text = "x".repeat(17 << 10);
+    for (browser, form) in [(&stranger, &login), (&stranger, &chat), (&browser, &theme)] {
+        let answer = browser.post(form, &[("text", &text)]).await;
+        assert_eq!(answer.status, StatusCode::PAYLOAD_TOO_LARGE, "{}", form.action);
+        assert!(answer.html.contains("more than 16 KiB"), "{}", answer.html);
+    }
+    assert_eq!(browser.post(&chat, &[("text", &text)]).await.status, StatusCode::SEE_OTHER);
+}
+
+#[tokio::test]
 async fn a_token_of_one_space_sees_that_space_only() {
     let stage = Stage::new("").await;
     let foreign = stage.chat(TOKEN, "secret-desk", json!({"text": "Hello?"})).await;
@@ -198,9 +214,13 @@ async fn a_token_of_one_space_sees_that_space_only() {
     assert_eq!(browser.post(&by_hand, &[]).await.status, StatusCode::NOT_FOUND);
     // A token of the whole installation looks at the space that it names.
     let whole = logged_in(&stage, TOKEN).await;
+    let login = whole.cookie("wakeful_local").unwrap();
+    // Another server of this host can set cookies for it, but none that counts.
+    whole.set_cookie("wakeful_space", "acme");
     assert!(whole.open("/sessions").await.html.contains("secret-desk"));
     let page = whole.press(&whole.open("/").await, "/space", &[("space", "acme")]).await;
     assert!(page.html.contains("Space: acme"));
+    assert!(whole.cookie("wakeful_local").unwrap() != login, "the login holds it");
     assert!(!whole.open("/sessions").await.html.contains("secret-desk"));
 }
 

@@ -29,6 +29,7 @@ fn beginnings() -> Vec<(&'static str, String)> {
         ("nothing", String::new()),
         ("half a line", "GET /healthz HT".to_owned()),
         ("half a head", "POST /v1/chat/c1/messages HTTP/1.1\r\nHost: localhost\r\nX-A: ".to_owned()),
+        ("half a login", post("/console/login", "Origin: http://localhost".to_owned())),
         ("half a chat", post("/v1/chat/c1/messages", bearer.to_owned())),
         ("half an import", post("/v1/sessions/import", bearer.to_owned())),
         (

@@ -7,6 +7,9 @@
 
 use serde::{Deserialize, Serialize};
 
+/// The most packs of a snapshot in a bundle. Small ones are joined, so that a snapshot names few.
+pub const MAX_PACKS: usize = 1000;
+
 /// The files of a session after a step that changed them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Snapshot {

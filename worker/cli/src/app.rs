@@ -230,13 +230,14 @@ impl App {
         let own = self.routes.iter().map(|routes| routes(Process { ctx: Arc::clone(ctx) }));
         let (guarded, webhooks) = (wakeful_channels::guarded(ctx)?, wakeful_channels::webhooks(ctx));
         let own = own.fold(axum::Router::new(), axum::Router::merge);
-        let api = wakeful_http::router(Arc::clone(ctx), guarded, webhooks, own);
+        let door = wakeful_http::Door::new(Arc::clone(ctx));
+        let api = wakeful_http::router(Arc::clone(ctx), guarded, webhooks, own, &door);
         let server = &ctx.config.server;
         let settings = wakeful_console::Settings {
             token: server.token.as_ref().map(|token| token.expose_secret().to_owned()),
             base_path: server.base_path.clone(),
             enabled: server.console,
         };
-        Ok(wakeful_console::mount(api, settings))
+        Ok(wakeful_console::mount(api, settings, |pages| door.before(pages)))
     }
 }

@@ -12,7 +12,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use secrecy::{ExposeSecret, SecretString};
+use secrecy::SecretString;
 use wakeful_workflow::agent::{JournalLevel, Limits, OnEmptyReply, OnExpired, OnUncertain};
 use wakeful_workflow::bundle;
 use wakeful_workflow::gate::GatePolicy;
@@ -23,6 +23,7 @@ pub mod absurd;
 pub mod address;
 mod agents;
 pub mod chat;
+mod check;
 pub mod cron;
 pub mod email;
 pub mod email_providers;
@@ -121,9 +122,6 @@ pub struct Given {
     /// A file and a line, or a variable.
     pub origin: String,
 }
-
-/// The fewest characters of a token that guards the server: a shorter one can be guessed.
-const TOKEN_BYTES: usize = 16;
 
 #[derive(Clone, Debug)]
 pub struct Server {
@@ -284,7 +282,7 @@ pub struct Scripted {
 pub struct Workspace {
     /// The folder with one folder per session.
     pub dir: Option<PathBuf>,
-    /// Maximum number of files and links of a session.
+    /// Maximum number of files and links of a session, and again of its folders.
     pub max_files: u64,
     /// Maximum size of a session's files together.
     pub max_bytes: u64,
@@ -461,60 +459,5 @@ impl Config {
         };
         // A private compatible server may need no key.
         (provider.api_key.is_none() && provider.base_url.is_none()).then_some(variable)
-    }
-
-    /// Checks what production needs beyond a configuration that loads: a token if the process `listens`, the
-    /// models' keys if it `works`. Call it after applying the command line's options.
-    ///
-    /// # Errors
-    /// [`ConfigError`] with everything that is missing: a database, a model or a key for an agent, a token
-    /// for an address that others can reach.
-    pub fn check_serve(&self, listens: bool, works: bool) -> Result<(), ConfigError> {
-        let mut problems = Vec::new();
-        let mut missing = |text: String| problems.push(Problem::new(Origin::Nowhere, text));
-        if self.database.url.is_none() {
-            missing("no database: set DATABASE_URL (or database.url)".to_owned());
-        }
-        if listens && self.server.token.is_none() && !self.server.listen.ip().is_loopback() {
-            missing(format!(
-                "server.listen = \"{}\" is reachable from other machines and needs a token: set WAKEFUL_TOKEN (or \
-                 server.token), or listen on 127.0.0.1",
-                self.server.listen
-            ));
-        }
-        let is_short = |token: &SecretString| token.expose_secret().len() < TOKEN_BYTES;
-        for (key, tokens) in [
-            ("server.token (WAKEFUL_TOKEN)", self.server.token.as_slice()),
-            ("server.internal_tokens", &self.server.internal_tokens),
-        ] {
-            if listens && tokens.iter().any(is_short) {
-                missing(format!(
-                    "{key} must have at least {TOKEN_BYTES} characters, such as what `openssl rand -hex 32` prints"
-                ));
-            }
-        }
-        if let Some(lmtp) = self.email.incoming.lmtp_listen
-            && listens
-            && !lmtp.ip().is_loopback()
-            && self.email.incoming.lmtp_peers.is_empty()
-        {
-            missing(format!(
-                "email.lmtp_listen = \"{lmtp}\" is reachable from other machines, and LMTP asks for no password: set \
-                 email.lmtp_peers to the addresses of your mail servers, or listen on 127.0.0.1"
-            ));
-        }
-        for name in self.agent_names() {
-            match self.agent(&name) {
-                Err(error) => missing(error.to_string()),
-                Ok(agent) => {
-                    if let Some(variable) = self.missing_key(&agent.model)
-                        && works
-                    {
-                        missing(format!("agent {name:?} uses {} but {variable} is not set", agent.model));
-                    }
-                }
-            }
-        }
-        if problems.is_empty() { Ok(()) } else { Err(ConfigError::new(problems)) }
     }
 }

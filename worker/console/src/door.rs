@@ -6,10 +6,11 @@ use crate::refusal::Refusal;
 use crate::visit::{Visit, is_of_this_site};
 use crate::{Console, Outside};
 use askama::Template;
+use axum::body::to_bytes;
 use axum::extract::{Request, State};
 use axum::http::header::{
-    CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName, HeaderValue, REFERRER_POLICY,
-    SET_COOKIE, X_CONTENT_TYPE_OPTIONS,
+    CACHE_CONTROL, CONNECTION, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName, HeaderValue,
+    REFERRER_POLICY, RETRY_AFTER, SET_COOKIE, X_CONTENT_TYPE_OPTIONS,
 };
 use axum::http::{HeaderMap, Method, StatusCode};
 use axum::middleware::Next;
@@ -44,6 +45,8 @@ pub(crate) async fn door(State(console): State<Arc<Console>>, mut request: Reque
     };
     if let Some(refusal) = response.extensions_mut().remove::<Refusal>() {
         response = refused(&visit, refusal, looks);
+    } else if !looks && is_problem(&response) {
+        response = of_problem(&visit, response).await;
     }
     let is_page =
         response.headers().get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/html"));
@@ -52,6 +55,24 @@ pub(crate) async fn door(State(console): State<Arc<Console>>, mut request: Reque
     }
     harden(response.headers_mut());
     response
+}
+
+fn is_problem(response: &Response) -> bool {
+    let kind = response.headers().get(CONTENT_TYPE);
+    kind.is_some_and(|kind| kind.as_bytes() == b"application/problem+json")
+}
+
+/// A page of what the server's door says of a form. Its headers stay: the connection ends if the form did not.
+async fn of_problem(visit: &Visit, response: Response) -> Response {
+    let (parts, body) = response.into_parts();
+    let said = to_bytes(body, 64 << 10).await.unwrap_or_default();
+    let mut page = refused(visit, Refusal::of(parts.status, &said), false);
+    for name in [CONNECTION, RETRY_AFTER] {
+        if let Some(value) = parts.headers.get(&name) {
+            page.headers_mut().insert(name, value.clone());
+        }
+    }
+    page
 }
 
 fn harden(headers: &mut HeaderMap) {

@@ -60,14 +60,15 @@ pub(crate) struct Console {
 #[derive(Clone, Default)]
 pub(crate) struct Outside(Extensions);
 
-/// The API with the console next to it. Below the base path both are there too.
-pub fn mount(api: Router, settings: Settings) -> Router {
+/// The API with the console next to it. Below the base path both are there too. `guarded` puts the server's door before
+/// the pages, which bounds how long a form takes and what forms hold in memory.
+pub fn mount(api: Router, settings: Settings, guarded: impl FnOnce(Router) -> Router) -> Router {
     let base_path = settings.base_path.clone();
     let pages = settings.enabled.then(|| {
         let seal = Seal::new(settings.token.as_deref());
         let console = Arc::new(Console { api: api.clone(), settings, seal, presses: Presses::default() });
         let door = from_fn_with_state(Arc::clone(&console), door::door);
-        pages::router().layer(door).with_state(console)
+        guarded(pages::router().with_state(console)).layer(door)
     });
     Router::new().fallback_service(Mount { api, pages, base_path: base_path.into() })
 }

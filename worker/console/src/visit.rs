@@ -5,7 +5,7 @@ use crate::api::Api;
 use crate::refusal::Refusal;
 use crate::seal::random_word;
 use axum::extract::FromRequestParts;
-use axum::http::header::{COOKIE, HOST, HeaderValue, ORIGIN};
+use axum::http::header::{AUTHORIZATION, COOKIE, HOST, HeaderValue, ORIGIN};
 use axum::http::request::Parts;
 use axum::http::uri::Authority;
 use axum::http::{Extensions, HeaderMap, StatusCode};
@@ -18,7 +18,10 @@ const SECURE: &str = "__Host-wakeful";
 const LOCAL: &str = "wakeful_local";
 const NOTE: &str = "wakeful_note";
 pub(crate) const THEME: &str = "wakeful_theme";
-pub(crate) const SPACE: &str = "wakeful_space";
+/// The space of a visitor without a login.
+const SPACE: &str = "wakeful_space";
+/// How long a login lasts.
+const LOGIN_S: i64 = 12 * 3600;
 /// What the forms of a server without logins carry.
 const NO_LOGIN: &str = "this machine";
 
@@ -28,11 +31,20 @@ pub(crate) struct Login {
     pub token: String,
     /// The forms of this login carry a word that is made of this.
     pub id: String,
+    /// Seconds since 1970.
+    issued_at: i64,
+    /// The space that the person looks at, if the token may name one.
+    space: String,
 }
 
 impl Login {
     pub fn new(token: &str) -> Login {
-        Login { token: token.to_owned(), id: random_word() }
+        let (id, issued_at) = (random_word(), chrono::Utc::now().timestamp());
+        Login { token: token.to_owned(), id, issued_at, space: String::new() }
+    }
+
+    fn lasts(&self, now: i64) -> bool {
+        now < self.issued_at.saturating_add(LOGIN_S)
     }
 }
 
@@ -77,19 +89,28 @@ impl<S: Send + Sync> FromRequestParts<S> for Visit {
 impl Visit {
     pub fn of(console: &Arc<Console>, headers: &HeaderMap, path: &str, outside: Extensions) -> Visit {
         let transport = transport(headers);
-        let sealed = |name: &str| cookie(headers, name).and_then(|text| console.seal.open(name, text));
+        let now = chrono::Utc::now().timestamp();
+        let sealed = |name: &str| {
+            let login: Option<Login> = cookie(headers, name).and_then(|text| console.seal.open(name, text));
+            login.filter(|login| login.lasts(now))
+        };
         let login: Option<Login> = sealed(SECURE).or_else(|| match transport {
             Transport::ThisMachine => sealed(LOCAL),
             Transport::Tls | Transport::Bare => None,
         });
         let note = cookie(headers, NOTE).and_then(|text| console.seal.open(NOTE, text));
-        let space = cookie(headers, SPACE).filter(|space| !space.is_empty()).map(str::to_owned);
         let mut api = Api::new(console.api.clone(), headers, outside);
-        if let Some(login) = &login {
-            api = api.under(&login.token);
-        }
-        if let Some(space) = &space {
-            api = api.in_space(space);
+        let space = match &login {
+            Some(login) => {
+                api = api.under(&login.token);
+                login.space.clone()
+            }
+            None => {
+                cookie(headers, SPACE).and_then(|text| console.seal.open(SPACE, text)).unwrap_or_default()
+            }
+        };
+        if !space.is_empty() {
+            api = api.in_space(&space);
         }
         Visit {
             console: Arc::clone(console),
@@ -136,6 +157,22 @@ impl Visit {
         };
         let sealed = self.console.seal.seal(name, login).unwrap_or_default();
         Ok(cookie_header(name, &sealed, "; HttpOnly; SameSite=Strict", more))
+    }
+
+    /// The cookie that keeps the space that the person looks at. Sealed, so that no other server of this host chooses it.
+    ///
+    /// # Errors
+    /// Like [`Visit::log_in`].
+    pub fn choose(&self, space: &str) -> Result<HeaderValue, Refusal> {
+        match &self.login {
+            Some(login) => self.log_in(&Login { space: space.to_owned(), ..login.clone() }),
+            None => Ok(kept(SPACE, &self.console.seal.seal(SPACE, &space).unwrap_or_default())),
+        }
+    }
+
+    /// Whether nothing in the request says who this is, and the server asks for it.
+    pub fn is_stranger(&self, headers: &HeaderMap) -> bool {
+        self.console.settings.token.is_some() && self.login.is_none() && !headers.contains_key(AUTHORIZATION)
     }
 
     /// The cookies that end a login.
@@ -264,6 +301,41 @@ mod tests {
         ] {
             assert_eq!(transport(&headers(pairs)), expected, "{pairs:?}");
         }
+    }
+
+    /// What the console makes of a login of this age, in seconds.
+    fn visit(age: i64) -> Visit {
+        let console = Arc::new(Console {
+            api: axum::Router::new(),
+            settings: crate::Settings {
+                token: Some("a token of the tests".to_owned()),
+                ..Default::default()
+            },
+            seal: crate::seal::Seal::new(Some("a token of the tests")),
+            presses: crate::press::Presses::default(),
+        });
+        let mut login = Login::new("wkt_secret");
+        login.issued_at -= age;
+        let sealed = console.seal.seal(LOCAL, &login).unwrap();
+        let sent = headers(&[("host", "localhost"), ("cookie", &format!("{LOCAL}={sealed}"))]);
+        Visit::of(&console, &sent, "/console/", Extensions::new())
+    }
+
+    #[test]
+    fn a_login_ends_after_half_a_day_and_choosing_a_space_does_not_prolong_it() {
+        assert!(visit(0).login.is_some() && !visit(0).is_stranger(&HeaderMap::new()));
+        assert!(visit(LOGIN_S + 1).login.is_none() && visit(LOGIN_S + 1).is_stranger(&HeaderMap::new()));
+        let old = visit(LOGIN_S - 60);
+        let chosen = old.choose("acme").unwrap();
+        let (pair, _) = chosen.to_str().unwrap().split_once(';').unwrap();
+        assert!(!pair.contains("acme"), "{pair}");
+        let sealed = pair.strip_prefix("wakeful_local=").unwrap();
+        let kept: Login = old.console.seal.open(LOCAL, sealed).unwrap();
+        let before = old.login.unwrap();
+        assert_eq!((kept.space.as_str(), kept.issued_at, &kept.id), ("acme", before.issued_at, &before.id));
+        // A login of an earlier build says no time.
+        let timeless = old.console.seal.seal(LOCAL, &serde_json::json!({"token": "t", "id": "i"})).unwrap();
+        assert!(old.console.seal.open::<Login>(LOCAL, &timeless).is_none());
     }
 
     #[test]

@@ -9,11 +9,12 @@
 
 use crate::access::{Caller, has_configured_token};
 use crate::problem::Problem;
+use axum::Router;
 use axum::body::{Body, BodyDataStream, Bytes, HttpBody};
 use axum::extract::{Request, State};
 use axum::http::header::{CONNECTION, HeaderValue};
 use axum::http::{HeaderMap, StatusCode};
-use axum::middleware::Next;
+use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use futures::StreamExt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -64,6 +65,11 @@ impl Door {
         let room = (ctx.config.server.held_mb << 20) / UNIT;
         let semaphore = || Arc::new(Semaphore::new(room.min(Semaphore::MAX_PERMITS)));
         Door { ctx, known: semaphore(), strangers: semaphore() }
+    }
+
+    /// These routes, with the door before them.
+    pub fn before(&self, routes: Router) -> Router {
+        routes.layer(from_fn_with_state(self.clone(), held))
     }
 }
 

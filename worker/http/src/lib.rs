@@ -27,13 +27,14 @@ mod steer;
 mod stream;
 pub mod tokens;
 
+pub use door::Door;
+
 use access::Issuer;
 use axum::extract::DefaultBodyLimit;
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::routing::{delete, get, post};
 use axum::{Extension, Router};
 use body::BODY_LIMIT_BYTES;
-use door::Door;
 use guard::{guard, shed};
 use std::sync::Arc;
 use wakeful_engine::ctx::Ctx;
@@ -42,9 +43,16 @@ use wakeful_engine::ctx::Ctx;
 ///
 /// The channels bring their own routes. `guarded` goes below `/v1`, behind the bearer token. `webhooks` goes
 /// below `/v1/triggers`; each of these routes checks its caller itself. `own` are a program's own routes: the program
-/// is trusted, so they see all spaces. The bodies of all of them come through the door.
-pub fn router(ctx: Arc<Ctx>, guarded: Router<Arc<Ctx>>, webhooks: Router<Arc<Ctx>>, own: Router) -> Router {
-    let door = from_fn_with_state(Door::new(Arc::clone(&ctx)), door::held);
+/// is trusted, so they see all spaces. The bodies of all of them come through `door`.
+pub fn router(
+    ctx: Arc<Ctx>,
+    guarded: Router<Arc<Ctx>>,
+    webhooks: Router<Arc<Ctx>>,
+    own: Router,
+    door: &Door,
+) -> Router {
+    let own = door.before(own);
+    let door = from_fn_with_state(door.clone(), door::held);
     audit::count_refusals(&ctx);
     overview::sample_queue(&ctx);
     let followers = stream::Followers::start(&ctx);
@@ -104,7 +112,7 @@ pub fn router(ctx: Arc<Ctx>, guarded: Router<Arc<Ctx>>, webhooks: Router<Arc<Ctx
             "/triggers",
             webhooks
                 .layer(from_fn(scope::of_default))
-                .layer(door.clone())
+                .layer(door)
                 .layer(from_fn_with_state(Arc::clone(&ctx), shed)),
         );
     Router::new()
@@ -117,5 +125,5 @@ pub fn router(ctx: Arc<Ctx>, guarded: Router<Arc<Ctx>>, webhooks: Router<Arc<Ctx
         .method_not_allowed_fallback(problem::no_method)
         .layer(DefaultBodyLimit::max(BODY_LIMIT_BYTES))
         .with_state(ctx)
-        .merge(own.layer(door))
+        .merge(own)
 }

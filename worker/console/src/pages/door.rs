@@ -3,7 +3,7 @@
 use crate::form::{Form, see_other};
 use crate::frame::{Frame, Me, page};
 use crate::refusal::Refusal;
-use crate::visit::{Login, SPACE, THEME, Visit, kept};
+use crate::visit::{Login, THEME, Visit, kept};
 use askama::Template;
 use axum::extract::Query;
 use axum::http::StatusCode;
@@ -85,7 +85,7 @@ pub(crate) async fn space(form: Form) -> Result<Response, Refusal> {
         .get("/v1/me")
         .await?;
     let mut response = see_other(&format!("{}/", form.visit.base()));
-    response.headers_mut().append(SET_COOKIE, kept(SPACE, space));
+    response.headers_mut().append(SET_COOKIE, form.visit.choose(space)?);
     Ok(response)
 }
 

@@ -4,7 +4,7 @@ use super::codec::Hash;
 use super::index::{Index, boot_id};
 use super::look::{Compare, Fault, Limits, look};
 use super::pack::Packed;
-use super::restore::{self, Spool, Unreadable};
+use super::restore::{self, Bounds, Spool, Unreadable};
 use super::settings::Settings;
 use super::snapshot::{self, Made};
 use super::tree;
@@ -189,13 +189,13 @@ impl Held {
     }
 
     /// Makes the folder out of a snapshot, under another name, and puts it in its place whole.
-    pub(super) fn restore(&self, spool: &Spool, tree: Hash) -> Result<Index, Unreadable> {
+    pub(super) fn restore(&self, spool: &Spool, tree: Hash, bounds: &Bounds) -> Result<Index, Unreadable> {
         let state = self.state_folder();
         self.remove_parts(&state);
         let part = state.join(format!("{}.part", self.name));
         private(&part)?;
         let dir = Dir::open_ambient_dir(&part, ambient_authority())?;
-        let made = restore::write(spool, tree, &dir);
+        let made = restore::write(spool, tree, &dir, bounds);
         drop(dir);
         let index = match made {
             Ok(index) => index,

@@ -5,7 +5,7 @@
 
 use super::codec::Hash;
 use super::index::{Index, Seen, Stat, now_ns};
-use super::tree::{self, Folder, MAX_DEPTH, Node, PIECE_BYTES, hash_of};
+use super::tree::{self, Folder, MAX_DEPTH, Node, PATH_BYTES, PIECE_BYTES, hash_of};
 use cap_std::fs::{Dir, Metadata, MetadataExt as _, OpenOptions, OpenOptionsExt as _};
 use ignore::gitignore::{Gitignore, GitignoreBuilder};
 use std::collections::{BTreeMap, HashMap};
@@ -22,7 +22,7 @@ const IGNORE_BYTES: u64 = 64 * 1024;
 /// What a workspace may hold.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// Maximum number of files and links.
+    /// Maximum number of files and links, and again of folders.
     pub files: u64,
     /// Maximum size of all files together.
     pub bytes: u64,
@@ -70,6 +70,8 @@ pub(super) struct Looked {
     /// The bytes of every folder, by name.
     pub folders: HashMap<Hash, Vec<u8>>,
     pub count: u64,
+    /// How many folders are below the root.
+    pub folders_seen: u64,
     pub bytes: u64,
     pub began_ns: i64,
 }
@@ -95,6 +97,7 @@ pub(super) fn look(
         files: BTreeMap::new(),
         folders: HashMap::new(),
         count: 0,
+        folders_seen: 0,
         bytes: 0,
         began_ns: now_ns(),
     };
@@ -171,8 +174,18 @@ impl Look<'_> {
         if self.left_out.matched(path, kind.is_dir()).is_ignore() {
             return Ok(None);
         }
+        if at.len() > PATH_BYTES {
+            return Err(refused(at, &format!("has a path of more than {PATH_BYTES} bytes")));
+        }
         let mode = metadata.mode() & 0o777;
         if kind.is_dir() {
+            self.looked.folders_seen += 1;
+            if self.looked.folders_seen > self.limits.files {
+                let most = self.limits.files;
+                return Err(Fault::Refused(format!(
+                    "The workspace has more than {most} folders, which is the most that is kept."
+                )));
+            }
             let below = dir.open_dir(name).map_err(|error| unreadable(at, error))?;
             if below.dir_metadata()?.ino() != metadata.ino() {
                 return Err(Fault::Changed);

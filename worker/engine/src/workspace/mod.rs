@@ -32,6 +32,7 @@ pub use sweep::remove_session;
 
 use folder::State;
 use look::Fault;
+use restore::Bounds;
 use snapshot::Made;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -139,12 +140,14 @@ impl Workspaces {
         let started = Instant::now();
         let tree =
             folder::hash_of_hex(&target.tree_sha256).ok_or_else(|| unreadable("its name is no hash"))?;
-        let spool = match restore::spool(store, &held.session_id, target, &held.state_folder()).await {
+        let bounds = Bounds::of(&self.settings.limits, target);
+        let spool = restore::spool(store, &held.session_id, target, &held.state_folder(), &bounds).await;
+        let spool = match spool {
             Ok(spool) => spool,
             Err(error) => return Err(not_restored(&held.session_id, error)),
         };
         let on_host = Arc::clone(held);
-        let restored = tokio::task::spawn_blocking(move || on_host.restore(&spool, tree)).await;
+        let restored = tokio::task::spawn_blocking(move || on_host.restore(&spool, tree, &bounds)).await;
         let restored = restored.map_err(|error| unreadable(&error.to_string()))?;
         let index = restored.map_err(|error| not_restored(&held.session_id, error))?;
         debug!(session.id = held.session_id, files = target.files, bytes = target.bytes, elapsed = ?started.elapsed(),

@@ -4,7 +4,7 @@ use super::folder::{Held, STATE_FOLDER};
 use super::index::Index;
 use super::look::{Compare, Fault, Limits, look};
 use super::pack::Packed;
-use super::restore::{Spool, Unreadable};
+use super::restore::{Bounds, Spool, Unreadable};
 use super::settings::Settings;
 use super::snapshot::{Made, make};
 use super::tree;
@@ -19,8 +19,14 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use wakeful_workflow::workspace::Snapshot;
 
+mod hostile;
+
 fn limits() -> Limits {
     Limits { files: 1000, bytes: 64 << 20, time: Duration::from_secs(60), leave_out: Vec::new() }
+}
+
+fn bounds() -> Bounds {
+    Bounds { files: 1000, folders: 1000, bytes: 64 << 20, packs: 1000, time: Duration::from_secs(60) }
 }
 
 fn open(path: &Path) -> Dir {
@@ -49,7 +55,7 @@ impl Blobs {
     }
 
     fn spool(&self, index: &Index) -> Result<Spool, Unreadable> {
-        Spool::of(&index.packs, |pack| self.packs[&pack.sha256].clone())
+        Spool::of(&index.packs, &bounds(), |pack| self.packs[&pack.sha256].clone())
     }
 }
 
@@ -131,7 +137,7 @@ fn a_folder_is_the_same_on_another_host() {
 
     let held = there.take(1);
     let spool = blobs.spool(&made.index).unwrap();
-    let restored = held.restore(&spool, made.index.tree).unwrap();
+    let restored = held.restore(&spool, made.index.tree, &bounds()).unwrap();
     assert_eq!(relative(&there.path()), relative(&here.path()));
     assert_eq!(restored.packs, made.index.packs);
     assert_eq!(restored.objects, made.index.objects);
@@ -174,7 +180,7 @@ fn a_change_costs_the_change() {
     assert_eq!(trees.len(), 31, "each has a tree of its own");
     // The newest can be read without those that count no more.
     let there = Host::new();
-    there.take(1).restore(&blobs.spool(&made.index).unwrap(), made.index.tree).unwrap();
+    there.take(1).restore(&blobs.spool(&made.index).unwrap(), made.index.tree, &bounds()).unwrap();
     assert_eq!(relative(&there.path()), relative(&here.path()));
 }
 
@@ -220,6 +226,8 @@ fn what_cannot_be_kept_is_refused_in_words() {
     assert!(refused(&Limits { bytes: 9, ..limits() }).contains("more than 9 bytes"));
     assert!(refused(&Limits { files: 0, ..limits() }).contains("more than 0 files"));
     assert!(refused(&Limits { time: Duration::ZERO, ..limits() }).contains("not read within 0 seconds"));
+    fs::create_dir_all(root.path().join("b/c")).unwrap();
+    assert!(refused(&Limits { files: 1, ..limits() }).contains("more than 1 folders"));
     let _socket = std::os::unix::net::UnixListener::bind(root.path().join("socket")).unwrap();
     let why = refused(&limits());
     assert!(why.contains("\"socket\" is neither a file, a folder nor a link"), "{why}");
@@ -253,7 +261,8 @@ fn a_broken_pack_leaves_the_folder_that_was_there() {
         let mut broken = whole.clone();
         broken[at] ^= 0x10;
         blobs.packs.insert(made.index.packs[0].sha256.clone(), broken);
-        let restored = blobs.spool(&made.index).and_then(|spool| held.restore(&spool, made.index.tree));
+        let restored =
+            blobs.spool(&made.index).and_then(|spool| held.restore(&spool, made.index.tree, &bounds()));
         // Six bytes are the session's id, and some bits of a compressed object do not count.
         harmless += usize::from(restored.is_ok());
         assert_eq!(fs::read_to_string(here.path().join("a")).unwrap(), "one ".repeat(500), "byte {at}");

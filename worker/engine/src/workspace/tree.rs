@@ -10,6 +10,9 @@ pub(super) const PIECE_BYTES: usize = 1 << 20;
 /// Deepest folder of a workspace.
 pub(super) const MAX_DEPTH: usize = 128;
 
+/// The longest path in a workspace, and the longest text of a link. The system's calls take no longer ones.
+pub(super) const PATH_BYTES: usize = 4096;
+
 /// A folder's entries, by name.
 pub(super) type Folder = BTreeMap<Vec<u8>, Node>;
 
@@ -90,7 +93,9 @@ pub(super) fn decode(bytes: &[u8]) -> Option<Folder> {
                 Node::File { mode: mode & 0o777, size, pieces }
             }
             b'd' => Node::Folder { mode: input.u32()? & 0o777, hash: input.hash()? },
-            b'l' => Node::Link { target: input.bytes()?.to_vec() },
+            b'l' => {
+                Node::Link { target: input.bytes().filter(|target| target.len() <= PATH_BYTES)?.to_vec() }
+            }
             _ => return None,
         };
         folder.insert(name, node);

@@ -9,6 +9,7 @@ use crate::record::{Block, Role};
 use crate::session::{CallStatus, SessionStatus};
 use crate::state::{State, same_state};
 use crate::strategy::Rebase;
+use crate::workspace::MAX_PACKS;
 use std::collections::{HashMap, HashSet};
 
 /// Maximum size of a state, which must fit in one line.
@@ -175,6 +176,13 @@ impl Logs {
                 if !scan::is_sha256(&snapshot.tree_sha256) {
                     return Err("a tree whose name is no hash".to_owned());
                 }
+                if snapshot.packs.len() > MAX_PACKS {
+                    return Err(format!("more than {MAX_PACKS} packs"));
+                }
+                let names: HashSet<&str> = snapshot.packs.iter().map(|pack| pack.sha256.as_str()).collect();
+                if names.len() != snapshot.packs.len() {
+                    return Err("a pack twice".to_owned());
+                }
             }
             Event::CompactionFailed { .. } => self.failures += 1,
             Event::ToolFailedUncertain { call_id, .. } => call(call_id.as_str(), &self.asked)?,
@@ -330,18 +338,37 @@ mod tests {
     use super::super::super::{Counts, Cut, Header, VERSION};
     use super::*;
     use crate::strategy::Strategy;
+    use crate::workspace::{Pack, Snapshot};
 
-    #[test]
-    fn a_context_leaves_out_no_more_than_was_there_when_that_was_decided() {
-        let header = Header {
+    fn rows() -> Rows {
+        Rows::new(&Header {
             wakeful_bundle: VERSION,
             session_id: "sess_a".to_owned(),
             redacted: false,
             cut: Cut { message_number: 9, step_number: 1, event_seq: 1 },
             counts: Counts::default(),
             gaps: Vec::new(),
+        })
+    }
+
+    #[test]
+    fn a_snapshot_names_few_packs_and_each_once() {
+        let rows = rows();
+        let fits = |packs: Vec<String>| {
+            let packs = packs.into_iter().map(|sha256| Pack { sha256, bytes: 1 }).collect();
+            let tree_sha256 = "0".repeat(64);
+            let snapshot = Snapshot { tree_sha256, packs, files: 0, bytes: 0, message_number: 0 };
+            Logs::default().points(&Event::WorkspaceSnapshot(snapshot), &rows)
         };
-        let rows = Rows::new(&header);
+        let names = |count: usize| (0..count).map(|n| format!("{n:064x}")).collect::<Vec<_>>();
+        assert_eq!(fits(names(MAX_PACKS)), Ok(()));
+        assert_eq!(fits(names(MAX_PACKS + 1)), Err("more than 1000 packs".to_owned()));
+        assert_eq!(fits([names(2), names(1)].concat()), Err("a pack twice".to_owned()));
+    }
+
+    #[test]
+    fn a_context_leaves_out_no_more_than_was_there_when_that_was_decided() {
+        let rows = rows();
         let fits = |at, keep_from, users_from, trim_before| {
             let rebase = Rebase {
                 keep_from_message_number: keep_from,
