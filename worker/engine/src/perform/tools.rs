@@ -1,12 +1,14 @@
 //! Hop 5: the tool calls of one turn. They run concurrently, and each does what its ledger row allows.
 
+mod files;
+
 use super::Unperformed;
 use super::recorded::{self, Recorded};
 use crate::ctx::Ctx;
 use crate::telemetry::{self, names};
 use crate::tool::read_output::StoredOutputs;
-use crate::tool::{FileUse, ToolCallContext, ToolError, ToolOutput, Workspace, not_carried_out};
-use crate::workspace::{Held, NotReady};
+use crate::tool::{FileUse, ToolCallContext, ToolError, ToolOutput, not_carried_out};
+use crate::workspace::Held;
 use futures::FutureExt;
 use futures::future::join_all;
 use std::collections::HashMap;
@@ -21,13 +23,11 @@ use wakeful_store::queue::{self, Lease, Term};
 use wakeful_workflow::advance::{CallEnd, CallStart, EndedCall, Performed, Transition};
 use wakeful_workflow::agent::Agent;
 use wakeful_workflow::effect::Effect;
-use wakeful_workflow::files;
 use wakeful_workflow::id::CallId;
 use wakeful_workflow::plan::{How, PlannedCall};
 use wakeful_workflow::policy::ToolMode;
 use wakeful_workflow::record::ToolCall;
 use wakeful_workflow::session::{CallOutcome, CallStatus, Session};
-use wakeful_workflow::workspace::Snapshot;
 
 /// Idempotent calls that a commit started, with the rights to run them. They save each a statement. Each right is used once.
 #[derive(Debug, Default)]
@@ -88,6 +88,7 @@ pub(super) async fn call_tools(
     // Wait for every call, even if another one fails: dropping a guarded call half-way would make its outcome
     // uncertain without need.
     let ended = join_all(calls.into_iter().map(|planned| tool_run.perform(planned))).await;
+    tool_run.leave_files_to_lost_calls();
     if ended.iter().any(Result::is_err) {
         // No commit follows, so the outcome that was left to it is recorded now.
         tool_run.settle_left().await?;
@@ -119,6 +120,8 @@ struct ToolRun<'a> {
     files: OnceCell<Arc<Held>>,
     /// A call that may change the files has begun.
     may_have_changed: AtomicBool,
+    /// Such a call returned nothing, so it may still change them.
+    may_still_change: AtomicBool,
 }
 
 /// An outcome that is not in the ledger yet.
@@ -156,8 +159,19 @@ impl<'a> ToolRun<'a> {
         calls: usize,
     ) -> ToolRun<'a> {
         let (running, left) = (AtomicUsize::new(calls), Mutex::default());
-        let (files, may_have_changed) = (OnceCell::new(), AtomicBool::new(false));
-        ToolRun { ctx, lease, session, agent, started, calls, running, left, files, may_have_changed }
+        ToolRun {
+            ctx,
+            lease,
+            session,
+            agent,
+            started,
+            calls,
+            running,
+            left,
+            files: OnceCell::new(),
+            may_have_changed: AtomicBool::new(false),
+            may_still_change: AtomicBool::new(false),
+        }
     }
 
     /// Performs one call. Returns how it ended, and the message number of its result in a replay's source
@@ -383,79 +397,10 @@ impl<'a> ToolRun<'a> {
             ),
         };
         telemetry::failed(&span, kind);
+        if let ToolEnd::Lost(_) = &ran {
+            self.note_lost(call);
+        }
         ran
-    }
-
-    fn file_use(&self, call: &ToolCall) -> FileUse {
-        self.ctx.plugins.tools.get(&call.name).map_or(FileUse::None, |tool| tool.file_use())
-    }
-
-    /// Brings the session's files to this host, if the tool asks for them. Returns why that is not possible, in words for
-    /// the model.
-    async fn bring_files(&self, call: &ToolCall) -> Result<Option<ToolError>, Unperformed> {
-        let uses = self.file_use(call);
-        if uses == FileUse::None {
-            return Ok(None);
-        }
-        let (workspaces, lease) = (&self.ctx.workspaces, self.lease.token);
-        let ready = || workspaces.ready(&self.ctx.store, self.session, lease);
-        let files = match self.files.get_or_try_init(ready).await {
-            Ok(files) => files,
-            Err(NotReady::Store(error)) => return Err(error.into()),
-            Err(NotReady::Refused(why)) => return Ok(Some(ToolError(why))),
-        };
-        if uses == FileUse::Writes && !self.may_have_changed.swap(true, Ordering::Relaxed) {
-            match workspaces.will_change(self.session, files).await {
-                Ok(()) => {}
-                Err(NotReady::Store(error)) => return Err(error.into()),
-                Err(NotReady::Refused(why)) => return Ok(Some(ToolError(why))),
-            }
-        }
-        Ok(None)
-    }
-
-    /// Stores what the turn's calls have changed. If that is refused, the files are put back, and the calls that may
-    /// have changed them report it.
-    async fn store_files(&self, ended: &mut [(EndedCall, i64)]) -> Result<Option<Snapshot>, Unperformed> {
-        let (Some(files), true) = (self.files.get(), self.may_have_changed.load(Ordering::Relaxed)) else {
-            return Ok(None);
-        };
-        match self.ctx.workspaces.snapshot(&self.ctx.store, self.session, files).await {
-            Ok(snapshot) => Ok(snapshot),
-            Err(NotReady::Store(error)) => Err(error.into()),
-            Err(NotReady::Refused(error)) => {
-                for (one, _) in
-                    ended.iter_mut().filter(|(one, _)| self.file_use(&one.call) == FileUse::Writes)
-                {
-                    if let CallEnd::Settled(_, outcome) = &one.ending {
-                        let said = &outcome.content;
-                        one.ending = failed(format!(
-                            "The files were put back as they were before this turn, because they could not be stored: \
-                             {error} The call itself had said: {said}"
-                        ));
-                    }
-                }
-                Ok(None)
-            }
-        }
-    }
-
-    fn workspace(&self) -> Workspace {
-        let held = self.files.get().map(Arc::clone);
-        let path = match &held {
-            Some(held) => held.path.clone(),
-            None => self.ctx.workspace_of(&self.session.session_id),
-        };
-        let expected = self.session.has_files();
-        if !self.session.policy.tool_mode.is_live() {
-            let files = if expected { files::files_of(&self.session.records) } else { Vec::new() };
-            return Workspace { path, expected, inherited: None, rehearsed: Some(files.into()), _held: held };
-        }
-        // A fork of a session without snapshots takes its files out of the transcript once, while its folder does not
-        // exist.
-        let from_transcript = expected && self.session.workspace.is_none() && !path.exists();
-        let inherited = if from_transcript { files::inherited(self.session) } else { None };
-        Workspace { path, expected, inherited: inherited.map(Into::into), rehearsed: None, _held: held }
     }
 
     /// Returns why the call must not run, in words for the model. `None` if it may run.
