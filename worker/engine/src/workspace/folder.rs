@@ -35,7 +35,7 @@ pub struct Held {
     /// Where the files are.
     pub path: PathBuf,
     root: PathBuf,
-    /// The name of its files in the state folder: the session's id, or that, the lease and a number.
+    /// The name of its files in the state folder: the session's id, or that, the lease and, after a lost call, a number.
     name: String,
     /// Only this claim will ever use the folder.
     own: bool,
@@ -89,8 +89,11 @@ impl Held {
             }
             std::thread::sleep(LOCK_WAIT / 10);
         }
-        for number in 1..=OWN_FOLDERS {
-            let name = format!("{session_id}.{lease}.{number}");
+        for number in 0..OWN_FOLDERS {
+            let name = match number {
+                0 => format!("{session_id}.{lease}"),
+                _ => format!("{session_id}.{lease}.{number}"),
+            };
             if let Some(lock) = lock(&root, &name).map_err(|error| fault(&error))? {
                 return Ok(Held::new(root, session_id, name, lease, true, lock));
             }
