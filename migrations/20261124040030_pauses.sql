@@ -27,7 +27,7 @@ alter table jobs
     -- The pause that holds the job, and since when. `run_at` is then only the time at which it looks by itself.
     add column held_by text,
     add column held_since timestamptz,
-    -- The pause that let it go.
-    add column pause_pass bigint;
+    -- The pauses that let it go, by their numbers.
+    add column pause_passes bigint[];
 
 create index jobs_held on jobs (held_by, held_since) where held_by is not null;

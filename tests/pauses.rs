@@ -163,7 +163,6 @@ async fn a_pause_that_ends_lets_its_jobs_go_at_the_rate_the_oldest_first() {
         assert_eq!(held().await, left);
     }
     assert!(store.pauses().await.unwrap().is_empty(), "nothing waits any more");
-    let passes =
-        "select count(*) from jobs where pause_pass is not null and run_at <= clock_timestamp() and $1 = ''";
+    let passes = "select count(*) from jobs where pause_passes is not null and run_at <= clock_timestamp() and $1 = ''";
     assert_eq!(database.value::<i64>(passes, "").await, 5);
 }

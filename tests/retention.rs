@@ -197,6 +197,42 @@ async fn a_message_in_the_last_moment_keeps_its_conversation_and_a_death_loses_n
 }
 
 #[tokio::test]
+async fn a_message_that_a_session_in_need_takes_keeps_its_conversation() {
+    let world = World::new("ended_days = 30\nfailed_days = 30").await;
+    let id = world.chat("c1", "Hello.", "completed").await;
+    world.age(&["c1"], 40).await;
+    let in_need = "update conversation_sessions set status = 'needs_attention' where session_id = $1";
+    sqlx::query(in_need).bind(&id).execute(&world.database.pool).await.unwrap();
+    // The message and then retention wait for the session's row.
+    let mut holds = world.database.pool.begin().await.unwrap();
+    let locks = "select from conversation_sessions where session_id = $1 for update";
+    sqlx::query(locks).bind(&id).execute(&mut *holds).await.unwrap();
+    let wait = async |number: i64| {
+        eventually("a wait for the row", || async {
+            let sql = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and datname = $1";
+            (world.database.value::<i64>(sql, &world.database.name).await == number).then_some(())
+        })
+        .await;
+    };
+    let body = json!({"text": "Are you there?", "user_id": "ann"});
+    let message = world.client.post("/v1/chat/c1/messages", &body);
+    let retained = async {
+        wait(1).await;
+        world.retained("run").await
+    };
+    let frees = async {
+        wait(2).await;
+        holds.rollback().await.unwrap();
+    };
+    let ((status, woken), ran, ()) = tokio::join!(message, retained, frees);
+    assert_eq!((status.as_u16(), &woken["session_id"]), (202, &json!(id)), "{woken}");
+    assert_eq!(ran[0]["conversations"], 0, "{ran}");
+    assert_eq!(world.left().await, ["c1"]);
+    let waiting = "select count(*) from session_inbox where session_id = $1 and status = 'pending'";
+    assert_eq!(world.database.value::<i64>(waiting, &id).await, 1);
+}
+
+#[tokio::test]
 async fn each_space_has_its_own_days_and_without_any_the_command_refuses() {
     let world = World::new("ended_days = 30\n[retention.spaces.default]\nended_days = 0").await;
     world.chat("c1", "Hello.", "completed").await;

@@ -11,6 +11,7 @@ mod hostile;
 mod joined;
 mod journal;
 mod overview;
+mod pauses;
 mod pool;
 mod queue;
 mod sessions;

@@ -346,6 +346,9 @@ impl Store {
                     when $6 then clock_timestamp()
                     else coalesce(waits_since, clock_timestamp())
                 end,
+                -- The wait is not the database's, so it does not count as a time in which the database failed the step.
+                fault_since = case when exists (select from gate) then null else fault_since end,
+                faults = case when exists (select from gate) then 0 else faults end,
                 run_at = clock_timestamp()
                     + make_interval(secs => case when exists (select from gate) then $7::float8 else $8::float8 end),
                 trace_context = $9

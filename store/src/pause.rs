@@ -35,7 +35,7 @@ pub struct Pause {
     pub rate: Option<f64>,
     /// Jobs that it holds; at most 100,000 are counted.
     pub waiting: i64,
-    /// A job with this pass goes through.
+    /// A job whose passes have this number goes through.
     #[serde(skip)]
     pub number: i64,
 }
@@ -182,7 +182,9 @@ impl Store {
             }
             let freed = sqlx::query!(
                 "update jobs
-                set run_at = clock_timestamp(), held_by = null, held_since = null, pause_pass = $2
+                set run_at = clock_timestamp(), held_by = null, held_since = null,
+                    -- The other pauses have let it go too, and must not hold it again.
+                    pause_passes = array(select number from pauses where number = any (pause_passes)) || $2::bigint
                 where job_id = any (array(
                     select job_id from jobs
                     where held_by = $1 and lease is null
@@ -236,6 +238,8 @@ impl Store {
                 held_since = case when exists (select from pause) then coalesce(held_since, clock_timestamp()) end,
                 run_at = clock_timestamp()
                     + make_interval(secs => case when exists (select from pause) then $4::float8 else 0.1 end),
+                -- The database has served the step, and what it waits for now is not the database.
+                fault_since = null, faults = 0,
                 trace_context = $5
             where job_id = $1 and lease = $2
             returning held_by is not null as "held!""#,

@@ -275,8 +275,8 @@ impl Store {
         Ok(Commit::Closed { opened })
     }
 
-    /// Ends the open run of a session that cannot be hydrated or written, without hydrating it: its status becomes `failed` or
-    /// `needs_attention`. Otherwise its job would fail again and again and keep the conversation busy. `false`: the lease is
+    /// Ends the open run of a session that cannot be hydrated or written, without hydrating it: its status becomes `status`
+    /// (`failed` or `needs_attention`), or `cancelled` if somebody has asked for that. Otherwise its job would fail again and again and keep the conversation busy. `false`: the lease is
     /// lost and nothing was written.
     ///
     /// # Errors
@@ -294,14 +294,17 @@ impl Store {
         let next = run::lock_next(&mut tx, &conversation).await?;
         let failed = sqlx::query!(
             "update conversation_sessions
-            set status = $3, error = $2, completed_at = case when not $4::boolean then clock_timestamp() end,
+            set status = case when cancel_requested then $5 else $3 end,
+                error = $2,
+                completed_at = case when cancel_requested or not $4::boolean then clock_timestamp() end,
                 cancel_requested = false, cancel_reason = null
             where session_id = $1 and status in ('queued', 'running')
-            returning last_message_number",
+            returning last_message_number, status = $5 as \"cancelled!\"",
             session_id,
             error,
             status.as_str(),
-            status.is_paused()
+            status.is_paused(),
+            SessionStatus::Cancelled.as_str()
         )
         .fetch_optional(&mut *tx)
         .await?;
@@ -318,6 +321,7 @@ impl Store {
             tx.commit().await?;
             return Ok(true);
         };
+        let status = if failed.cancelled { SessionStatus::Cancelled } else { status };
         // If someone edited the rows, the conversation's open run may belong to another session, or may be
         // missing.
         let run_id = sqlx::query_scalar!(
@@ -336,7 +340,10 @@ impl Store {
         run::append_events(&mut tx, session_id, run_id.as_deref(), None, run::Wakes::Planner, &events)
             .await?;
         if let Some(run_id) = &run_id {
-            failure::add(&mut tx, session_id, run_id, &Failure::new("unreadable", "", error), error).await?;
+            if !failed.cancelled {
+                let failure = Failure::new("unreadable", "", error);
+                failure::add(&mut tx, session_id, run_id, &failure, error).await?;
+            }
             let ending = run::RunEnd {
                 session_id,
                 run_id,

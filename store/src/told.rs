@@ -59,6 +59,24 @@ impl Store {
         .await?)
     }
 
+    /// Returns whether the journal says that the run's person was told so. A run that an operator retries keeps its id.
+    ///
+    /// # Errors
+    /// [`Error::Database`].
+    pub async fn was_told(&self, session_id: &str, run_id: &str, reason: Reason) -> Result<bool> {
+        Ok(sqlx::query_scalar!(
+            r#"select exists (
+                select from session_events
+                where session_id = $1 and run_id = $2 and type = 'PERSON_TOLD' and payload ->> 'reason' = $3
+            ) as "told!""#,
+            session_id,
+            run_id,
+            reason.as_str()
+        )
+        .fetch_one(&self.pool)
+        .await?)
+    }
+
     /// Tells the person who waits for the session's open run. Returns `false` and does nothing if the run is over, waits for
     /// its user, has not taken that long since it was last started or resumed, or its person was told before.
     ///

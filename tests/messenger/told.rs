@@ -48,6 +48,9 @@ async fn k63_a_person_is_told_once_that_a_run_failed_whichever_commit_is_killed(
         client.wait_for(&id, "failed").await;
         assert_eq!(desk.messengers.texts(), [SORRY], "{failpoint}");
 
+        let journal = Traces::of(&desk.database, &id).await.journal("PERSON_TOLD").len();
+        assert_eq!(journal, 1, "{failpoint}: the journal says once what was said once");
+
         // Their next message is another run.
         Post::new(Medium::Webhook, 1, 2, "And now?").send(&client).await;
         desk.messengers.has(2).await;

@@ -71,8 +71,8 @@ async fn a_new_run_takes_over_no_outage_from_a_job_that_is_still_held() {
         let world = World::new().await;
         prepare(&world, Place::Rest).await;
         let held = "insert into jobs (kind, runner, space_id, conversation_id, session_id, step_number, lease, outage_since,
-                outage_faults, waits_for, waits_since, gate_pass)
-            select 'step', runner, space_id, conversation_id, session_id, 2, 7, now(), 5, 'openai', now(), 3
+                outage_faults, waits_for, waits_since, gate_pass, pause_passes)
+            select 'step', runner, space_id, conversation_id, session_id, 2, 7, now(), 5, 'openai', now(), 3, '{3}'
             from conversation_sessions";
         sqlx::query(held).execute(&world.database.pool).await.unwrap();
         let (new, message) = (new_session("c1", "c1"), keyed("second", "And another thing."));
@@ -83,7 +83,7 @@ async fn a_new_run_takes_over_no_outage_from_a_job_that_is_still_held() {
         assert_eq!(woken.unwrap().outcome, Acceptance::NewRun);
         let fresh =
             "select count(*) from jobs where lease is null and outage_since is null and outage_faults = 0
-            and waits_for is null and waits_since is null and gate_pass is null";
+            and waits_for is null and waits_since is null and gate_pass is null and pause_passes is null";
         assert_eq!(world.one(fresh).await, 1, "with locks: {locked}");
     }
 }

@@ -59,6 +59,30 @@ async fn a_cancelled_run_is_cancelled_in_every_row_and_never_retried() {
 }
 
 #[tokio::test]
+async fn a_cancel_counts_although_the_database_ends_the_run() {
+    for status in [SessionStatus::NeedsAttention, SessionStatus::Failed] {
+        let world = World::new().await;
+        for (conversation, goes_on) in [("c1", false), ("c2", true)] {
+            let session_id = world.wake(conversation, "Hello.").await;
+            let mut driver = world.drive(&session_id).await;
+            driver.continues(Performed::Begun).await;
+            world.store.cancel(&session_id, Some("the guest left")).await.unwrap();
+            if goes_on {
+                world.send(&session_id, "And yet.").await;
+            }
+            let lease = &driver.job.lease;
+            assert!(world.store.give_up(lease, &session_id, status, "the index is broken").await.unwrap());
+            let now = if goes_on { "queued" } else { "cancelled" };
+            assert_eq!(world.status(&session_id).await, now, "{status:?}");
+            agrees(&world, &session_id).await;
+        }
+        assert_eq!(world.one("select count(*) from session_runs where status = 'cancelled'").await, 2);
+        assert_eq!(world.one("select count(*) from run_failures").await, 0, "a cancel is no failure");
+        assert_eq!(world.one("select count(*) from jobs").await, 1);
+    }
+}
+
+#[tokio::test]
 async fn what_an_older_version_cancelled_is_cancelled_after_the_migration_and_in_an_import() {
     let world = World::new().await;
     let cancelled = ended(&world, "c1", Stop::Cancelled).await;

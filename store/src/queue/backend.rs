@@ -255,7 +255,7 @@ impl Claimer {
                 lasted: row.outage_s.map(|s| Duration::from_secs_f64(s.max(0.0))),
             },
             gate_pass: row.gate_pass,
-            pause_pass: row.pause_pass,
+            pause_passes: row.pause_passes.unwrap_or_default(),
             slot: Arc::new(slot),
         };
         // If sending fails, the drain began during the claim and the channel has no receiver any more. Give

@@ -182,8 +182,8 @@ pub struct Job {
     pub outage: Outage,
     /// The opening at which a provider's gate let this job through.
     pub gate_pass: Option<i64>,
-    /// The pause that let it go.
-    pub pause_pass: Option<i64>,
+    /// The pauses that let it go, by their numbers.
+    pub pause_passes: Vec<i64>,
     slot: Arc<Slot>,
 }
 
@@ -312,7 +312,7 @@ struct ClaimedRow {
     outage_faults: i32,
     outage_s: Option<f64>,
     gate_pass: Option<i64>,
-    pause_pass: Option<i64>,
+    pause_passes: Option<Vec<i64>>,
     trace_context: Option<String>,
     /// For how long the latest of the claimed jobs was ready.
     age_s: Option<f64>,
@@ -364,12 +364,13 @@ impl Store {
                 stuck = stuck + 1,
                 died = died + case when lease is not null and stuck > 0 then 1 else 0 end,
                 attempt = attempt + 1,
-                waits_for = null
+                waits_for = null,
+                held_by = null
             -- An array, not a join: Postgres may plan a join for an empty table and keep it when the table is full.
             where job_id = any (array(select job_id from ready union all select job_id from suspect))
             returning job_id, lease as "token!", job_id = any (array(select job_id from suspect)) as "suspect!",
                 conversation_id, session_id, channel, step_number, attempt, stuck, died, last_error, trace_context,
-                outage_faults, extract(epoch from clock_timestamp() - outage_since)::float8 as outage_s, gate_pass, pause_pass,
+                outage_faults, extract(epoch from clock_timestamp() - outage_since)::float8 as outage_s, gate_pass, pause_passes,
                 extract(epoch from clock_timestamp() - (select max(run_at) from ready))::float8 as age_s
             "#,
             settings.kind.as_str(),

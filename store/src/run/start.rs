@@ -154,7 +154,7 @@ pub(crate) async fn start(
                 run_at = clock_timestamp(), lease = null, worker_id = null, stuck = 0, died = 0, attempt = 0,
                 last_error = null, outage_since = null, outage_faults = 0, waits_for = null, waits_since = null,
                 gate_pass = null, fault_since = null, faults = 0, held_by = null, held_since = null,
-                pause_pass = null",
+                pause_passes = null",
         session.space_id,
         session.conversation_id,
         session.session_id,

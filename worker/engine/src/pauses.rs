@@ -16,11 +16,13 @@ pub const EVERY: Duration = Duration::from_millis(500);
 pub struct Pauses(RwLock<Vec<(Subject, Pause)>>);
 
 impl Pauses {
-    /// Returns the pause that holds up this step, whose job has this pass.
-    pub fn holding(&self, step: &Step<'_>, pass: Option<i64>) -> Option<(Subject, String)> {
+    /// Returns the pause that holds up this step, whose job has these passes.
+    pub fn holding(&self, step: &Step<'_>, passes: &[i64]) -> Option<(Subject, String)> {
         let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        let (subject, pause) =
-            known.iter().find(|(subject, pause)| pass != Some(pause.number) && step.is_held_by(subject))?;
+        let holds = |(subject, pause): &&(Subject, Pause)| {
+            !passes.contains(&pause.number) && step.is_held_by(subject)
+        };
+        let (subject, pause) = known.iter().find(holds)?;
         Some((subject.clone(), format!("{} is paused: {}", pause.what(), pause.reason)))
     }
 
@@ -51,5 +53,46 @@ impl Pauses {
         if ids(before) != ids(&now) {
             info!("Paused now: {}", ids(&now).join(", "));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use wakeful_workflow::pause::Kind;
+
+    #[test]
+    fn a_job_goes_through_every_pause_that_has_let_it_go() {
+        let pause = |kind: Kind, name: &str, number| {
+            let subject = Subject::named(kind, Some(name)).unwrap();
+            let pause = Pause {
+                kind: kind.as_str().to_owned(),
+                name: name.to_owned(),
+                reason: "a fix".to_owned(),
+                by: None,
+                since: "2026-11-24T00:00:00Z".parse().unwrap(),
+                until: None,
+                resuming_since: None,
+                rate: Some(1.0),
+                waiting: 1,
+                number,
+            };
+            (subject, pause)
+        };
+        let pauses =
+            Pauses(RwLock::new(vec![pause(Kind::Agent, "support", 1), pause(Kind::Trigger, "chat", 2)]));
+        let step = Step {
+            space_id: "default",
+            agent: "support",
+            trigger_type: "chat",
+            conversation_id: "default/c1",
+            provider: None,
+            tools: &[],
+        };
+        let holds = |passes: &[i64]| pauses.holding(&step, passes).map(|(subject, _)| subject.kind);
+        assert_eq!(holds(&[]), Some(Kind::Agent));
+        assert_eq!(holds(&[1]), Some(Kind::Trigger));
+        assert_eq!(holds(&[2]), Some(Kind::Agent));
+        assert_eq!(holds(&[1, 2]), None, "neither holds it a second time");
     }
 }

@@ -54,7 +54,7 @@ macro_rules! opens_run {
                         trace_context = excluded.trace_context, run_at = clock_timestamp(), lease = null,
                         worker_id = null, stuck = 0, died = 0, attempt = 0, last_error = null, outage_since = null,
                         outage_faults = 0, waits_for = null, waits_since = null, gate_pass = null,
-                        fault_since = null, faults = 0, held_by = null, held_since = null, pause_pass = null
+                        fault_since = null, faults = 0, held_by = null, held_since = null, pause_passes = null
             ), audit as (
                 insert into audit_log
                     (actor_kind, actor, token_id, user_id, verb, target, space_id, reason, address, outcome)

@@ -18,7 +18,7 @@ use crate::telemetry;
 use crate::watchdog::UNYIELDING;
 use ahead::{results_of, run_ahead};
 use apalis::prelude::{BoxDynError, Data};
-use end::{ClaimEnd, give_up, release, retry};
+use end::{ClaimEnd, give_up, release, retry, tell};
 use futures::FutureExt;
 use provider::{Routed, Troubles, retry_summary_later};
 use std::panic::AssertUnwindSafe;
@@ -231,8 +231,7 @@ async fn run_steps(
             telemetry::failed(&Span::current(), fault.kind());
         }
         let ends_claim = retry_summary_later(&session, &performed);
-        let on_failed = ctx.config.agents.get(&session.agent).and_then(|agent| agent.on_failed.as_deref());
-        let mut transition = advance::advance(&session, performed, policy).telling(&session, on_failed);
+        let mut transition = tell(ctx, &session, advance::advance(&session, performed, policy)).await?;
         if let Ok(agent) = &agent {
             started = StartedCalls::with_commit(ctx, &job.lease, &session, agent, &mut transition);
         }

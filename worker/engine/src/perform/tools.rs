@@ -1,6 +1,6 @@
 //! Hop 5: the tool calls of one turn. They run concurrently, and each does what its ledger row allows.
 
-mod workspace;
+mod files;
 
 use super::Unperformed;
 use super::recorded::{self, Recorded};
@@ -88,6 +88,7 @@ pub(super) async fn call_tools(
     // Wait for every call, even if another one fails: dropping a guarded call half-way would make its outcome
     // uncertain without need.
     let ended = join_all(calls.into_iter().map(|planned| tool_run.perform(planned))).await;
+    tool_run.leave_files_to_lost_calls();
     if ended.iter().any(Result::is_err) {
         // No commit follows, so the outcome that was left to it is recorded now.
         tool_run.settle_left().await?;
@@ -119,6 +120,8 @@ struct ToolRun<'a> {
     files: OnceCell<Arc<Held>>,
     /// A call that may change the files has begun.
     may_have_changed: AtomicBool,
+    /// Such a call returned nothing, so it may still change them.
+    may_still_change: AtomicBool,
 }
 
 /// An outcome that is not in the ledger yet.
@@ -156,8 +159,19 @@ impl<'a> ToolRun<'a> {
         calls: usize,
     ) -> ToolRun<'a> {
         let (running, left) = (AtomicUsize::new(calls), Mutex::default());
-        let (files, may_have_changed) = (OnceCell::new(), AtomicBool::new(false));
-        ToolRun { ctx, lease, session, agent, started, calls, running, left, files, may_have_changed }
+        ToolRun {
+            ctx,
+            lease,
+            session,
+            agent,
+            started,
+            calls,
+            running,
+            left,
+            files: OnceCell::new(),
+            may_have_changed: AtomicBool::new(false),
+            may_still_change: AtomicBool::new(false),
+        }
     }
 
     /// Performs one call. Returns how it ended, and the message number of its result in a replay's source
@@ -383,6 +397,9 @@ impl<'a> ToolRun<'a> {
             ),
         };
         telemetry::failed(&span, kind);
+        if let ToolEnd::Lost(_) = &ran {
+            self.note_lost(call);
+        }
         ran
     }
 

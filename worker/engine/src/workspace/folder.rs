@@ -24,6 +24,9 @@ pub(super) const STATE_FOLDER: &str = ".state";
 /// How long a claim waits for the threads of the one before it.
 const LOCK_WAIT: Duration = Duration::from_millis(500);
 
+/// Folders that one claim makes at most. Each but the newest is in the hands of a call that timed out and still runs.
+const OWN_FOLDERS: usize = 8;
+
 /// A session's folder on this host, in the hands of one claim. The lock is given back when this is dropped.
 #[derive(Debug)]
 pub struct Held {
@@ -32,7 +35,7 @@ pub struct Held {
     /// Where the files are.
     pub path: PathBuf,
     root: PathBuf,
-    /// The name of its files in the state folder: the session's id, or that and the lease.
+    /// The name of its files in the state folder: the session's id, or that, the lease and, after a lost call, a number.
     name: String,
     /// Only this claim will ever use the folder.
     own: bool,
@@ -86,10 +89,16 @@ impl Held {
             }
             std::thread::sleep(LOCK_WAIT / 10);
         }
-        let name = format!("{session_id}.{lease}");
-        let lock = lock(&root, &name).map_err(|error| fault(&error))?;
-        let lock = lock.ok_or_else(|| "The workspace is in use by another worker.".to_owned())?;
-        Ok(Held::new(root, session_id, name, lease, true, lock))
+        for number in 0..OWN_FOLDERS {
+            let name = match number {
+                0 => format!("{session_id}.{lease}"),
+                _ => format!("{session_id}.{lease}.{number}"),
+            };
+            if let Some(lock) = lock(&root, &name).map_err(|error| fault(&error))? {
+                return Ok(Held::new(root, session_id, name, lease, true, lock));
+            }
+        }
+        Err("The workspace is in use by calls that do not end.".to_owned())
     }
 
     fn new(root: PathBuf, session_id: &str, name: String, lease: i64, own: bool, lock: File) -> Held {

@@ -98,6 +98,14 @@ impl Workspaces {
         Ok(())
     }
 
+    /// Leaves the folder to a call that may still write in it. The claim takes another folder when a tool next asks for files.
+    pub fn leave(&self, left: &Arc<Held>) {
+        let mut held = self.lock_held();
+        if held.get(&left.session_id).is_some_and(|one| Arc::ptr_eq(one, left)) {
+            held.remove(&left.session_id);
+        }
+    }
+
     /// The claim's folder, with its lock.
     async fn hold(&self, session_id: &str, lease: i64) -> Result<Arc<Held>, NotReady> {
         let known = self.lock_held().get(session_id).filter(|held| held.lease == lease).map(Arc::clone);

@@ -7,7 +7,7 @@ use super::pack::Packed;
 use super::restore::{Bounds, Spool, Unreadable};
 use super::settings::Settings;
 use super::snapshot::{Made, make};
-use super::tree;
+use super::{Workspaces, tree};
 use cap_std::ambient_authority;
 use cap_std::fs::Dir;
 use std::collections::HashMap;
@@ -302,4 +302,32 @@ fn files_that_nobody_used_for_long_go_away() {
     assert_eq!(fs::read_dir(here.settings.folder.join(STATE_FOLDER)).unwrap().count(), 0);
     // An empty tree has no packs, so it takes no blob.
     assert_eq!(Index::empty().tree, tree::nothing());
+}
+
+#[tokio::test]
+async fn a_folder_in_which_a_lost_call_may_still_write_is_left_to_it() {
+    let host = Host::new();
+    let workspaces = Workspaces::new(host.settings.clone());
+    let taken = async || workspaces.hold("sess_1", 1).await.unwrap_or_else(|why| panic!("{why:?}"));
+    let first = taken().await;
+    assert_eq!(taken().await.path, first.path, "each turn of a claim uses the same folder");
+    fs::create_dir_all(&first.path).unwrap();
+    workspaces.leave(&first);
+    let second = taken().await;
+    workspaces.leave(&first);
+    assert_eq!(taken().await.path, second.path, "it was left before");
+    fs::create_dir_all(&second.path).unwrap();
+    workspaces.leave(&second);
+    let third = taken().await;
+    // The lost calls write.
+    fs::write(first.path.join("a"), "late").unwrap();
+    fs::write(second.path.join("a"), "late").unwrap();
+    assert!(first.path != second.path && !third.path.exists());
+    // When the calls have ended, the session's own folder can be taken again, and nothing is known of it.
+    drop((first, second));
+    workspaces.leave(&third);
+    let again = taken().await;
+    assert_eq!(again.path, host.path());
+    let state = again.state.lock().await;
+    assert!(state.index.is_none() && !state.clean);
 }

@@ -18,7 +18,7 @@ use crate::perform::{StartedCalls, perform};
 use std::pin::pin;
 use wakeful_store::queue::Job;
 use wakeful_store::step::{Commit, Performance, QueuedCommit};
-use wakeful_workflow::advance::{CallEnd, Performed, Transition, advance};
+use wakeful_workflow::advance::{CallEnd, EndedCall, Performed, Transition, advance};
 use wakeful_workflow::agent::Agent;
 use wakeful_workflow::effect::Effect;
 use wakeful_workflow::id::CallId;
@@ -98,7 +98,19 @@ fn are_pure(session: &Session, reply: &Transition) -> bool {
 
 /// A pause needs a commit of its own.
 fn asks_question(results: &Performed) -> bool {
-    matches!(results, Performed::Called(calls) if calls.iter().any(|one| matches!(one.ending, CallEnd::Asked(_))))
+    ended(results).iter().any(|one| matches!(one.ending, CallEnd::Asked(_)))
+}
+
+/// The calls that have ended, whether they have changed files or not.
+fn ended(results: &Performed) -> &[EndedCall] {
+    match results {
+        Performed::Called(calls) | Performed::CalledAndChanged(calls, _) => calls,
+        Performed::Begun
+        | Performed::Replied(_)
+        | Performed::Compacted(_)
+        | Performed::Stopped(_)
+        | Performed::Paused => &[],
+    }
 }
 
 /// `None`: the run was cancelled, or a fault ended the calls. The next plan sees to it.
@@ -141,9 +153,49 @@ async fn run_beside(
 /// Returns `results` if they are those of `calls`, all of which are to run.
 pub(super) fn results_of(calls: &[PlannedCall], results: Option<Performed>) -> Option<Performed> {
     results.filter(|results| {
-        let Performed::Called(ended) = results else { return false };
+        let ended = ended(results);
         let ended_as = |id: &CallId| ended.iter().any(|one| &one.call.call_id == id);
         ended.len() == calls.len()
             && calls.iter().all(|call| call.how == How::Run && ended_as(&call.call.call_id))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+    use wakeful_workflow::record::ToolCall;
+    use wakeful_workflow::session::{CallOutcome, CallStatus};
+    use wakeful_workflow::workspace::Snapshot;
+
+    #[test]
+    fn calls_that_changed_files_are_results_and_may_ask_like_any_others() {
+        let snapshot = || Snapshot {
+            tree_sha256: String::new(),
+            packs: Vec::new(),
+            files: 0,
+            bytes: 0,
+            message_number: 0,
+        };
+        let call = ToolCall {
+            call_id: CallId::from("call_1"),
+            name: "draw".to_owned(),
+            arguments: json!({}),
+            malformed: None,
+        };
+        let ended = |ending| vec![EndedCall { call: call.clone(), ending }];
+        let planned = [PlannedCall { call: call.clone(), how: How::Run }];
+        let outcome = CallOutcome { content: "Drawn.".to_owned(), is_error: false, details: None };
+        let done = || CallEnd::Settled(CallStatus::Done, outcome.clone());
+        for results in
+            [Performed::Called(ended(done())), Performed::CalledAndChanged(ended(done()), snapshot())]
+        {
+            assert!(!asks_question(&results));
+            assert_eq!(results_of(&planned, Some(results.clone())), Some(results));
+        }
+        let asked = ended(CallEnd::Asked("Which?".to_owned()));
+        assert!(asks_question(&Performed::CalledAndChanged(asked.clone(), snapshot())));
+        assert!(asks_question(&Performed::Called(asked)));
+        assert_eq!(results_of(&planned, Some(Performed::Begun)), None);
+    }
 }

@@ -5,8 +5,10 @@ use crate::ctx::Ctx;
 use std::time::Duration;
 use tracing::warn;
 use wakeful_store::queue::{self, Job, Kind};
+use wakeful_workflow::advance::Transition;
 use wakeful_workflow::pause::Subject;
-use wakeful_workflow::session::SessionStatus;
+use wakeful_workflow::session::{Session, SessionStatus};
+use wakeful_workflow::told::Reason;
 
 /// How a claim ends.
 #[derive(Debug, PartialEq)]
@@ -44,6 +46,24 @@ pub(super) async fn give_up(
         Ok(false) => ClaimEnd::Stale,
         Err(error) => ClaimEnd::Retry { kind: "database", error: error.to_string(), at_least: None },
     }
+}
+
+/// If this commit ends the run as failed, lets it tell the person, in the agent's words. A person is told once of a run, however
+/// often an operator retries it.
+pub(super) async fn tell(
+    ctx: &Ctx,
+    session: &Session,
+    transition: Transition,
+) -> wakeful_store::Result<Transition> {
+    let on_failed = ctx.config.agents.get(&session.agent).and_then(|agent| agent.on_failed.as_deref());
+    if on_failed.is_none() || transition.status() != Some(SessionStatus::Failed) {
+        return Ok(transition);
+    }
+    let (session_id, run_id) = (session.session_id.as_str(), transition.run_id.as_str());
+    if ctx.store.was_told(session_id, run_id, Reason::Failed).await? {
+        return Ok(transition);
+    }
+    Ok(transition.telling(session, on_failed))
 }
 
 /// Gives the job back. Any worker may claim it at once.

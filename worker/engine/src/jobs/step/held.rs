@@ -43,7 +43,7 @@ pub(super) fn by_a_pause(
         provider,
         tools: &tools,
     };
-    let (subject, why) = ctx.pauses.holding(&step, job.pause_pass)?;
+    let (subject, why) = ctx.pauses.holding(&step, &job.pause_passes)?;
     Some(ClaimEnd::Held { subject, why })
 }
 

@@ -1,4 +1,4 @@
-//! The session's files during one turn: brought before the first call that uses them, stored after the last.
+//! The session's files, as the calls of one turn use them.
 
 use super::{ToolRun, failed};
 use crate::perform::Unperformed;
@@ -85,5 +85,19 @@ impl ToolRun<'_> {
         let from_transcript = expected && self.session.workspace.is_none() && !path.exists();
         let inherited = if from_transcript { files::inherited(self.session) } else { None };
         Workspace { path, expected, inherited: inherited.map(Into::into), rehearsed: None, _held: held }
+    }
+
+    /// Notes that a call returned nothing. Its thread may still write.
+    pub(super) fn note_lost(&self, call: &ToolCall) {
+        if self.file_use(call) == FileUse::Writes {
+            self.may_still_change.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Leaves the folder to a call that may still write in it. The next turn takes another one.
+    pub(super) fn leave_files_to_lost_calls(&self) {
+        if let (Some(files), true) = (self.files.get(), self.may_still_change.load(Ordering::Relaxed)) {
+            self.ctx.workspaces.leave(files);
+        }
     }
 }
