@@ -2,6 +2,7 @@
 
 mod access;
 mod browser;
+mod bulk;
 pub(crate) mod hostile;
 
 use crate::support::{Answer, Database, ModelServer, Options, Process};
@@ -86,6 +87,11 @@ pub(crate) fn pages(
         "/",
         "/sessions",
         "/sessions?status=failed",
+        "/sessions?text=words&since=2026-01-01T00:00",
+        "/errors",
+        "/batches",
+        "/batches/new",
+        "/batches/new?verb=archive&status=completed",
         "/chat",
         "/deliveries",
         "/schedules",

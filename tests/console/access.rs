@@ -161,6 +161,10 @@ async fn a_token_that_only_reads_sees_no_button_and_pressing_one_by_hand_is_refu
         "schedules/none/trigger".to_owned(),
         "tokens".to_owned(),
         "tokens/none/revoke".to_owned(),
+        "batches".to_owned(),
+        "batches/none/resume".to_owned(),
+        "errors/none/mute".to_owned(),
+        "pauses".to_owned(),
     ] {
         let by_hand = Form { action: format!("/console/{action}"), ..form.clone() };
         let answer = browser.post(&by_hand, &[("text", "Hello?"), ("outcome", "happened")]).await;
@@ -201,7 +205,17 @@ async fn a_token_of_one_space_sees_that_space_only() {
     let foreign = stage.chat(TOKEN, "secret-desk", json!({"text": "Hello?"})).await;
     let token = stage.token(&["--scope", "operate", "--space", "acme"]).await;
     let browser = logged_in(&stage, &token).await;
-    for path in ["/", "/sessions", "/chat", "/deliveries", "/schedules", "/mails"] {
+    for path in [
+        "/",
+        "/sessions",
+        "/chat",
+        "/errors",
+        "/batches",
+        "/batches/new?status=completed",
+        "/deliveries",
+        "/schedules",
+        "/mails",
+    ] {
         let page = browser.open(path).await;
         assert!(page.html.contains("acme") && !page.html.contains("secret-desk"), "{path}: {}", page.html);
     }

@@ -79,6 +79,7 @@ async fn said(text: &str, short: &str) -> (BTreeSet<String>, String) {
         Value::from(short.replace(['\u{1b}', '\u{7}'], ""))
     );
     let options = Options::new().model("openai/test").config(&config).env("OPENAI_BASE_URL", &model.url);
+    let options = options.env("WAKEFUL_QUEUE__SEARCH_S", "1");
     let process = options.serve(&database).await;
     let client = process.client();
     let chat = async |conversation: &str, text: &str, status: &str| {
@@ -96,6 +97,18 @@ async fn said(text: &str, short: &str) -> (BTreeSet<String>, String) {
     let (broken, _) = chat(&format!("broken{plain}"), &format!("break {text}"), "failed").await;
     let reason: String = plain.chars().take(200).collect();
     client.post(&format!("/v1/sessions/{broken}/archive"), &json!({"reason": reason})).await;
+    let group = crate::support::eventually("the group of the failed run", || async {
+        let (_, groups) = client.get("/v1/errors?muted=all").await;
+        groups["items"][0]["fingerprint"].as_str().map(str::to_owned)
+    })
+    .await;
+    client.post(&format!("/v1/errors/{group}/note"), &json!({"note": reason})).await;
+    client.post(&format!("/v1/errors/{group}/mute"), &json!({"reason": reason})).await;
+    let many = json!({"verb": "archive", "session_ids": [session], "reason": reason, "rate": 0.01});
+    let (_, batch) = client.post("/v1/batches", &many).await;
+    let batch = batch["batch_id"].as_str().unwrap_or_else(|| panic!("{batch}")).to_owned();
+    client.post(&format!("/v1/batches/{batch}/cancel"), &json!({"reason": reason})).await;
+    client.post("/v1/pauses", &json!({"kind": "tool", "name": "none", "reason": reason})).await;
     let mail = format!(
         "From: x <x@example.com>\r\nTo: w@localhost\r\nSubject: =?utf-8?B?{}?=\r\nMessage-ID: <m@example.com>\r\n\r\n{plain}\r\n",
         base64::Engine::encode(&base64::prelude::BASE64_STANDARD, plain.as_bytes())
@@ -115,7 +128,16 @@ async fn said(text: &str, short: &str) -> (BTreeSet<String>, String) {
     for id in [&asks, &broken] {
         paths.extend(["", "timeline", "journal"].map(|tab| format!("/sessions/{id}?tab={tab}")));
     }
-    for field in ["/sessions?conversation=", "/audit?actor=", "/deliveries?channel=", "/nothing/x?y="] {
+    paths.extend(["/errors?muted=all".to_owned(), format!("/errors/{group}"), format!("/batches/{batch}")]);
+    for field in [
+        "/sessions?conversation=",
+        "/sessions?text=",
+        "/errors?text=",
+        "/batches/new?text=",
+        "/audit?actor=",
+        "/deliveries?channel=",
+        "/nothing/x?y=",
+    ] {
         let short: String = plain.bytes().take(60).map(|byte| format!("%{byte:02X}")).collect();
         paths.push(format!("{field}{short}"));
     }

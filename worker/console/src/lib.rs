@@ -17,6 +17,7 @@ mod pages;
 mod press;
 mod refusal;
 mod seal;
+mod search;
 mod text;
 mod visit;
 

@@ -194,6 +194,13 @@ pub(crate) fn badge(status: &str) -> Badge {
         "skipped" => ("skipped", "waits", RING),
         "settled" => ("settled", "good", TICK),
         "resolved" => ("resolved", "good", TICK),
+        "muted" => ("muted", "quiet", BOX),
+        "proving" => ("proving", "runs", HALF),
+        "pending" => ("pending", "waits", RING),
+        "acted" => ("acted on", "good", TICK),
+        "passed" => ("passed", "good", TICK),
+        "failed_again" => ("failed again", "bad", CROSS),
+        "resuming" => ("ending", "runs", HALF),
         _ => ("other", "quiet", RING),
     };
     Badge { word, class, shape }

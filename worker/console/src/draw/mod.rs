@@ -2,7 +2,9 @@
 //! every place is an attribute.
 
 mod line;
+mod share;
 mod waterfall;
 
 pub(crate) use line::{Bars, Line};
+pub(crate) use share::Shares;
 pub(crate) use waterfall::Waterfall;

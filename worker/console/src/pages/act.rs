@@ -111,6 +111,6 @@ pub(crate) async fn fork(Path(id): Path<String>, form: Form) -> Result<Response,
 }
 
 /// A reason of the journal is one line.
-fn one_line(text: &str) -> String {
+pub(super) fn one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }

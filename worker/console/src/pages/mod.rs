@@ -2,11 +2,14 @@
 
 mod act;
 mod audit;
+mod batches;
 mod chat;
 mod compare;
 mod deliveries;
 mod door;
+mod errors;
 mod overview;
+mod pauses;
 mod queue;
 mod schedules;
 mod session;
@@ -36,6 +39,14 @@ pub(crate) fn router() -> Router<Arc<Console>> {
         .route("/sessions/{id}/{verb}", post(act::steer))
         .route("/chat", get(chat::list).post(chat::begin))
         .route("/chat/{conversation}", get(chat::show).post(chat::say))
+        .route("/errors", get(errors::list))
+        .route("/errors/{id}", get(errors::show))
+        .route("/errors/{id}/mute", post(errors::mute))
+        .route("/errors/{id}/note", post(errors::note))
+        .route("/batches", get(batches::list).post(batches::create))
+        .route("/batches/new", get(batches::plan))
+        .route("/batches/{id}", get(batches::show))
+        .route("/batches/{id}/{verb}", post(batches::steer))
         .route("/deliveries", get(deliveries::list))
         .route("/deliveries/{id}", get(deliveries::show))
         .route("/deliveries/{id}/resend", post(deliveries::resend))
@@ -44,6 +55,8 @@ pub(crate) fn router() -> Router<Arc<Console>> {
         .route("/schedules/{id}/{verb}", post(schedules::steer))
         .route("/mails", get(deliveries::mails))
         .route("/queue", get(queue::show))
+        .route("/pauses", post(pauses::begin))
+        .route("/pauses/end", post(pauses::end))
         .route("/audit", get(audit::show))
         .route("/tokens", get(tokens::list).post(tokens::create))
         .route("/tokens/{id}/revoke", post(tokens::revoke))

@@ -1,5 +1,6 @@
 //! The overview: is it healthy, and what needs a person.
 
+use super::errors::{Group, of_the_last_day};
 use crate::draw::Line;
 use crate::frame::{Frame, Nav, page};
 use crate::model::{Delivery, List, Queue, Session, Worker};
@@ -18,6 +19,7 @@ struct Overview {
     /// In the order in which a person should look.
     needs: Vec<Session>,
     deliveries: Vec<Delivery>,
+    errors: Vec<Group>,
     running: Vec<Session>,
     recent: Vec<Session>,
     /// Only a token of the whole installation sees these.
@@ -88,8 +90,9 @@ pub(crate) async fn show(visit: Visit) -> Result<Response, Refusal> {
         }
         Ok(all)
     };
+    let errors = async { if of_space { of_the_last_day(&visit, "5").await } else { Ok(Vec::new()) } };
     let fleet = async { if whole { fleet(&visit).await.map(Some) } else { Ok(None) } };
-    let (counted, attention, failed, asks, running, recent, deliveries, fleet) = tokio::try_join!(
+    let (counted, attention, failed, asks, running, recent, deliveries, errors, fleet) = tokio::try_join!(
         api.get::<Counted>("/v1/overview"),
         list("status=needs_attention&limit=5"),
         list("status=failed&limit=5"),
@@ -97,11 +100,12 @@ pub(crate) async fn show(visit: Visit) -> Result<Response, Refusal> {
         list("status=running&limit=8"),
         list("limit=8"),
         unsent,
+        errors,
         fleet,
     )?;
     let counts = Counts { most: counted.counted_to, ..counted.sessions };
     let needs = [attention, failed, asks].concat();
-    Ok(page(&Overview { frame, counts, needs, deliveries, running, recent, fleet }))
+    Ok(page(&Overview { frame, counts, needs, deliveries, errors, running, recent, fleet }))
 }
 
 async fn fleet(visit: &Visit) -> Result<Fleet, Refusal> {

@@ -1,5 +1,6 @@
-//! The queue, its last day, the gates, and the workers.
+//! The queue, its last day, the gates, the pauses, and the workers.
 
+use super::pauses::{KINDS, Pause};
 use crate::draw::Line;
 use crate::frame::{Frame, Nav, page};
 use crate::model::{List, Queue, Worker};
@@ -14,6 +15,8 @@ struct QueuePage {
     frame: Frame,
     queue: Queue,
     workers: Vec<Worker>,
+    pauses: Vec<Pause>,
+    kinds: [(&'static str, &'static str); 8],
     depth: Option<Line>,
     oldest: Option<Line>,
 }
@@ -21,12 +24,16 @@ struct QueuePage {
 pub(crate) async fn show(visit: Visit) -> Result<Response, Refusal> {
     let mut frame = Frame::of(&visit, Nav::Queue, "Queue").await?;
     frame.refresh_s = 5;
-    let (queue, workers) =
-        tokio::try_join!(visit.api.get::<Queue>("/v1/queue"), visit.api.get::<List<Worker>>("/v1/workers"),)?;
+    let (queue, workers, pauses) = tokio::try_join!(
+        visit.api.get::<Queue>("/v1/queue"),
+        visit.api.get::<List<Worker>>("/v1/workers"),
+        visit.api.get::<List<Pause>>("/v1/pauses"),
+    )?;
     let line = |of: &dyn Fn(&crate::model::Sample) -> f64| {
         Line::of(&queue.history.iter().map(of).collect::<Vec<_>>())
     };
     let depth = line(&|one| (one.ready + one.leased + one.delayed) as f64);
     let oldest = line(&|one| one.oldest_ready_s);
-    Ok(page(&QueuePage { frame, depth, oldest, workers: workers.items, queue }))
+    let (workers, pauses) = (workers.items, pauses.items);
+    Ok(page(&QueuePage { frame, depth, oldest, workers, pauses, kinds: KINDS, queue }))
 }

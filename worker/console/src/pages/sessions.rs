@@ -1,14 +1,15 @@
 //! The list of sessions, with its filters in the address.
 
-use crate::api::query;
 use crate::frame::{Frame, Nav, page};
 use crate::model::{List, Session};
 use crate::refusal::Refusal;
+use crate::search::Search;
 use crate::text::{Badge, badge};
 use crate::visit::Visit;
 use askama::Template;
 use axum::extract::Query;
-use axum::response::Response;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
 
 const STATUSES: [&str; 9] = [
@@ -22,16 +23,21 @@ const STATUSES: [&str; 9] = [
     "archived",
     "terminated",
 ];
-const TRIGGERS: [&str; 7] = ["chat", "email", "message", "cron", "herald", "replay", "import"];
+pub(super) const TRIGGERS: [&str; 7] = ["chat", "email", "message", "cron", "herald", "replay", "import"];
 
 #[derive(Template)]
 #[template(path = "sessions.html")]
 struct Sessions {
     frame: Frame,
-    asked: Asked,
+    search: Search,
+    triggers: [&'static str; 7],
     chips: Vec<Chip>,
     items: Vec<Session>,
     next: String,
+    /// What the API says of a field that it cannot read.
+    wrong: String,
+    /// A batch of the sessions that are listed.
+    batch: String,
 }
 
 struct Chip {
@@ -43,52 +49,54 @@ struct Chip {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Asked {
-    status: String,
-    conversation: String,
-    trigger: String,
+    #[serde(flatten)]
+    search: Search,
     cursor: String,
 }
 
-impl Asked {
-    fn link(&self, status: &str, cursor: &str) -> String {
-        query(&[
-            ("status", status),
-            ("conversation", &self.conversation),
-            ("trigger", &self.trigger),
-            ("cursor", cursor),
-        ])
-    }
-
-    fn triggers(&self) -> [&'static str; 7] {
-        TRIGGERS
-    }
-
-    fn is_narrowed(&self) -> bool {
-        !(self.status.is_empty() && self.conversation.is_empty() && self.trigger.is_empty())
-    }
-}
-
 pub(crate) async fn list(visit: Visit, Query(asked): Query<Asked>) -> Result<Response, Refusal> {
+    let Asked { search, cursor } = asked;
     let mut frame = Frame::of(&visit, Nav::Sessions, "Sessions").await?;
-    if asked.cursor.is_empty() {
+    if cursor.is_empty() {
         frame.refresh_s = 5;
     }
-    let query = query(&[
-        ("status", &asked.status),
-        ("conversation_id", asked.conversation.trim()),
-        ("trigger_type", &asked.trigger),
-        ("cursor", &asked.cursor),
-        ("limit", "50"),
-    ]);
-    let found: List<Session> = visit.api.get(&format!("/v1/sessions{query}")).await?;
-    let all = Chip { badge: None, link: asked.link("", ""), is_on: asked.status.is_empty() };
+    let query = search.asked(&[("cursor", &cursor), ("limit", "50")]);
+    let found = visit.api.get::<List<Session>>(&format!("/v1/sessions{query}")).await;
+    let (items, next, wrong) = match found {
+        Ok(found) => {
+            let next = found.next();
+            (found.items, next, String::new())
+        }
+        // A field that cannot be read is mended on the page on which it stands.
+        Err(refusal) if refusal.status == StatusCode::BAD_REQUEST => {
+            (Vec::new(), String::new(), refusal.detail)
+        }
+        Err(refusal) => return Err(refusal),
+    };
+    let all = Chip { badge: None, link: search.with_status("").link(&[]), is_on: search.status.is_empty() };
     let chips = STATUSES.iter().map(|status| Chip {
         badge: Some(badge(status)),
-        link: asked.link(status, ""),
-        is_on: asked.status == *status,
+        link: search.with_status(status).link(&[]),
+        is_on: search.status == *status,
     });
     let chips = std::iter::once(all).chain(chips).collect();
-    let next = found.next();
-    let next = if next.is_empty() { next } else { asked.link(&asked.status, &next) };
-    Ok(page(&Sessions { frame, chips, items: found.items, next, asked }))
+    let next = if next.is_empty() { next } else { search.link(&[("cursor", &next)]) };
+    let makes_batches = frame.operates() && frame.me.as_ref().is_some_and(|me| me.agent.is_none());
+    let batch = if makes_batches && !search.is_empty() && !items.is_empty() {
+        search.link(&[("verb", verb_for(&search.status))])
+    } else {
+        String::new()
+    };
+    let status = if wrong.is_empty() { StatusCode::OK } else { StatusCode::BAD_REQUEST };
+    let shown = Sessions { frame, search, triggers: TRIGGERS, chips, items, next, wrong, batch };
+    Ok((status, page(&shown)).into_response())
+}
+
+/// What a batch of sessions of this status most likely does.
+fn verb_for(status: &str) -> &'static str {
+    match status {
+        "queued" | "running" | "waiting_input" => "cancel",
+        "completed" | "created" => "archive",
+        _ => "retry",
+    }
 }
