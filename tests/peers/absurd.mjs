@@ -180,7 +180,7 @@ const verbs = {
         if (answer.status >= 300) throw new Error(`${answer.status} ${await answer.text()}`);
         appendFileSync(process.env.SPAWNED, `${key} here\n`);
       } else {
-        await app.spawn("live", params, { idempotencyKey: key });
+        await app.spawn("live", params, { queue: "live", idempotencyKey: key });
         appendFileSync(process.env.SPAWNED, `${key} absurd\n`);
       }
       const wait = began + (i + 1) * 1000 / number("RATE", 20) - Date.now();

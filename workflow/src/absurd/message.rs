@@ -400,7 +400,8 @@ fn openai_calls(more: &mut Map<String, Value>, calls: &[Value]) -> Result<Conten
             if let Some(function) = fields.get_mut("function").and_then(Value::as_object_mut) {
                 function.remove("name");
                 // Only the spelling of the text tells it from the parsed arguments.
-                if malformed.is_some() || arguments.to_string() == given {
+                let spelled = arguments.to_string();
+                if malformed.is_some() || spelled == given {
                     function.remove("arguments");
                 }
             }
