@@ -106,13 +106,7 @@ pub(crate) async fn open(
     if !new {
         // The run was opened before, and goes on. The search finds only new runs by itself.
         events.remove(0);
-        sqlx::query!(
-            "insert into search_due (session_id, space_id) values ($1, $2)",
-            session.session_id,
-            session.space_id
-        )
-        .execute(&mut *tx)
-        .await?;
+        crate::search::enter(tx, &session.session_id, &session.space_id).await?;
     }
     if !events.is_empty() {
         append_events(tx, &session.session_id, Some(run_id), None, Wakes::Planner, &events).await?;

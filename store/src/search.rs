@@ -8,8 +8,8 @@
 
 mod index;
 
-pub(crate) use index::LOCK;
 pub use index::{Behind, Indexed};
+pub(crate) use index::{LOCK, enter};
 
 use crate::pool::Transaction;
 use crate::session::SessionFilter;

@@ -1,11 +1,13 @@
 //! Tasks of Absurd become sessions: on tables written here from the facts of Absurd 0.1 and of `durable`. They are not Absurd's own
 //! files; `tests/peers/absurd/` runs against the real one.
 
+mod races;
+
 use super::world::{World, message, new_session};
 use crate::support::Database;
 use serde_json::{Value, json};
 use sqlx::AssertSqlSafe;
-use wakeful_store::absurd::{Compared, GivenBack, Import, May, Outcome, Source, Unparked};
+use wakeful_store::absurd::{Compared, GivenBack, Import, ImportRow, May, Outcome, Source, Unparked};
 use wakeful_workflow::session::SessionStatus;
 
 /// The tables of the queue `q` as Absurd 0.1 (`absurd`) or `durable` has them. `durable` has no status of a checkpoint and no
@@ -103,6 +105,10 @@ async fn import(world: &World, source: &mut Source, task: &str, stopped: bool) -
     let new = new_session(&format!("absurd-{task}"), task);
     let import = Import { new: &new, queue: "q", task_id: task, shape: None, records_sql: "", stopped };
     world.store.absurd_import(source, &import).await.unwrap()
+}
+
+async fn back(world: &World, source: &mut Source, row: &ImportRow) -> GivenBack {
+    world.store.absurd_give_back(source, "default", "q", row).await.unwrap()
 }
 
 fn session_of(outcome: &Outcome) -> (&str, SessionStatus) {
@@ -224,12 +230,9 @@ async fn an_open_task_stays_until_it_is_parked_and_goes_back_as_it_was() {
     let taken = world.store.absurd_taken("default", "absurd:q", "agent", "", 10).await.unwrap();
     let mut went = Vec::new();
     for row in &taken {
-        assert_eq!(world.store.absurd_release("default", row).await.unwrap(), GivenBack::Released);
-        went.push(source.unpark("q", &row.task_id).await.unwrap());
-        world.store.absurd_returned("default", row).await.unwrap();
+        went.push(back(&world, &mut source, row).await);
     }
-    assert_eq!(went, [Unparked::AsBefore, Unparked::Woken]);
-    assert_eq!(source.unpark("q", &sleeps).await.unwrap(), Unparked::WasNot);
+    assert_eq!(went, [GivenBack::Returned(Unparked::AsBefore), GivenBack::Returned(Unparked::Woken)]);
     let rows: Vec<(String, bool, bool)> = sqlx::query_as(
         "select r.state, r.available_at > '2029-01-01', t.cancellation is not null from absurd.r_q r
         join absurd.t_q t on t.task_id = r.task_id order by r.run_id",
@@ -266,7 +269,7 @@ async fn what_ran_here_stays_here() {
         .unwrap();
     world.store.send(&sessions[1], &message("One more thing.")).await.unwrap();
     for row in world.store.absurd_taken("default", "absurd:q", "agent", "", 10).await.unwrap() {
-        let given = world.store.absurd_release("default", &row).await.unwrap();
+        let given = back(&world, &mut source, &row).await;
         assert!(matches!(given, GivenBack::Refused(_)), "{given:?}");
     }
     let jobs: i64 = world.database.value("select count(*) from jobs where space_id = $1", "default").await;
@@ -326,4 +329,38 @@ async fn a_task_enters_no_conversation_that_is_not_absurds() {
         let outcome = enter(n, "thread").await;
         assert!(matches!(outcome, Outcome::Imported(_)), "{outcome:?}");
     }
+}
+
+#[tokio::test]
+async fn a_cancelled_task_is_a_cancelled_session() {
+    let (world, theirs) = (World::new().await, Theirs::new("absurd").await);
+    let asks = json!({"newMessages": [{"role": "assistant", "content": [
+        {"type": "tool-call", "toolCallId": "c1", "toolName": "look", "input": {}}]}], "finishReason": "tool-calls"});
+    let task = theirs.task(1, "cancelled", "'cancelled', now(), null, null", &[("agent-loop", asks)]).await;
+    let mut source = theirs.source(May::Read).await;
+    let outcome = import(&world, &mut source, &task, false).await;
+    let (session, status) = session_of(&outcome);
+    assert_eq!(status, SessionStatus::Cancelled);
+    let run: String = world
+        .database
+        .value("select status || ' ' || error || ' ' || (completed_at is not null) from session_runs where session_id = $1", session)
+        .await;
+    assert_eq!(run, "cancelled cancelled true");
+    let moved: String = world
+        .database
+        .value(
+            "select string_agg(payload ->> 'to_state', ' ' order by seq) from session_events
+            where session_id = $1 and type = 'state_transition'",
+            session,
+        )
+        .await;
+    assert_eq!(moved, "queued running cancelled");
+    assert_eq!(equal(&world, &mut source).await, 1);
+    // A message goes on with it, and the call that Absurd may have made is not made again.
+    world.store.send(session, &message("Once more.")).await.unwrap();
+    let open: i64 = world
+        .database
+        .value("select count(*) from tool_calls where status = 'uncertain' and session_id = $1", session)
+        .await;
+    assert_eq!(open, 1);
 }

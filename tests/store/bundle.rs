@@ -446,3 +446,20 @@ async fn an_export_reads_each_row_as_often_however_many_there_are() {
     assert!(few >= 2000, "{few} rows are counted");
     assert!(many <= few * 9, "{few} rows read of 1000, and {many} of 8000");
 }
+
+#[tokio::test]
+async fn the_search_finds_an_import_that_was_committed_late() {
+    let world = World::new().await;
+    let session_id = world.wake("c1", "Pelargonium").await;
+    let bundle = export(&world.store, &session_id).await;
+    while world.store.index_sessions().await.unwrap().more {}
+    // The search has read further than the ids that the import makes.
+    world.run_sql("update search_progress set run_id = 'run_g', session_id = 'sess_g'").await;
+    let imported = import(&world.store, &bundle).await;
+    while world.store.index_sessions().await.unwrap().more {}
+    let found: Vec<String> = sqlx::query_scalar("select session_id from search_sessions order by session_id")
+        .fetch_all(&world.database.pool)
+        .await
+        .unwrap();
+    assert_eq!(found, [session_id, imported]);
+}

@@ -117,6 +117,16 @@ impl Store {
         .fetch_optional(&mut *tx)
         .await?;
         let Some(time) = time else { return Ok(Outcome::Already) };
+        // No `back` gives the task away any more. One may have done so since it was read, so an open task is read again.
+        let (task, listed) = if task.state.is_over() {
+            (task, listed)
+        } else {
+            source.begin().await?;
+            match source.task(import.queue, import.task_id).await? {
+                Some(now) if (now.0.state, now.0.parked) == (task.state, task.parked) => now,
+                Some(_) | None => return Ok(Outcome::Open),
+            }
+        };
         crate::failpoint!("K70");
         let fate = Fate::of(&task);
         let checkpoints = listed.len();

@@ -11,6 +11,7 @@ pub struct ImportRow {
     pub source: String,
     pub task_id: String,
     pub time: i32,
+    /// Empty: it was parked, and went back before it became a session.
     pub session_id: String,
     pub task_name: String,
     pub shape: String,

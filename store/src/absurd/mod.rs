@@ -6,14 +6,15 @@
 //! | | first commit | second commit |
 //! |---|---|---|
 //! | `take` | Absurd: the run is parked, so no worker can claim it | here: the session, its job, and its row of `absurd_imports` |
-//! | `back` | here: the job is gone, the session is terminated, the row is `returning` | Absurd: the run is as it was; then the row is `returned` |
+//! | `back` | here: the job is gone, the session is terminated, the row is `returning`; or such a row for a parked task without a session | Absurd: the run is as it was; then the row is `returned` |
 //!
 //! After a crash, the same command goes on where it stopped: parked tasks without a session are imported, `returning` ones
 //! are given back. Each side's decision is one condition on its own row: in Absurd the run's `state` and `claimed_by`, here
 //! the job's `lease` and the journal's last number.
 //!
 //! The unique key of `absurd_imports` (space, `absurd:QUEUE`, task) is inserted first in the transaction that writes the
-//! session. A second import of the same task waits there, and then finds that it has nothing to do.
+//! session. A second import of the same task waits there, and then finds that it has nothing to do. So does a `back` of a task
+//! that never became a session. The one that inserted the row reads the task again, because the other may have been before it.
 
 mod back;
 mod figures;

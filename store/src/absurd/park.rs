@@ -81,8 +81,10 @@ impl Source {
     ///
     /// # Errors
     /// [`crate::Error::Database`].
-    pub async fn unpark(&mut self, queue: &str, task_id: &str) -> Result<Unparked> {
+    pub(super) async fn unpark(&mut self, queue: &str, task_id: &str) -> Result<Unparked> {
         self.begin_as("begin").await?;
+        // Our database ends a transaction that is idle for a minute, and the caller holds a lock in one.
+        sqlx::query("set local lock_timeout = '30s'").execute(&mut self.connection).await?;
         let unparked = self.unpark_in(queue, task_id).await?;
         self.end().await?;
         Ok(unparked)

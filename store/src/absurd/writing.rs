@@ -196,6 +196,7 @@ impl<'a> Writing<'a> {
         .await?;
         self.journal(tx, &built, checkpoints).await?;
         self.open(tx, &built).await?;
+        crate::search::enter(tx, &self.ids.session_id, &self.import.new.space_id).await?;
         sqlx::query!(
             "update absurd_imports i
             set session_id = s.session_id, event_seq = s.last_event_seq, messages = $5, steps = $6, checkpoint_bytes = $7,
@@ -315,7 +316,11 @@ impl<'a> Writing<'a> {
         events.push(transition("created", SessionStatus::Queued, None));
         if status != SessionStatus::Queued {
             events.push(transition("queued", SessionStatus::Running, Some("in Absurd".to_owned())));
-            events.push(transition("running", status, self.fate.error.clone()));
+            let reason = match status {
+                SessionStatus::Cancelled => Some("cancelled in Absurd".to_owned()),
+                _ => self.fate.error.clone(),
+            };
+            events.push(transition("running", status, reason));
             events.push(Event::invocation_result(status, self.fate.error.as_deref()));
         }
         let blob = Blob::of_state(&built.state);

@@ -91,14 +91,14 @@ impl Writer {
         Ok(())
     }
 
-    /// Writes the journal entries that follow the bundle's last one.
+    /// Writes the journal entries that follow the bundle's last one, and has the search read the session.
     pub async fn end(&mut self, tx: &mut PgConnection) -> Result<()> {
         let Some(adoption) = &self.adoption else { return Ok(()) };
         let ending: Vec<EventRow> = adoption.ending(self.last_event_seq);
         if !ending.is_empty() {
-            self.events(&to_json(&ending)?).execute(tx).await?;
+            self.events(&to_json(&ending)?).execute(&mut *tx).await?;
         }
-        Ok(())
+        crate::search::enter(tx, &self.session_id, &self.space_id).await
     }
 
     async fn session(&mut self, tx: &mut PgConnection, row: &SessionRow) -> Result<()> {

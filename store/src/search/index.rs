@@ -1,8 +1,9 @@
 //! Fills the tables that a search reads, beside the steps.
 //!
 //! One worker at a time does it, under an advisory lock that ends with its transaction. It finds sessions without a mark by the
-//! steps: ids of runs and sessions grow with time, so everything new is behind the last id that it read; and a run that is opened
-//! again leaves a row in `search_due`. A session that is at work is looked at again every few seconds, until it rests and all of its
+//! steps: ids of runs and sessions grow with time, so everything new is behind the last id that it read. Others leave a row in
+//! `search_due`: a run that is opened again; a session of Absurd, whose ids say nothing of the time; and a bundle, which may be
+//! committed long after its ids were made. A session that is at work is looked at again every few seconds, until it rests and all of its
 //! messages are read.
 
 use crate::{Result, Store, failure, hydrate, search::id_of};
@@ -26,7 +27,7 @@ const MESSAGE_BYTES: i32 = 64 * 1024;
 /// The bytes of the words of one row.
 const PART_BYTES: usize = 128 * 1024;
 
-/// A row may be committed this long after its id was made.
+/// A row may be committed this long after its id was made, and a clock that makes ids may be ahead by it.
 const LATE: TimeDelta = TimeDelta::seconds(60);
 
 /// What one look did.
@@ -103,18 +104,27 @@ impl Store {
     }
 }
 
+/// Has the next look read this session, whatever its ids are. Belongs into the transaction that writes the session.
+pub(crate) async fn enter(tx: &mut PgConnection, session_id: &str, space_id: &str) -> Result<()> {
+    sqlx::query!("insert into search_due (session_id, space_id) values ($1, $2)", session_id, space_id)
+        .execute(tx)
+        .await?;
+    Ok(())
+}
+
 /// Enters sessions that are new or go on. `true`: there may be more.
 async fn discover(tx: &mut PgConnection) -> Result<bool> {
-    let certain: DateTime<Utc> =
-        sqlx::query_scalar!(r#"select clock_timestamp() as "now!""#).fetch_one(&mut *tx).await? - LATE;
+    let now: DateTime<Utc> =
+        sqlx::query_scalar!(r#"select clock_timestamp() as "now!""#).fetch_one(&mut *tx).await?;
+    let (certain, newest) = (now - LATE, now + LATE);
     let read = sqlx::query!(
         r#"with runs as materialized (
             select run_id, session_id from session_runs
-            where run_id > (select run_id from search_progress)
+            where run_id > (select run_id from search_progress) and run_id < $4
             order by run_id limit $1
         ), made as materialized (
             select session_id from conversation_sessions
-            where session_id > (select session_id from search_progress)
+            where session_id > (select session_id from search_progress) and session_id < $5
             order by session_id limit $1
         ), again as (
             delete from search_due where due_id in (select due_id from search_due order by due_id limit $1)
@@ -143,7 +153,9 @@ async fn discover(tx: &mut PgConnection) -> Result<bool> {
             or (select count(*) from again) = $1 as "more""#,
         IDS,
         id_of("run", certain),
-        id_of("sess", certain)
+        id_of("sess", certain),
+        id_of("run", newest),
+        id_of("sess", newest)
     )
     .fetch_one(tx)
     .await?;

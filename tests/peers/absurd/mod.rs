@@ -138,7 +138,7 @@ async fn particular_tasks(peer: &Peer, database: &Database) {
             &session_of(database, peer.id("cancelled")).await,
         )
         .await;
-    assert_eq!(cancelled, "failed: cancelled in Absurd");
+    assert_eq!(cancelled, "cancelled: cancelled");
     let own: i64 = database
         .value(
             "select total_input_tokens from conversation_sessions where session_id = $1",

@@ -40,8 +40,8 @@ impl Fate {
                 Fate { error: Some(error), ..fate(SessionStatus::Failed, RunStatus::Failed) }
             }
             TaskState::Cancelled => Fate {
-                error: Some("cancelled in Absurd".to_owned()),
-                ..fate(SessionStatus::Failed, RunStatus::Failed)
+                error: Some("cancelled".to_owned()),
+                ..fate(SessionStatus::Cancelled, RunStatus::Cancelled)
             },
             TaskState::Pending | TaskState::Sleeping | TaskState::Running if task.waits_for.is_some() => {
                 fate(SessionStatus::WaitingInput, RunStatus::WaitingInput)
@@ -391,8 +391,9 @@ impl Builder {
         let turn = self.turn;
         let lacks = |call: &CallRow| call.message_number == turn && call.result_message_number.is_none();
         let unanswered = self.calls.iter().any(lacks);
-        // A pause and the end complete their step. Otherwise a step with open calls goes on here.
-        let goes_on = matches!(fate.session, SessionStatus::Queued | SessionStatus::Failed);
+        // A pause and the end complete their step. Otherwise a step with open calls goes on here, at once or when somebody asks.
+        let goes_on =
+            matches!(fate.session, SessionStatus::Queued | SessionStatus::Failed | SessionStatus::Cancelled);
         if !(unanswered && goes_on) {
             self.close();
         }
@@ -400,9 +401,8 @@ impl Builder {
         for call in self.calls.iter_mut().filter(|call| call.result_message_number.is_none()) {
             call.status = match (call.message_number == turn, fate.session) {
                 (true, SessionStatus::WaitingInput) if std::mem::take(&mut asks) => CallStatus::Waiting,
-                (true, SessionStatus::WaitingInput | SessionStatus::Queued | SessionStatus::Failed) => {
-                    CallStatus::Uncertain
-                }
+                (true, SessionStatus::WaitingInput) => CallStatus::Uncertain,
+                (true, _) if goes_on => CallStatus::Uncertain,
                 (_, _) => CallStatus::Abandoned,
             };
         }
@@ -424,7 +424,7 @@ impl Builder {
         }
         let mut state = self.state.clone();
         state.extend(self.derived);
-        let ended = matches!(fate.run, RunStatus::Completed | RunStatus::Failed);
+        let ended = matches!(fate.run, RunStatus::Completed | RunStatus::Failed | RunStatus::Cancelled);
         let ended_at = task.ended_at.clone().unwrap_or_else(|| self.before.clone());
         Built {
             base_message_number: self.base,

@@ -122,7 +122,9 @@ fn calls_without_a_result_are_asked_uncertain_or_over() {
     let waits = Task { waits_for: Some("approved".to_owned()), ..task(TaskState::Sleeping) };
     assert_eq!(statuses(&waits), (vec![CallStatus::Abandoned, CallStatus::Waiting], 1));
     // The step goes on here, so it is not complete.
-    assert_eq!(statuses(&task(TaskState::Failed)), (vec![CallStatus::Abandoned, CallStatus::Uncertain], 0));
+    for over in [TaskState::Failed, TaskState::Cancelled] {
+        assert_eq!(statuses(&task(over)), (vec![CallStatus::Abandoned, CallStatus::Uncertain], 0));
+    }
     assert_eq!(
         statuses(&task(TaskState::Completed)),
         (vec![CallStatus::Abandoned, CallStatus::Abandoned], 1)
@@ -133,7 +135,9 @@ fn calls_without_a_result_are_asked_uncertain_or_over() {
 fn a_fate_for_each_state() {
     let of = |task: &Task| (Fate::of(task).session, Fate::of(task).job);
     assert_eq!(of(&task(TaskState::Completed)), (SessionStatus::Completed, None));
-    assert_eq!(of(&task(TaskState::Cancelled)), (SessionStatus::Failed, None));
+    assert_eq!(of(&task(TaskState::Cancelled)), (SessionStatus::Cancelled, None));
+    let cancelled = Fate::of(&task(TaskState::Cancelled));
+    assert_eq!((cancelled.run, cancelled.error.as_deref()), (RunStatus::Cancelled, Some("cancelled")));
     assert_eq!(of(&task(TaskState::Pending)), (SessionStatus::Queued, Some(None)));
     let sleeps = Task { wakes_at: Some(AT.to_owned()), ..task(TaskState::Sleeping) };
     assert_eq!(of(&sleeps), (SessionStatus::Queued, Some(Some(AT.to_owned()))));

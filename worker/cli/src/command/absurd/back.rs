@@ -45,13 +45,11 @@ pub(super) async fn back(desk: &Desk<'_>, args: &Args) -> anyhow::Result<Exit> {
             if left == 0 {
                 break;
             }
-            match store.absurd_release(desk.space(), row).await? {
+            match store.absurd_give_back(&mut source, desk.space(), &queue, row).await? {
                 GivenBack::Refused(held) => report.refused.push(held),
-                GivenBack::Released => {
+                GivenBack::Already => {}
+                GivenBack::Returned(unparked) => {
                     left -= 1;
-                    let unparked = source.unpark(&queue, &row.task_id).await?;
-                    wakeful_store::failpoint!("K77");
-                    store.absurd_returned(desk.space(), row).await?;
                     report.count(&row.task_id, unparked);
                 }
             }
@@ -73,9 +71,14 @@ pub(super) async fn back(desk: &Desk<'_>, args: &Args) -> anyhow::Result<Exit> {
             if left == 0 {
                 break;
             }
-            left -= 1;
-            let unparked = source.unpark(&queue, id).await?;
-            report.count(id, unparked);
+            // A `take` beside this command may be importing it.
+            let row = store.absurd_unclaimed(desk.space(), &trigger, id, &args.name).await?;
+            let Some(row) = row else { continue };
+            let given = store.absurd_give_back(&mut source, desk.space(), &queue, &row).await?;
+            if let GivenBack::Returned(unparked) = given {
+                left -= 1;
+                report.count(id, unparked);
+            }
         }
     }
     store.close().await;
