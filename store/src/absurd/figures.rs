@@ -106,8 +106,8 @@ impl Store {
             let start = wal(&mut tx).await?;
             // `details` is the only jsonb column of a table without other indexes, like that of checkpoints.
             sqlx::query!(
-                "insert into session_seed_messages (session_id, ordinal, role, content, details)
-                select $1, 1000000000, 'user', '', jsonb_agg(r.content)
+                "insert into session_seed_messages (space_id, session_id, ordinal, role, content, details)
+                select max(r.space_id), $1, 1000000000, 'user', '', jsonb_agg(r.content)
                 from conversation_records r
                 join session_steps p on p.session_id = r.session_id
                     and r.message_number > p.from_message_number and r.message_number <= p.to_message_number
@@ -123,16 +123,16 @@ impl Store {
                     select * from session_steps where session_id = $1
                         and step_number = (select greatest(max(step_number) - 1, 1) from session_steps where session_id = $1)
                 ), pointer as (
-                    insert into session_steps (session_id, step_number, run_id, from_message_number, to_message_number, finish_reason,
+                    insert into session_steps (space_id, session_id, step_number, run_id, from_message_number, to_message_number, finish_reason,
                         input_tokens, output_tokens, cached_tokens, cache_write_tokens, cost_micros, executed_local_tool_count,
                         attempt, event_seq, lease, worker_id, started_at)
-                    select session_id, 1000000000, run_id, from_message_number, to_message_number, finish_reason, input_tokens,
+                    select space_id, session_id, 1000000000, run_id, from_message_number, to_message_number, finish_reason, input_tokens,
                         output_tokens, cached_tokens, cache_write_tokens, cost_micros, executed_local_tool_count, attempt,
                         event_seq, lease, worker_id, started_at
                     from step
                 )
-                insert into conversation_records (conversation_id, message_number, session_id, run_id, step_number, role, content)
-                select r.conversation_id, r.message_number + 1000000000, r.session_id, r.run_id, r.step_number, r.role, r.content
+                insert into conversation_records (space_id, conversation_id, message_number, session_id, run_id, step_number, role, content)
+                select r.space_id, r.conversation_id, r.message_number + 1000000000, r.session_id, r.run_id, r.step_number, r.role, r.content
                 from conversation_records r, step
                 where r.session_id = step.session_id and r.message_number > step.from_message_number
                     and r.message_number <= step.to_message_number",
