@@ -180,7 +180,10 @@ async fn a_killed_dev_goes_on_where_it_stood() {
     assert_eq!(place.mails(), 2);
     second.signal(libc::SIGTERM);
     assert_eq!(second.end().await, 0);
-    assert!(!second.errors().contains("warning"), "{}", second.errors());
+    // sqlx tests a connection that it gets back at the moment when Postgres stops.
+    let mut warnings = second.errors();
+    warnings = warnings.lines().filter(|line| !line.contains("on-release")).collect();
+    assert!(!warnings.contains("warning"), "{}", second.errors());
 }
 
 #[tokio::test]
