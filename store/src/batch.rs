@@ -2,10 +2,10 @@
 //!
 //! | to | read |
 //! |---|---|
-//! | choose the members, and make a batch | [`create`] |
-//! | act on the next members, each once | [`act`] |
-//! | see how retried members end, and stop when the failure comes back | [`watch`] |
-//! | try members dry before anything is retried | [`prove`] |
+//! | choose the members, and make a batch | `create` |
+//! | act on the next members, each once | `act` |
+//! | see how retried members end, and stop when the failure comes back | `watch` |
+//! | try members dry before anything is retried | `prove` |
 //!
 //! A worker that has a moment takes the batch that is due: one update of its row moves `next_at` on, so several workers together keep
 //! the rate. The outcome of a member commits with the act on its session, so a kill leaves both or none. The member's row is locked

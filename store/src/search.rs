@@ -4,7 +4,7 @@
 //! whether a value is rare, and reads either an index of that value or the newest sessions in their order. Sessions are named in
 //! the order of time, so no list is sorted as a whole.
 //!
-//! Words, tools, senders, costs and failures are in tables of their own, which [`index`] fills beside the steps.
+//! Words, tools, senders, costs and failures are in tables of their own, which `index` fills beside the steps.
 
 mod index;
 

@@ -61,7 +61,7 @@ impl Store {
     /// Imports one task, completely or not at all.
     ///
     /// # Errors
-    /// [`Error::Database`], [`Error::Corrupt`].
+    /// [`crate::Error::Database`], [`crate::Error::Corrupt`].
     pub async fn absurd_import(&self, source: &mut Source, import: &Import<'_>) -> Result<Outcome> {
         source.begin().await?;
         let outcome = self.import_read(source, import).await;
