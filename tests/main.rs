@@ -74,4 +74,5 @@ mod thousand;
 mod trial;
 mod trigger;
 mod weight;
+mod workspaces;
 mod zombie;

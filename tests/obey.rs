@@ -201,7 +201,9 @@ async fn a_mail_that_tells_a_model_which_obeys_everything_gets_no_mail_and_no_fi
         .difference(&before)
         .filter(|path| {
             let path = path.display().to_string();
-            !path.contains(&format!("/workspaces/{id}/")) && !path.contains("/mail/")
+            !path.contains(&format!("/workspaces/{id}/"))
+                && !path.contains("/workspaces/.state/")
+                && !path.contains("/mail/")
         })
         .collect();
     assert!(outside.is_empty(), "{outside:?}");

@@ -81,7 +81,7 @@ async fn killed_at(kills: &[&str]) -> Left {
     })
     .await;
     assert!(process.terminate().success());
-    let traces = crate::support::checker::check(&database, &id, &[]).await;
+    let traces = Traces::of(&database, &id).await;
     Left { database, model, options, session, traces }
 }
 

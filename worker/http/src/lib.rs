@@ -11,6 +11,7 @@ pub mod context;
 mod conversations;
 mod deliveries;
 mod door;
+mod files;
 mod fork;
 pub mod front;
 pub mod guard;
@@ -49,6 +50,7 @@ pub fn router(ctx: Arc<Ctx>, guarded: Router<Arc<Ctx>>, webhooks: Router<Arc<Ctx
         .route("/sessions/{id}/events", get(sessions::events))
         .route("/sessions/{id}/diff/{other}", get(sessions::diff))
         .route("/sessions/{id}/context", get(context::show))
+        .route("/sessions/{id}/files", get(files::files))
         .route("/sessions/{id}/retry", post(steer::retry))
         .route("/sessions/{id}/cancel", post(steer::cancel))
         .route("/sessions/{id}/wake", post(steer::wake))

@@ -34,7 +34,7 @@ pub(super) enum Verb {
 
 /// The commands that write, as the audit calls them. `replay` is not among them, because it runs an agent: no
 /// person acts. `migrate` changes the schema, not the data.
-const WRITES: [&str; 25] = [
+const WRITES: [&str; 26] = [
     "session.send",
     "session.new",
     "session.retry",
@@ -60,6 +60,7 @@ const WRITES: [&str; 25] = [
     "person.erase",
     "person.hold",
     "retention.run",
+    "blobs.gc",
 ];
 
 /// The act of a command, if it writes.

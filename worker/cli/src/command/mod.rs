@@ -1,6 +1,7 @@
 //! The command line, with one file per noun. stdout is data; stderr is progress and logs.
 
 mod audit;
+mod blobs;
 mod conversation;
 mod delivery;
 mod demo;
@@ -110,6 +111,8 @@ enum Command {
     Audit(audit::Args),
     /// Delete what ended longer ago than `[retention]` keeps it.
     Retention(retention::Args),
+    /// Collect and check the bytes that rows point at: files, outputs, attachments.
+    Blobs(blobs::Args),
     /// Show the job queue.
     Queue(queue::Args),
 }
@@ -191,6 +194,7 @@ fn run(app: App, cli: Cli, matches: &clap::ArgMatches) -> anyhow::Result<Exit> {
             Command::Token(args) => token::run(config, args).await,
             Command::Audit(args) => audit::run(config, args).await,
             Command::Retention(args) => retention::run(config, args).await,
+            Command::Blobs(args) => blobs::run(config, args).await,
             Command::Queue(args) => queue::run(config, args).await,
             Command::Trigger(args) => trigger::run(config, args).await,
         }

@@ -19,5 +19,10 @@ pub(in crate::command) struct Args {
 
 pub(super) async fn diff(store: &Store, output: &Output, args: Args) -> anyhow::Result<Exit> {
     let (left, right) = (store.side(&args.left).await?, store.side(&args.right).await?);
-    report::tell(output, &wakeful_workflow::diff::diff(&left, &right), &args.report)
+    let report = wakeful_workflow::diff::diff(&left, &right);
+    let exit = report::tell(output, &report, &args.report)?;
+    if output.for_people() {
+        super::files::tell_changes(store, &report).await?;
+    }
+    Ok(exit)
 }

@@ -3,6 +3,7 @@
 mod context;
 mod diff;
 mod export;
+mod files;
 mod fork;
 mod import;
 mod job;
@@ -132,6 +133,10 @@ pub(super) enum Verb {
     Export(export::Args),
     /// Import a bundle as a new session of a new conversation. Starts no run.
     Import(import::Args),
+    /// List a session's files, as they are now or were after a message.
+    Files(files::FilesArgs),
+    /// Write a session's files into a new folder.
+    Checkout(files::CheckoutArgs),
     /// Heal a session, so that it continues with its open work.
     Wake {
         /// The session's id.
@@ -198,6 +203,8 @@ pub(super) async fn run(app: &App, config: Config, args: Args) -> anyhow::Result
         Verb::Tree { id } => tree::tree(&store, &output, &id).await,
         Verb::Export(args) => export::from_database(&store, &output, &args).await,
         Verb::Import(args) => import::into_database(&store, &output, &args, limits).await,
+        Verb::Files(args) => files::files(&store, &output, args).await,
+        Verb::Checkout(args) => files::check_out(&store, &output, args).await,
         Verb::Wake { id } => wake::wake(&store, &output, &id).await,
         Verb::Why { id } => why::why(&store, &config, &output, &id).await,
         Verb::Diff(args) => diff::diff(&store, &output, args).await,
