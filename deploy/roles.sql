@@ -8,16 +8,28 @@
 -- | wakeful_owner     | `wakeful migrate`            | everything in this schema: it owns the tables                |
 -- | wakeful_runtime   | `wakeful serve`, commands    | work: no DDL, no truncate, and logs are insert and select    |
 -- | wakeful_reader    | dashboards, analysts         | look, but not at the hashes of tokens and at signing keys    |
--- | wakeful_retention | deleting what is old         | look and delete; the only one that may delete from the logs  |
+-- | wakeful_retention | deleting what is old         | look and delete; the only one that may delete from the logs, |
+-- |                   |                              | but not from the audit                                       |
+-- | wakeful_auditor   | deleting what is old of the  | see the audit, and delete rows of it older than 30 days;     |
+-- |                   | audit                        | `wakeful audit delete` takes this role                       |
 -- | wakeful_scaler    | an autoscaler                | see the one view queue_backlog                               |
 --
+-- Row-level security binds all of them: they see the rows of the space that the setting wakeful.space names, or of all spaces if it
+-- is `*`. For owner, reader and retention this file makes `*` the default in this database. The runtime role has none, because
+-- `serve` and the commands say for each piece of work what it is about. A reader of one space only:
+--
+--     create role acme_reader login in role wakeful_reader;
+--     alter role acme_reader in database wakeful set wakeful.space = 'acme';
+--
+-- It can change that setting as `serve` can, so this keeps mistakes out and not somebody who wants more.
 -- They have no password yet, so they cannot log in over the network: `alter role wakeful_runtime password '…'`.
 
 do $$
 declare
     role text;
 begin
-    foreach role in array array['wakeful_owner', 'wakeful_runtime', 'wakeful_reader', 'wakeful_retention', 'wakeful_scaler']
+    foreach role in array array['wakeful_owner', 'wakeful_runtime', 'wakeful_reader', 'wakeful_retention', 'wakeful_scaler',
+        'wakeful_auditor']
     loop
         -- The owner may run this file again, and may not make roles.
         continue when exists (select from pg_roles where rolname = role);
@@ -31,10 +43,29 @@ begin
 end
 $$;
 
+do $$
+declare
+    role text;
+begin
+    foreach role in array array['wakeful_owner', 'wakeful_reader', 'wakeful_retention']
+    loop
+        -- What somebody has set stays. The owner may run this file again, and may not change other roles.
+        continue when exists (
+            select from pg_db_role_setting s
+            join pg_database d on d.oid = s.setdatabase and d.datname = current_database()
+            join pg_roles r on r.oid = s.setrole and r.rolname = role
+            cross join lateral unnest(s.setconfig) as setting
+            where starts_with(setting, 'wakeful.space=')
+        );
+        execute format('alter role %I in database %I set wakeful.space = %L', role, current_database(), '*');
+    end loop;
+end
+$$;
+
 -- Other roles have only the rights that this file gives.
 alter schema public owner to wakeful_owner;
 revoke all on schema public from public;
-grant usage on schema public to wakeful_runtime, wakeful_reader, wakeful_retention, wakeful_scaler;
+grant usage on schema public to wakeful_runtime, wakeful_reader, wakeful_retention, wakeful_scaler, wakeful_auditor;
 
 do $$
 declare
@@ -42,7 +73,7 @@ declare
     logs constant text[] := array['conversation_records', 'session_events', 'audit_log'];
     -- What goes away when it is done.
     passing constant text[] := array['jobs', 'generations', 'generation_chunks', 'workers', 'webhook_tokens', 'schedules',
-        'schedule_firings'];
+        'schedule_firings', 'search_due', 'queue_samples'];
     secrets constant text[] := array['api_tokens', 'signing_keys'];
 begin
     for one in
@@ -72,10 +103,11 @@ begin
         join pg_namespace n on n.oid = c.relnamespace
         where n.nspname = 'public' and c.relkind in ('r', 'p')
     loop
-        execute format('revoke all on public.%I from public, wakeful_runtime, wakeful_reader, wakeful_retention, wakeful_scaler',
-            one.name);
+        execute format('revoke all on public.%I from public, wakeful_runtime, wakeful_reader, wakeful_retention, wakeful_scaler,
+            wakeful_auditor', one.name);
         if one.name = '_sqlx_migrations' then
-            execute format('grant select on public.%I to wakeful_runtime, wakeful_reader, wakeful_retention', one.name);
+            execute format('grant select on public.%I to wakeful_runtime, wakeful_reader, wakeful_retention, wakeful_auditor',
+                one.name);
             continue;
         end if;
         if one.name = 'erasures' then
@@ -92,7 +124,10 @@ begin
         end if;
         continue when one.name = any (secrets);
         execute format('grant select on public.%I to wakeful_reader, wakeful_retention', one.name);
-        if one.name <> 'legal_holds' then
+        if one.name = 'audit_log' then
+            -- It writes who deleted.
+            execute format('grant select, insert, delete on public.%I to wakeful_auditor', one.name);
+        elsif one.name <> 'legal_holds' then
             execute format('grant delete on public.%I to wakeful_retention', one.name);
         end if;
     end loop;

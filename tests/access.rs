@@ -3,8 +3,9 @@
 mod agents;
 mod audit;
 mod claims;
+mod jwt;
 mod open;
-mod stage;
+pub(crate) mod stage;
 mod streams;
 mod tokens;
 mod users;

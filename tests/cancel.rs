@@ -49,11 +49,11 @@ async fn cancel(client: &Client, id: &str) -> (StatusCode, Value) {
     client.post(&format!("/v1/sessions/{id}/cancel"), &json!({"reason": "the guest left"})).await
 }
 
-/// The reasons of the session's transitions to `failed`.
+/// The reasons of the session's transitions to `cancelled`.
 async fn reasons(client: &Client, id: &str) -> Vec<Value> {
     let (_, page) = client.get(&format!("/v1/sessions/{id}/events?limit=500")).await;
     let moved = page["items"].as_array().unwrap().iter().filter(|entry| entry["type"] == "state_transition");
-    let moved = moved.filter(|entry| entry["payload"]["to_state"] == "failed");
+    let moved = moved.filter(|entry| entry["payload"]["to_state"] == "cancelled");
     moved.map(|entry| entry["payload"]["reason"].clone()).collect()
 }
 
@@ -95,7 +95,7 @@ async fn cancelled_and_killed(text: &str, until: impl AsyncFn(&ModelServer, &Opt
     model.release();
     let asked = model.bodies().len();
     let worker = options.clone().arg("--roles=worker").spawn(&database.url);
-    let session = client.wait_for(&id, "failed").await;
+    let session = client.wait_for(&id, "cancelled").await;
     assert_eq!((&session["error"], &session["cancel_requested"]), (&json!("cancelled"), &json!(false)));
     assert_eq!(reasons(&client, &id).await, ["cancelled: the guest left"]);
     assert_eq!(cancel(&client, &id).await.0, StatusCode::CONFLICT);
@@ -188,7 +188,7 @@ async fn a_mail_that_waits_is_sent_although_its_run_was_cancelled() {
     worker.kill();
     assert_eq!(cancel(&client, &id).await.0, StatusCode::ACCEPTED);
     let worker = options.clone().arg("--roles=worker").spawn(&database.url);
-    let session = client.wait_for(&id, "failed").await;
+    let session = client.wait_for(&id, "cancelled").await;
     assert_ne!(session["deliveries"][0]["status"], "sent", "{session}");
     std::fs::remove_file(options.path("mail")).unwrap();
     eventually("the mail", || async {
@@ -214,7 +214,7 @@ async fn a_run_in_need_of_a_person_is_cancelled_without_a_repeat() {
     let client = process.client();
     client.wait_for(&id, "needs_attention").await;
     assert_eq!(cancel(&client, &id).await.0, StatusCode::ACCEPTED);
-    let session = client.wait_for(&id, "failed").await;
+    let session = client.wait_for(&id, "cancelled").await;
     assert!(texts(&session, "tool")[0].starts_with("OUTCOME UNKNOWN"), "{session}");
     assert_eq!(session["tool_calls"][0]["status"], "uncertain", "it stays listed");
     assert_eq!((options.effects().len(), model.bodies().len()), (1, 1));
@@ -244,7 +244,7 @@ async fn runs_behind_another_sessions_are_cancelled_where_they_stand() {
     let behind = beside(&store, "t2", "never mind").await;
 
     store.cancel(&behind, Some("never mind")).await.unwrap();
-    assert_eq!(database.value::<String>(status, &behind).await, "failed");
+    assert_eq!(database.value::<String>(status, &behind).await, "cancelled");
     // Closing its question writes a message, so the cancelled session waits for the conversation.
     store.cancel(&asking, None).await.unwrap();
     store.cancel(&asking, None).await.unwrap();
@@ -300,6 +300,7 @@ async fn beside(store: &wakeful_store::Store, trigger_id: &str, text: &str) -> S
         policy: SessionPolicy::default(),
         repository_id: None,
         speaker: None,
+        only_agent: false,
         seeds: vec![],
     };
     let message = NewMessage {
@@ -450,7 +451,7 @@ async fn a_cancel_before_an_idempotent_call_ran_leaves_the_proof_that_it_never_r
     })
     .await;
     cancel.commit().await.unwrap();
-    client.wait_for(&id, "failed").await;
+    client.wait_for(&id, "cancelled").await;
     let status: String = database.value("select status from tool_calls where session_id = $1", &id).await;
     assert_eq!(status, "abandoned");
     assert!(options.effects().is_empty());

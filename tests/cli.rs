@@ -8,14 +8,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The result of a command.
-struct Ran {
-    code: i32,
-    out: String,
-    err: String,
+pub struct Ran {
+    pub code: i32,
+    pub out: String,
+    pub err: String,
 }
 
 impl Ran {
-    fn json(&self) -> Value {
+    pub fn json(&self) -> Value {
         serde_json::from_str(&self.out).unwrap_or_else(|error| panic!("{error}: {}{}", self.out, self.err))
     }
 
@@ -38,7 +38,7 @@ fn command(options: &Options, args: &[&str]) -> Options {
     }
 }
 
-async fn run(options: &Options, database_url: &str, args: &[&str]) -> Ran {
+pub async fn run(options: &Options, database_url: &str, args: &[&str]) -> Ran {
     let (status, process) = command(options, args).spawn(database_url).ended().await;
     Ran { code: status.code().expect("it was not killed"), out: process.output(), err: process.log() }
 }
@@ -258,8 +258,9 @@ async fn the_doctor_names_the_session_whose_effect_is_uncertain() {
     let id = answer["session_id"].as_str().unwrap();
     client.wait_for(id, "completed").await;
     sqlx::query(
-        "insert into tool_calls (session_id, call_id, run_id, step_number, message_number, name, args_sha256, effect, status)
-        values ($1, 'call_1', 'run_1', 1, 2, 'charge', '', 'guarded', 'uncertain')",
+        "insert into tool_calls
+            (space_id, session_id, call_id, run_id, step_number, message_number, name, args_sha256, effect, status)
+        values ('default', $1, 'call_1', 'run_1', 1, 2, 'charge', '', 'guarded', 'uncertain')",
     )
     .bind(id)
     .execute(&database.pool)

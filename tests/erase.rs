@@ -1,5 +1,7 @@
 //! Erasure: what a person left is in no table, no dump, no export and no file afterwards. A hold refuses it.
 
+mod meanwhile;
+
 use crate::support::{Answer, Client, Database, ModelServer, Options, eventually};
 use serde_json::{Value, json};
 use sqlx::AssertSqlSafe;

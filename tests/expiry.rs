@@ -51,7 +51,7 @@ async fn a_run_whose_agent_wants_that_is_cancelled_and_says_why() {
     let process = options.serve(&database).await;
     let client = process.client();
     let id = ask(&client).await;
-    let session = client.wait_for(&id, "failed").await;
+    let session = client.wait_for(&id, "cancelled").await;
     assert_eq!(session["error"], "cancelled");
     assert_eq!(model.bodies().len(), 1, "the model was not asked again");
     let entries = journal(&client, &id).await;

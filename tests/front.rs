@@ -199,3 +199,24 @@ async fn no_answer_may_be_taken_for_a_page_and_strangers_learn_no_names() {
     .await;
     assert!(!told.contains(&database.name), "{told}");
 }
+
+#[tokio::test]
+async fn strangers_who_ask_whether_it_is_ready_share_few_looks_at_the_database() {
+    let (database, model) = (Database::new().await, says("Gladly.").await);
+    let recorder = crate::support::recorder::Recorder::start(&database.url);
+    let process = options(&model).spawn(&recorder.url);
+    process.wait_for_log("\"Listening\"").await;
+    let client = process.client();
+    recorder.take();
+    let began = std::time::Instant::now();
+    for _ in 0..10 {
+        let asked = (0..50).map(|_| client.get("/readyz"));
+        for (status, _) in futures::future::join_all(asked).await {
+            assert_eq!(status, StatusCode::OK);
+        }
+    }
+    let looks = recorder.take().iter().filter(|sent| sent.sql.contains("pg_is_in_recovery")).count();
+    // At most one in half a second.
+    let most = 1 + began.elapsed().as_millis() / 500;
+    assert!((1..=most).contains(&(looks as u128)), "{looks} looks for 500 requests, at most {most}");
+}

@@ -241,7 +241,7 @@ async fn a_session_that_waits_at_a_shut_gate_can_be_cancelled() {
     let (model, process, id) = waits_for_an_hour(&database).await;
     let client = process.client();
     client.post(&format!("/v1/sessions/{id}/cancel"), &json!({"reason": "too late"})).await;
-    let session = client.wait_for(&id, "failed").await;
+    let session = client.wait_for(&id, "cancelled").await;
     assert!(session["error"].as_str().unwrap().contains("cancelled"), "{session}");
     assert_eq!(count(&database, "select count(*) from jobs where $1 <> ''").await, 0);
     assert_eq!(model.bodies().len(), 1, "the gate is still shut");

@@ -220,14 +220,14 @@ async fn what_is_left_of_a_model_call_is_forgotten_when_the_session_rests() {
     .await;
     for id in [&rests, &lives] {
         ward.run_sql(
-            "insert into generations (session_id, generation_id, step_number, attempt, model, request_sha256)
-            values ($1, 'gen_1', 1, 1, 'openai/test', '0')",
+            "insert into generations (space_id, session_id, generation_id, step_number, attempt, model, request_sha256)
+            values ('default', $1, 'gen_1', 1, 1, 'openai/test', '0')",
             id,
         )
         .await;
         ward.run_sql(
-            "insert into generation_chunks (session_id, generation_id, chunk_no, text) values ($1, 'gen_1', 0, 'x'),
-                ($1, 'gen_1', 1, 'y')",
+            "insert into generation_chunks (space_id, session_id, generation_id, chunk_no, text)
+            values ('default', $1, 'gen_1', 0, 'x'), ('default', $1, 'gen_1', 1, 'y')",
             id,
         )
         .await;
@@ -240,7 +240,8 @@ async fn what_is_left_of_a_model_call_is_forgotten_when_the_session_rests() {
     assert_eq!(left, 2);
     // Leftover chunks without a call are found as well.
     ward.run_sql(
-        "insert into generation_chunks (session_id, generation_id, chunk_no, text) values ($1, 'gen_2', 0, 'x')",
+        "insert into generation_chunks (space_id, session_id, generation_id, chunk_no, text)
+        values ('default', $1, 'gen_2', 0, 'x')",
         &rests,
     )
     .await;
@@ -268,7 +269,7 @@ async fn a_heal_that_changes_nothing_writes_nothing() {
     sessions.push(ward.beside("t2", "behind").await);
     let cancelled = ward.beside("t3", "never mind").await;
     ward.store.cancel(&cancelled, None).await.unwrap();
-    assert_eq!(ward.status(&cancelled).await, "failed");
+    assert_eq!(ward.status(&cancelled).await, "cancelled");
     sessions.push(cancelled);
     let attention = ward.session("c5", "five").await;
     ward.run_sql("delete from jobs where session_id = $1", &attention).await;

@@ -4,13 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// The folder of each crate, by the name that ARCHITECTURE.md gives it.
-const CRATES: [(&str, &str); 7] = [
+const CRATES: [(&str, &str); 8] = [
     ("wakeful-workflow", "workflow"),
     ("wakeful-store", "store"),
     ("wakeful-config", "worker/config"),
     ("wakeful-engine", "worker/engine"),
     ("wakeful-http", "worker/http"),
     ("wakeful-channels", "worker/channels"),
+    ("wakeful-console", "worker/console"),
     ("wakeful", "worker/cli"),
 ];
 

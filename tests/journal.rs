@@ -157,7 +157,7 @@ async fn a_call_that_was_cancelled_or_refused_is_journalled_as_failed_with_its_r
     model.asked(1).await;
     let (status, answer) = client.post(&format!("/v1/sessions/{id}/cancel"), &json!({})).await;
     assert!(status.is_success(), "{answer}");
-    client.wait_for(&id, "failed").await;
+    client.wait_for(&id, "cancelled").await;
     let traces = failed_call(&database, &id).await;
     assert_eq!(traces.journal("GEN_FAILED")[0]["reason"], "cancelled");
     assert_eq!(traces.journal("invocation_result")[0]["error"], "cancelled");

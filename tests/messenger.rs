@@ -4,6 +4,7 @@
 mod arrivals;
 mod kills;
 mod replies;
+mod told;
 
 use crate::support::messengers::{
     self, Messengers, SLACK_SECRET, SLACK_TOKEN, TELEGRAM_SECRET, TELEGRAM_TOKEN, WEBHOOK_SECRET,

@@ -2,6 +2,7 @@
 //!
 //! `make test-peers` installs it and runs these.
 
+mod console;
 mod email_out;
 #[cfg(feature = "legacy-redis")]
 mod legacy_chat;

@@ -80,8 +80,8 @@ async fn k36(mode: &str, last_words: &str) {
     let ward = Ward::new("attempts = 5\ntool_s = 1").await;
     let poisoned = ward.wake("poisoned", &format!("poison {mode}")).await;
     let mut neighbours = Vec::new();
-    // The first life commits the turn with the call. The next five make no progress.
-    for life in 1..=6 {
+    // The first life commits the turn with the call. The next four make no progress.
+    for life in 1..=5 {
         neighbours.push(ward.wake(&format!("neighbour{life}"), "Hello.").await);
         let (status, process) = ward.life().await;
         let log = process.log();
@@ -94,12 +94,21 @@ async fn k36(mode: &str, last_words: &str) {
             assert!(named, "{line}");
         }
         assert_eq!(ward.effects("misbehave", &poisoned), life, "{mode}");
+        // From the second death on, the log names the tool.
+        let warned = log
+            .lines()
+            .any(|line| line.contains("Workers died at this step") && line.contains("misbehave (call_"));
+        assert_eq!(warned, life > 2, "{mode} {life}: {log}");
     }
     let process = ward.serve().await;
     let client = process.client();
     let failed = client.wait_for(&poisoned, "failed").await;
     let error = failed["error"].as_str().unwrap();
-    assert!(error.contains("no progress in 5 attempts: its worker died each time. Remedy: read"), "{error}");
+    assert!(
+        error.contains("no progress in 5 attempts: its worker died each time, while it ran misbehave (call_"),
+        "{error}"
+    );
+    assert!(error.contains("Remedy: read"), "{error}");
     for neighbour in &neighbours {
         client.wait_for(neighbour, "completed").await;
         check(&ward.database, neighbour, &[]).await;
@@ -114,7 +123,7 @@ async fn k36(mode: &str, last_words: &str) {
     ward.store.retry(&poisoned, None).await.unwrap();
     client.wait_for(&poisoned, "completed").await;
     assert_eq!(ward.effects("charge", &poisoned), 1);
-    assert_eq!(ward.effects("misbehave", &poisoned), 7);
+    assert_eq!(ward.effects("misbehave", &poisoned), 6);
     assert!(process.terminate().success());
 }
 
@@ -140,7 +149,7 @@ async fn k36_a_tool_that_hangs_or_panics_and_yields_costs_no_process() {
     let ward = Ward::new("attempts = 3\ntool_s = 1").await;
     let process = ward.serve().await;
     let client = process.client();
-    for (mode, told) in [("yield", "did not finish within 1 seconds"), ("panic", "failed inside")] {
+    for (mode, told) in [("yield", "did not finish within 1 seconds"), ("panic", "failed inside: ")] {
         let session_id = ward.wake(mode, &format!("poison {mode}")).await;
         client.wait_for(&session_id, "completed").await;
         let bodies = ward.model.bodies();
@@ -209,7 +218,7 @@ async fn k36_the_user_is_told_once_though_the_failing_commit_is_killed_before_an
     // is below that minimum, so the minimum applies.
     let ward = Ward::new("attempts = 1\ntool_s = 1").await;
     let poisoned = ward.wake("poisoned", "poison abort").await;
-    for _ in 1..=6 {
+    for _ in 1..=5 {
         let (status, _) = ward.life().await;
         assert!(!status.success());
     }

@@ -146,7 +146,7 @@ async fn a_replay_whose_process_is_gone_takes_no_messages_and_is_cancelled() {
     let asked = stage.model.bodies().len();
     let (status, answer) = client.post(&format!("/v1/sessions/{killed}/cancel"), &json!({})).await;
     assert!(status.is_success(), "{answer}");
-    let ended = client.wait_for(&killed, "failed").await;
+    let ended = client.wait_for(&killed, "cancelled").await;
     assert!(ended["error"].as_str().unwrap().contains("cancelled"), "{ended}");
     assert_eq!(stage.model.bodies().len(), asked, "it only stops");
     assert!(process.terminate().success());

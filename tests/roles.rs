@@ -10,13 +10,6 @@ use std::str::FromStr;
 
 const LOGS: [&str; 3] = ["conversation_records", "session_events", "audit_log"];
 
-/// The address of the database for a role. The server of the tests asks for no password.
-fn as_role(database: &Database, role: &str) -> String {
-    let (scheme, rest) = database.url.split_once("://").expect("a URL");
-    let host = rest.split_once('@').map_or(rest, |(_, host)| host);
-    format!("{scheme}://{role}@{host}")
-}
-
 async fn run(url: &str, sql: &str) -> Result<(), sqlx::Error> {
     let mut connection = PgConnection::connect_with(&PgConnectOptions::from_str(url)?).await?;
     let done = sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(&mut connection).await;
@@ -46,7 +39,7 @@ async fn is_denied(url: &str, sql: &str) -> bool {
 async fn a_whole_session_runs_in_the_runtime_role_which_can_rewrite_no_log() {
     let mut world = World::new("c1", &["charge", "reserve", "compose_email"]).await;
     world.database.with_roles().await;
-    let runtime = as_role(&world.database, "wakeful_runtime");
+    let runtime = world.database.as_role("wakeful_runtime");
     let process = world.options.spawn(&runtime);
     process.wait_for_log("\"Listening\"").await;
     let client = process.client();
@@ -119,8 +112,8 @@ async fn a_reader_writes_nothing_and_sees_no_secret_and_a_scaler_sees_one_view()
     let client = process.client();
     world.begin(&client).await;
     client.wait_for(&world.session_id, "completed").await;
-    let reader = as_role(&world.database, "wakeful_reader");
-    let scaler = as_role(&world.database, "wakeful_scaler");
+    let reader = world.database.as_role("wakeful_reader");
+    let scaler = world.database.as_role("wakeful_scaler");
     run(&reader, "select count(*) from conversation_records").await.expect("a reader reads");
     run(&reader, "select * from queue_backlog").await.expect("a reader reads");
     run(&scaler, "select kind, ready, leased, delayed, oldest_ready_s from queue_backlog")
@@ -160,14 +153,18 @@ async fn only_retention_deletes_from_the_logs_and_it_changes_nothing_else() {
     world.begin(&client).await;
     client.wait_for(&world.session_id, "completed").await;
     assert!(process.terminate().success());
-    let retention = as_role(&world.database, "wakeful_retention");
+    let retention = world.database.as_role("wakeful_retention");
     for log in LOGS {
         for sql in rewrites(log).into_iter().chain([format!("insert into {log} default values")]) {
             assert!(is_denied(&retention, &sql).await, "{sql}");
         }
-        run(&retention, &format!("delete from {log}")).await.expect(log);
+        if log != "audit_log" {
+            run(&retention, &format!("delete from {log}")).await.expect(log);
+        }
     }
     for sql in [
+        // What retention erased is in the audit.
+        "delete from audit_log",
         "delete from legal_holds",
         "delete from erasures",
         "select key from signing_keys",
@@ -175,14 +172,58 @@ async fn only_retention_deletes_from_the_logs_and_it_changes_nothing_else() {
     ] {
         assert!(is_denied(&retention, sql).await, "{sql}");
     }
-    let left: i64 = world
-        .database
-        .value(
-            "select (select count(*) from session_events) + (select count(*) from audit_log) where $1 <> ''",
-            "x",
-        )
-        .await;
+    let left: i64 = world.database.value("select count(*) from session_events where $1 <> ''", "x").await;
     assert_eq!(left, 0);
+}
+
+#[tokio::test]
+async fn only_an_auditor_deletes_from_the_audit_and_only_what_is_old() {
+    let mut world = World::new("c1", &["reserve"]).await;
+    let process = world.serve().await;
+    let client = process.client();
+    world.begin(&client).await;
+    client.wait_for(&world.session_id, "completed").await;
+    let delete = async |url: &str| {
+        let mut options = world.options.clone();
+        options.args =
+            ["audit", "delete", "--older-than", "30", "--yes", "--as", "eve"].map(str::to_owned).to_vec();
+        let (status, process) = options.spawn(url).ended().await;
+        (status.code(), process.output(), process.log())
+    };
+    let nothing = delete(&world.database.url).await;
+    world.database.with_roles().await;
+    // Another test may have made the role, and only its rights are missing.
+    assert_eq!(nothing.0, Some(4), "{nothing:?}");
+    assert!(nothing.2.contains("wakeful_auditor") && nothing.2.contains("deploy/roles.sql"), "{nothing:?}");
+    let auditor = world.database.as_role("wakeful_auditor");
+    let young = run(&auditor, "delete from audit_log").await.expect_err("it is young");
+    assert!(young.to_string().contains("30 days"), "{young}");
+    run(&world.database.url, "insert into audit_log (at, actor_kind, actor, verb, outcome)
+        select clock_timestamp() - n * interval '20 days', 'cli', 'ann', 'session.retry', 'done' from generate_series(0, 3) n")
+        .await
+        .expect("rows");
+    // The owner of the tables cannot either.
+    for (url, sql) in [
+        (&world.database.url, "delete from audit_log"),
+        (&world.database.url, "truncate audit_log"),
+        (&auditor, "update audit_log set actor = 'x'"),
+        (&auditor, "truncate audit_log"),
+        (&auditor, "alter table audit_log disable trigger all"),
+        (&auditor, "delete from session_events"),
+        (&auditor, "select from conversation_records"),
+    ] {
+        assert!(run(url, sql).await.is_err(), "{sql}");
+    }
+    let before: i64 = world.database.value("select count(*) from audit_log where $1 <> ''", "x").await;
+    let (status, told, said) = delete(&auditor).await;
+    assert_eq!((status, told.contains("2 rows")), (Some(0), true), "{told} {said}");
+    let after: i64 = world.database.value("select count(*) from audit_log where $1 <> ''", "x").await;
+    assert_eq!(after, before - 2 + 1, "and who deleted is there");
+    let by: String = world
+        .database
+        .value("select actor || ': ' || reason from audit_log where verb = $1", "audit.delete")
+        .await;
+    assert_eq!(by, "eve: older than 30 days");
 }
 
 #[tokio::test]
@@ -197,12 +238,12 @@ async fn the_owner_migrates_a_database_and_renews_the_roles() {
     };
     migrate(url.clone()).await;
     run(&url, ROLES).await.expect("the roles are made");
-    let owner = as_role(&database, "wakeful_owner");
+    let owner = database.as_role("wakeful_owner");
     // As if a later version brought a table.
     run(&owner, "create table later (x int)").await.expect("the owner makes tables");
     migrate(owner.clone()).await;
     run(&owner, ROLES).await.expect("the owner renews the rights");
-    let runtime = as_role(&database, "wakeful_runtime");
+    let runtime = database.as_role("wakeful_runtime");
     run(&runtime, "insert into later values (1)").await.expect("the runtime role uses the new table");
     assert!(is_denied(&runtime, "truncate later").await);
 }

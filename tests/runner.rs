@@ -158,7 +158,7 @@ async fn going_on_has_its_two_errors_and_stopping_ends_the_run() {
     assert_eq!(says(runner.continue_with("four").await), "this handle has no session: start one first");
     let mut looker = SessionHandle::attach(Arc::clone(&ctx), &id).await.unwrap();
     let ended = looker.consume_until_pause(|_| {}).await.unwrap();
-    assert_eq!(ended, Pause::Failed { error: "cancelled".to_owned() });
+    assert_eq!(ended, Pause::Cancelled);
     // `stop` also ends a session that waits with a question.
     model.release();
     runner.start("A third, please.", None).await.unwrap();
@@ -166,7 +166,7 @@ async fn going_on_has_its_two_errors_and_stopping_ends_the_run() {
     let id = runner.session_id().unwrap().to_owned();
     runner.stop().await.unwrap();
     eventually("the question to be closed", || async {
-        (ctx.store.session(None, &id).await.unwrap().status == "failed").then_some(())
+        (ctx.store.session(None, &id).await.unwrap().status == "cancelled").then_some(())
     })
     .await;
     assert!(process.terminate().success());

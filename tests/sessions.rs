@@ -230,6 +230,7 @@ async fn begin(store: &Store, trigger_type: &str, text: &str) -> String {
         policy: SessionPolicy::default(),
         repository_id: None,
         speaker: None,
+        only_agent: false,
         seeds: vec![Seed { role: Role::System, content: "You are a test.".to_owned(), is_new: true }],
     };
     let message = NewMessage {

@@ -205,7 +205,7 @@ async fn interrupt(client: &Client, model: &RawModel) -> String {
     let path = format!("/v1/sessions/{session_id}/cancel");
     let (status, answer) = client.post(&path, &json!({"reason": "test"})).await;
     assert!(status.is_success(), "{answer}");
-    client.wait_for(&session_id, "failed").await;
+    client.wait_for(&session_id, "cancelled").await;
     model.release();
     session_id
 }

@@ -5,7 +5,7 @@ use reqwest::StatusCode;
 use serde_json::{Value, json};
 use sqlx::AssertSqlSafe;
 
-const STATUSES: [&str; 9] = [
+const STATUSES: [&str; 10] = [
     "created",
     "queued",
     "running",
@@ -13,6 +13,7 @@ const STATUSES: [&str; 9] = [
     "needs_attention",
     "completed",
     "failed",
+    "cancelled",
     "archived",
     "terminated",
 ];
@@ -84,7 +85,7 @@ async fn k26_a_message_in_each_status_has_its_answer() {
         let expected = match status {
             "queued" | "running" | "needs_attention" => Some(("queued", true)),
             "waiting_input" => Some(("delivered", true)),
-            "created" | "completed" | "failed" => Some(("new_run", false)),
+            "created" | "completed" | "failed" | "cancelled" => Some(("new_run", false)),
             _ => None,
         };
         match expected {
@@ -95,7 +96,7 @@ async fn k26_a_message_in_each_status_has_its_answer() {
             None => assert_eq!((code, &answer["session_status"]), (StatusCode::CONFLICT, &json!(status))),
         }
         let now = still.client.session(&id).await;
-        let woken = matches!(status, "created" | "waiting_input" | "completed" | "failed");
+        let woken = matches!(status, "created" | "waiting_input" | "completed" | "failed" | "cancelled");
         assert_eq!(now["status"], if woken { "queued" } else { status });
         assert_eq!(now["job"].is_object(), woken || matches!(status, "queued" | "running"), "{status}");
     }
@@ -111,8 +112,8 @@ async fn each_verb_is_taken_where_it_is_named_and_nowhere_else() {
             let taken = match verb {
                 "retry" => matches!(status, "needs_attention" | "failed"),
                 "cancel" => matches!(status, "queued" | "running" | "waiting_input" | "needs_attention"),
-                "archive" => matches!(status, "created" | "completed" | "failed"),
-                _ => matches!(status, "created" | "completed" | "failed" | "archived"),
+                "archive" => matches!(status, "created" | "completed" | "failed" | "cancelled"),
+                _ => matches!(status, "created" | "completed" | "failed" | "cancelled" | "archived"),
             };
             if taken {
                 assert_eq!(code, StatusCode::ACCEPTED, "{verb} {status}: {answer}");

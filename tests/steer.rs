@@ -22,7 +22,7 @@ async fn a_run_that_is_cancelled_in_the_queue_never_calls_the_model() {
     assert_eq!((status, &cancelled["run_id"]), (StatusCode::ACCEPTED, &first["run_id"]));
 
     let worker = options.clone().arg("--roles=worker").spawn(&database.url);
-    let session = client.wait_for(&id, "failed").await;
+    let session = client.wait_for(&id, "cancelled").await;
     assert_eq!(session["error"], "cancelled");
     assert_eq!(model.bodies().len(), 0);
     assert_eq!(texts(&session, "user"), ["one"]);
@@ -74,7 +74,7 @@ async fn a_run_that_is_cancelled_while_the_model_speaks_ends_without_it() {
     model.asked(1).await;
     cancel(&client, &id).await;
     // The model stays held in the middle of its answer.
-    let session = client.wait_for(&id, "failed").await;
+    let session = client.wait_for(&id, "cancelled").await;
     assert_eq!(session["error"], "cancelled");
     assert_eq!(session["cancel_requested"], false);
     assert_eq!(texts(&session, "assistant"), [""; 0]);
@@ -87,17 +87,19 @@ async fn a_run_that_is_cancelled_while_the_model_speaks_ends_without_it() {
     assert_eq!(jobs, 0);
 
     model.release();
-    let (status, _) = client.post(&format!("/v1/sessions/{id}/retry"), &json!({})).await;
-    assert_eq!(status, StatusCode::ACCEPTED);
+    // Somebody wanted this end, so it is no run to retry. A message goes on.
+    let (status, refused) = client.post(&format!("/v1/sessions/{id}/retry"), &json!({})).await;
+    assert_eq!((status, &refused["session_status"]), (StatusCode::CONFLICT, &json!("cancelled")));
+    client.chat("c1", "Go on.").await;
     let session = client.wait_for(&id, "completed").await;
     assert_eq!(texts(&session, "assistant"), ["A long answer."]);
-    assert_eq!(runs(&database).await, 1);
+    assert_eq!(runs(&database).await, 2);
 }
 
 #[tokio::test]
 async fn a_guarded_call_that_is_cancelled_is_uncertain_and_never_repeated() {
     let database = Database::new().await;
-    let model = ModelServer::start(|body, _| match turns_since_user(body) {
+    let model = ModelServer::start(|_, number| match number {
         0 => Answer::call("charge", json!({"cents": 500})),
         _ => Answer::text("I cannot tell whether you were charged."),
     })
@@ -109,24 +111,22 @@ async fn a_guarded_call_that_is_cancelled_is_uncertain_and_never_repeated() {
     let id = id(&client.chat("c1", "Charge me.").await);
     eventually("the charge to begin", || async { (options.effects().len() == 1).then_some(()) }).await;
     cancel(&client, &id).await;
-    let session = client.wait_for(&id, "failed").await;
+    let session = client.wait_for(&id, "cancelled").await;
     assert_eq!(session["error"], "cancelled");
     assert_eq!(session["tool_calls"][0]["status"], "uncertain");
     assert!(texts(&session, "tool")[0].starts_with("OUTCOME UNKNOWN"), "{session}");
     assert!(journal(&client, &id).await.contains(&"TOOL_FAILED_UNCERTAIN".to_owned()));
 
     std::fs::remove_file(options.path("hold")).unwrap();
-    let (status, _) = client.post(&format!("/v1/sessions/{id}/retry"), &json!({})).await;
-    assert_eq!(status, StatusCode::ACCEPTED);
+    client.chat("c1", "Was I charged?").await;
     let session = client.wait_for(&id, "completed").await;
     assert_eq!(texts(&session, "assistant").last().unwrap(), "I cannot tell whether you were charged.");
     assert_eq!(options.effects().len(), 1);
     assert_eq!(session["tool_calls"][0]["status"], "uncertain", "it stays listed");
     let told = &body(&model, 1)["messages"];
-    assert!(
-        told.as_array().unwrap().last().unwrap()["content"].as_str().unwrap().contains("OUTCOME UNKNOWN")
-    );
-    assert_eq!(numbers(&session), [2, 3, 4, 5]);
+    let result = told.as_array().unwrap().iter().find(|message| message["role"] == "tool").unwrap();
+    assert!(result["content"].as_str().unwrap().contains("OUTCOME UNKNOWN"));
+    assert_eq!(numbers(&session), [2, 3, 4, 5, 6]);
 }
 
 #[tokio::test]
@@ -146,7 +146,7 @@ async fn a_question_that_is_cancelled_is_closed_and_a_message_is_a_new_run() {
     let id = id(&first);
     client.wait_for(&id, "waiting_input").await;
     cancel(&client, &id).await;
-    let session = client.wait_for(&id, "failed").await;
+    let session = client.wait_for(&id, "cancelled").await;
     assert_eq!((&session["error"], &session["question"]), (&json!("cancelled"), &Value::Null));
     assert_eq!(session["tool_calls"][0]["status"], "abandoned");
 

@@ -2,6 +2,7 @@
 
 mod at_once;
 mod bundle;
+mod cancelled;
 mod ending;
 mod fork;
 mod group;

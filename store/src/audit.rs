@@ -8,7 +8,7 @@
 
 pub mod act;
 
-use crate::{Result, Store};
+use crate::{Error, Result, Store};
 use act::Act;
 use chrono::{DateTime, Utc};
 use serde::Serialize;
@@ -22,6 +22,9 @@ pub const WINDOW: Duration = Duration::from_secs(600);
 pub const ACTORS: usize = 32;
 /// How many verbs of one actor have rows of their own in one window.
 pub const VERBS: usize = 8;
+
+/// How many old rows one transaction deletes.
+const BATCH: i64 = 10_000;
 
 /// One row of the audit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -166,7 +169,7 @@ impl Store {
     /// # Errors
     /// [`crate::Error::Database`].
     pub async fn audit(&self, act: &Act) -> Result<()> {
-        Ok(act::insert(&mut *self.pool.acquire().await?, act, "done", None, 1).await?)
+        Ok(act::insert(&mut *self.pool.of_installation().acquire().await?, act, "done", None, 1).await?)
     }
 
     /// Writes or counts a refused request.
@@ -176,7 +179,7 @@ impl Store {
     pub async fn audit_refusal(&self, act: &Act, status: u16) -> Result<()> {
         self.audit_refusals(false).await?;
         if self.refusals.count(act, status.into()) {
-            let mut connection = self.pool.acquire().await?;
+            let mut connection = self.pool.of_installation().acquire().await?;
             act::insert(&mut connection, act, "refused", Some(status.into()), 1).await?;
         }
         Ok(())
@@ -188,11 +191,44 @@ impl Store {
     /// [`crate::Error::Database`].
     pub async fn audit_refusals(&self, now: bool) -> Result<()> {
         for counted in self.refusals.end(now) {
-            let mut connection = self.pool.acquire().await?;
+            let mut connection = self.pool.of_installation().acquire().await?;
             act::insert(&mut connection, &counted.last, "refused", Some(counted.status), counted.times)
                 .await?;
         }
         Ok(())
+    }
+
+    /// Deletes the rows of the audit that are older than `before`, in the role `wakeful_auditor`, and says how many there
+    /// were. The act itself is a row of the audit, and commits with the first of them. The database keeps what is younger
+    /// than 30 days.
+    ///
+    /// # Errors
+    /// [`Error::NotErased`] if this user of the database may not take the role. [`Error::Database`].
+    pub async fn delete_audit(&self, before: DateTime<Utc>) -> Result<u64> {
+        let (mut deleted, mut first) = (0, true);
+        loop {
+            let mut tx = self.pool.begin().await?;
+            let taken = sqlx::query!("set local role wakeful_auditor").execute(&mut *tx).await;
+            taken.map_err(|error| no_auditor(error.into()))?;
+            let batch = sqlx::query!(
+                "delete from audit_log
+                where audit_id in (select audit_id from audit_log where at < $1 order by audit_id limit $2)",
+                before,
+                BATCH
+            );
+            let batch =
+                batch.execute(&mut *tx).await.map_err(|error| no_auditor(error.into()))?.rows_affected();
+            if first {
+                tx.commit().await?
+            } else {
+                tx.commit_part().await?
+            }
+            first = false;
+            deleted += batch;
+            if batch < BATCH as u64 {
+                return Ok(deleted);
+            }
+        }
     }
 
     /// The audit, newest first.
@@ -221,8 +257,25 @@ impl Store {
             filter.before,
             filter.limit
         )
-        .fetch_all(&self.pool)
+        .fetch_all(&self.pool.of_installation())
         .await?)
+    }
+}
+
+/// Says what is missing if the database does not let us: the role, membership in it, or its rights.
+fn no_auditor(error: Error) -> Error {
+    match error {
+        Error::Database(sqlx::Error::Database(error))
+            if matches!(error.code().as_deref(), Some("22023" | "42704" | "42501")) =>
+        {
+            Error::NotErased {
+                reason: format!(
+                    "{error}. Only the role wakeful_auditor may delete from the audit: run deploy/roles.sql, and let a user of \
+                     the database that does nothing else take the role: grant wakeful_auditor to …"
+                ),
+            }
+        }
+        error => error,
     }
 }
 

@@ -6,6 +6,7 @@
 
 use crate::error::bounded;
 use crate::run::{Wakes, append_events};
+use crate::space::{self, Scope};
 use crate::{Result, Store};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -64,7 +65,7 @@ pub enum Noted {
 }
 
 impl Store {
-    /// Records that a sent mail did not reach `recipient`, once for each recipient. Ignores the notice if the
+    /// Records that a sent mail did not reach `recipient`, once for each recipient, in whatever space. Ignores the notice if the
     /// delivery was never begun or had another recipient, because anyone can forge a bounce.
     ///
     /// # Errors
@@ -76,7 +77,9 @@ impl Store {
         status: &str,
         reason: &str,
     ) -> Result<Noted> {
-        let noted = self.try_note_bounce(delivery_id, recipient, status, reason).await;
+        // The notice comes to a mailbox of one space, and the id that it names may be a delivery of another.
+        let noted = self.try_note_bounce(delivery_id, recipient, status, reason);
+        let noted = space::within(Scope::All, noted).await;
         self.note_refusal(noted)
     }
 

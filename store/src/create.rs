@@ -51,6 +51,8 @@ pub struct NewSession {
     pub repository_id: Option<String>,
     /// The user in whose name the message comes. `None`: it does not enter a conversation that belongs to a user.
     pub speaker: Option<Speaker>,
+    /// The message enters only a conversation whose latest session is of `agent`: its sender reaches no other.
+    pub only_agent: bool,
     /// The rendered messages that the model sees before the session's first message.
     pub seeds: Vec<Seed>,
 }
@@ -185,6 +187,9 @@ pub(crate) async fn find_or_create(
         .execute(&mut *tx)
         .await?;
     }
+    if new.only_agent {
+        is_of_agent(new, latest_agent(tx, &new.conversation_id).await?.as_deref())?;
+    }
     let existing = match new.continues {
         Continues::Trigger => made_by_trigger(tx, new).await?,
         Continues::Conversation => match sent_before(tx, &new.conversation_id, client_key).await? {
@@ -222,6 +227,32 @@ pub(crate) fn admits(new: &NewSession, owner: Option<&str>) -> Result<bool> {
         Admission::OfAUser => Err(Error::OfAUser { conversation_id: id() }),
         Admission::Unknown => Err(Error::NotFound { what: "conversation", id: id() }),
     }
+}
+
+/// Checks that a conversation is of the only agent that the sender reaches. The caller holds what makes `latest` true: the
+/// conversation's lock, or the fence of a write.
+///
+/// # Errors
+/// [`Error::NotFound`]: a conversation of another agent does not exist for the sender.
+pub(crate) fn is_of_agent(new: &NewSession, latest: Option<&str>) -> Result<()> {
+    match latest {
+        Some(latest) if new.only_agent && latest != new.agent => {
+            Err(Error::NotFound { what: "conversation", id: shown(&new.conversation_id).to_owned() })
+        }
+        _ => Ok(()),
+    }
+}
+
+async fn latest_agent(tx: &mut PgConnection, conversation_id: &str) -> Result<Option<String>> {
+    Ok(sqlx::query_scalar!(
+        "select agent from conversation_sessions
+            where conversation_id = $1
+            order by ordinal desc
+            limit 1",
+        conversation_id
+    )
+    .fetch_optional(tx)
+    .await?)
 }
 
 /// Returns the session that this trigger created. Refuses a session of another conversation, because that
@@ -305,15 +336,16 @@ fn policy_of(stored: Option<serde_json::Value>) -> Result<Option<SessionPolicy>>
     stored.map(serde_json::from_value).transpose().map_err(|error| Error::corrupt("policy", error))
 }
 
-/// Stores a session's prefix as a blob and returns its hash. Sessions with the same prefix share the blob.
-pub(crate) async fn pin(tx: &mut PgConnection, prefix: &Prefix) -> Result<String> {
+/// Stores a session's prefix as a blob and returns its hash. Sessions of a space with the same prefix share the blob.
+pub(crate) async fn pin(tx: &mut PgConnection, space_id: &str, prefix: &Prefix) -> Result<String> {
     let blob = prefix.blob();
     sqlx::query!(
-        "insert into blobs (sha256, size, media_type, bytes)
-        values ($1, length($2::bytea), 'application/json', $2)
-        on conflict (sha256) do nothing",
+        "insert into blobs (space_id, sha256, size, media_type, bytes)
+        values ($3, $1, length($2::bytea), 'application/json', $2)
+        on conflict (sha256, space_id) do nothing",
         blob.sha256,
-        blob.bytes
+        blob.bytes,
+        space_id
     )
     .execute(tx)
     .await?;
@@ -328,7 +360,7 @@ async fn insert(
     client_key: Option<&str>,
 ) -> Result<()> {
     let prefix = Prefix::new(&new.seeds, new.tools.clone());
-    let prefix_sha256 = pin(&mut *tx, &prefix).await?;
+    let prefix_sha256 = pin(&mut *tx, &new.space_id, &prefix).await?;
     let tool_names: Vec<&str> = prefix.tools.iter().map(|tool| tool.name.as_str()).collect();
     let policy = serde_json::to_value(&new.policy).map_err(|error| Error::corrupt("policy", error))?;
     // A message that found the conversation's latest session, and waits for it or has not written yet, must see that it is
@@ -398,12 +430,14 @@ async fn insert_seeds(
                 limit 1
             )
         )
-        insert into session_seed_messages (session_id, ordinal, role, content, is_new)
-        select $1, $6::int + seed.ordinal - 1, seed.role, seed.content,
+        insert into session_seed_messages (space_id, session_id, ordinal, role, content, is_new)
+        select s.space_id, $1, $6::int + seed.ordinal - 1, seed.role, seed.content,
             seed.is_new and not exists (
                 select from before where before.role = seed.role and before.content = seed.content
             )
-        from unnest($2::text[], $3::text[], $4::boolean[]) with ordinality as seed (role, content, is_new, ordinal)",
+        from conversation_sessions s,
+            unnest($2::text[], $3::text[], $4::boolean[]) with ordinality as seed (role, content, is_new, ordinal)
+        where s.session_id = $1",
         session_id,
         &roles as &[&str],
         &contents as &[&str],

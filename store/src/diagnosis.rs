@@ -116,6 +116,8 @@ pub struct Troubles {
 pub struct RoleFacts {
     pub role: String,
     pub superuser: bool,
+    /// Row-level security does not bind it.
+    pub sees_all_spaces: bool,
     /// It may make, change or drop tables.
     pub ddl: bool,
     /// It may change, delete or empty what is in the logs.
@@ -133,6 +135,7 @@ impl Store {
             r#"
             with logs (name) as (values ('conversation_records'), ('session_events'), ('audit_log'))
             select current_user::text as "role!", r.rolsuper as "superuser!",
+                not row_security_active('conversation_sessions') as "sees_all_spaces!",
                 has_schema_privilege(current_schema(), 'create')
                     or exists (select from logs
                         join pg_class c on c.oid = to_regclass(logs.name)

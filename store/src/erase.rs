@@ -12,6 +12,8 @@ pub mod retention;
 pub use holds::Hold;
 
 use crate::audit::act;
+use crate::export::{Taken, taken};
+use crate::fork::hold_off_forks;
 use crate::pool::Transaction;
 use crate::{Error, Result, Store};
 use serde::{Deserialize, Serialize};
@@ -24,13 +26,26 @@ use uuid::Uuid;
 /// The most rows that one transaction deletes from a log.
 const BATCH: i64 = 1000;
 
+/// How often an erasure looks again because a fork was made meanwhile.
+const FORKED_MEANWHILE: usize = 10;
+
 /// The role that may delete.
 const ROLE: &str = "wakeful_retention";
 
 /// What is deleted in batches, after the conversation's own row: each table with the column that names its owner.
 const BY_CONVERSATION: [&str; 4] = ["conversation_records", "deliveries", "session_runs", "mails"];
-const BY_SESSION: [&str; 6] =
-    ["session_events", "session_steps", "session_inbox", "generations", "generation_chunks", "tool_calls"];
+const BY_SESSION: [&str; 10] = [
+    "session_events",
+    "session_steps",
+    "session_inbox",
+    "generations",
+    "generation_chunks",
+    "tool_calls",
+    "search_sessions",
+    "search_documents",
+    "search_due",
+    "run_failures",
+];
 
 /// Whose data is erased.
 #[derive(Clone, Debug)]
@@ -56,6 +71,8 @@ pub struct Erasure {
     pub sessions: Vec<String>,
     /// Rows by table. A dry run says how many there are.
     pub rows: BTreeMap<String, i64>,
+    /// Bundles of these sessions that the audit knows of. They are not erased.
+    pub exports: Vec<Taken>,
     /// What stays, and why.
     pub stays: Vec<String>,
 }
@@ -68,6 +85,9 @@ struct Pending {
     /// Blobs that these rows point at. Others may, too.
     blobs: Vec<String>,
     rows: BTreeMap<String, i64>,
+    /// Bundles that were taken. The receipt names them.
+    #[serde(default)]
+    exports: Vec<Taken>,
 }
 
 impl Store {
@@ -92,6 +112,7 @@ impl Store {
         erasure.rows.insert("conversation_sessions".to_owned(), sessions.len() as i64);
         let blobs = blobs::candidates(&mut tx, &conversations, &sessions).await?;
         erasure.rows.insert("blobs".to_owned(), blobs.len() as i64);
+        erasure.takes(taken(&mut tx, &erasure.sessions).await?);
         erasure
             .stays
             .push("blobs that other conversations point at too: the number above counts them".to_owned());
@@ -110,15 +131,18 @@ impl Store {
     }
 
     async fn erase_now(&self, space: &str, subject: &Subject) -> Result<Erasure> {
-        let mut tx = self.retention().await?;
-        let mut erasure = find(&mut tx, space, subject).await?;
+        let (mut tx, mut erasure) = self.found(space, subject).await?;
         let mut pending = Pending {
             conversations: erasure.conversations.clone(),
             sessions: erasure.sessions.clone(),
             blobs: blobs::candidates(&mut tx, &erasure.conversations, &erasure.sessions).await?,
             rows: BTreeMap::new(),
+            exports: Vec::new(),
         };
         detach(&mut tx, &mut pending, subject, space).await?;
+        // An export that took a session before we did has its row by now, and the next one finds no session.
+        erasure.takes(taken(&mut tx, &erasure.sessions).await?);
+        pending.exports.clone_from(&erasure.exports);
         let erasure_id = format!("erase_{}", Uuid::now_v7().simple());
         sqlx::query!(
             "select begin_erasure($1, $2, $3, $4, $5::text::jsonb)",
@@ -137,6 +161,21 @@ impl Store {
         erasure.rows = self.finish_erasure(&erasure_id, pending).await?;
         erasure.erasure_id = Some(erasure_id);
         Ok(erasure)
+    }
+
+    /// Finds what is to be erased, and holds off forks of it.
+    async fn found(&self, space: &str, subject: &Subject) -> Result<(Transaction, Erasure)> {
+        for _ in 0..FORKED_MEANWHILE {
+            let mut tx = self.retention().await?;
+            let erasure = find(&mut tx, space, subject).await?;
+            hold_off_forks(&mut tx, &erasure.conversations).await?;
+            // A fork that was being made is there now. It may be forked itself, so look again from the beginning.
+            if tree(&mut tx, &erasure.conversations).await? == erasure.conversations {
+                return Ok((tx, erasure));
+            }
+            tx.rollback().await?;
+        }
+        Err(Error::NotErased { reason: "it is forked all the time: erase it again".to_owned() })
     }
 
     /// Finishes the erasures that died on their way, and returns their sessions.
@@ -172,6 +211,12 @@ impl Store {
             );
             loop {
                 let mut tx = self.retention().await?;
+                if table.starts_with("search_") {
+                    // The one who fills these tables may have read the messages before they were gone.
+                    sqlx::query!("select pg_advisory_xact_lock($1)", crate::search::LOCK)
+                        .fetch_one(&mut *tx)
+                        .await?;
+                }
                 let delete = sqlx::query(AssertSqlSafe(delete.clone()));
                 let delete = delete.bind(&pending.conversations).bind(&pending.sessions).bind(BATCH);
                 let deleted = delete.execute(&mut *tx).await?.rows_affected();
@@ -261,26 +306,7 @@ async fn find(tx: &mut PgConnection, space: &str, subject: &Subject) -> Result<E
             ("person", name, own.into_iter().map(|one| one.conversation_id).collect::<Vec<_>>())
         }
     };
-    let conversations = sqlx::query_scalar!(
-        r#"with recursive tree (id) as (
-            select unnest($1::text[])
-            union
-            select found.conversation_id
-            from tree
-            cross join lateral (
-                select conversation_id from conversation_counters where parent_conversation_id = tree.id
-                union all
-                select copy.conversation_id
-                from conversation_sessions original
-                join conversation_sessions copy on copy.imported_from ->> 'session_id' = original.session_id
-                where original.conversation_id = tree.id
-            ) found
-        )
-        select id as "id!" from tree order by id"#,
-        &roots
-    )
-    .fetch_all(&mut *tx)
-    .await?;
+    let conversations = tree(tx, &roots).await?;
     let dropped = match subject {
         Subject::Person { name, .. } => {
             let naming = sqlx::query_scalar!(
@@ -329,7 +355,39 @@ async fn find(tx: &mut PgConnection, space: &str, subject: &Subject) -> Result<E
     if dropped > 0 {
         rows.insert("mails that no agent saw".to_owned(), dropped);
     }
-    Ok(Erasure { erasure_id: None, conversations, sessions, rows, stays })
+    Ok(Erasure { conversations, sessions, rows, stays, ..Erasure::default() })
+}
+
+/// These conversations with their forks, the imports of their sessions, and all that came from those, in the order of their ids.
+async fn tree(tx: &mut PgConnection, roots: &[String]) -> Result<Vec<String>> {
+    Ok(sqlx::query_scalar!(
+        r#"with recursive tree (id) as (
+            select unnest($1::text[])
+            union
+            select found.conversation_id
+            from tree
+            cross join lateral (
+                select conversation_id from conversation_counters where parent_conversation_id = tree.id
+                union all
+                select copy.conversation_id
+                from conversation_sessions original
+                join conversation_sessions copy on copy.imported_from ->> 'session_id' = original.session_id
+                where original.conversation_id = tree.id
+            ) found
+        )
+        select id as "id!" from tree order by id"#,
+        roots
+    )
+    .fetch_all(tx)
+    .await?)
+}
+
+impl Erasure {
+    /// Notes the bundles that were taken.
+    fn takes(&mut self, exports: Vec<Taken>) {
+        self.stays.extend(exports.iter().map(Taken::to_string));
+        self.exports = exports;
+    }
 }
 
 /// Locks the conversations, and deletes the rows that workers and callers go by: sessions and jobs, in the order of the locks.

@@ -44,6 +44,14 @@ pub enum Error {
         /// Why, and which request would be accepted.
         reason: String,
     },
+    /// The batch does not allow the request, or cannot be made; the reason says why.
+    #[error("batch {batch_id}: {reason}")]
+    Batch {
+        /// The batch, or the verb of one that was to be made.
+        batch_id: String,
+        /// Why, and which request would be accepted.
+        reason: String,
+    },
     /// The erasure is not allowed now; the reason says why.
     #[error("nothing was erased: {reason}")]
     NotErased {
@@ -124,6 +132,7 @@ impl Error {
             | Error::Conflict { .. }
             | Error::Refused { .. }
             | Error::Schedule { .. }
+            | Error::Batch { .. }
             | Error::NotErased { .. }
             | Error::KeyReused { .. }
             | Error::OfAnotherUser { .. }

@@ -98,6 +98,7 @@ impl Store {
                 and e.type = 'TOOL_RESULT'
             left join blobs b
                 on b.sha256 = coalesce(e.payload ->> 'state_sha256', e.payload ->> 'value_sha256')
+                and b.space_id = e.space_id
                 and e.type in ('checkpoint', 'context_update')
             where e.session_id = $1 and e.seq > $2
             order by e.seq

@@ -2,12 +2,15 @@
 //!
 //! One transaction creates the whole fork, and it locks no row of the parent. Messages and journal are
 //! append-only, a session's beginning never changes, and the parent's end is read once. So a fork of a
-//! running session waits for no lock and leaves the parent unchanged.
+//! running session waits for no lock and leaves the parent unchanged. Only an erasure of the parent's conversation and its
+//! forks exclude each other, by an advisory lock: else a fork that commits late would keep what was erased.
 //!
 //! Messages are copied inside the database under new ids. Blobs are shared by hash and never copied. Effects
 //! stay with the parent: the fork gets no ledger, no deliveries, no steps and no sums.
 
 mod copy;
+
+pub(crate) use copy::hold_off_forks;
 
 use crate::run::{self, Wakes};
 use crate::steer::steered;
@@ -49,6 +52,9 @@ pub struct ForkRequest {
     /// Name of the one process that may run the fork. That process claims jobs under this name. Empty means
     /// any deployed worker.
     pub runner: String,
+    /// Whether the fork belongs to the user of the parent's conversation, who then sees it among his own. Otherwise it
+    /// belongs to no user: what an operator tries is not shown to the people whose words it begins with.
+    pub for_user: bool,
     /// Whether to open a run. Otherwise the fork waits for a message.
     pub start: bool,
     /// The caller's idempotency key among the forks of this parent.
@@ -120,6 +126,7 @@ impl ForkRequest {
             tool_mode: None,
             replay: None,
             runner: String::new(),
+            for_user: false,
             start: true,
             client_key: None,
             trace_context: None,
@@ -154,7 +161,12 @@ impl ForkRequest {
             ),
             (tools, &self.text, &self.prompt, self.tool_mode, &self.replay, &self.runner, self.start),
         );
-        Ok(hex::encode(sha2::Sha256::digest(crate::step::to_json(&asked)?.as_bytes())))
+        let mut asked = crate::step::to_json(&asked)?;
+        // Requests from before there was a choice keep their hash.
+        if self.for_user {
+            asked.push_str(" for the user");
+        }
+        Ok(hex::encode(sha2::Sha256::digest(asked.as_bytes())))
     }
 
     /// The child's policy: its parent's, with the requested changes. The child replies as its parent does.
@@ -204,6 +216,7 @@ impl Store {
 
     async fn try_fork(&self, request: &ForkRequest) -> Result<Forked> {
         let mut tx = self.pool.begin().await?;
+        copy::hold_off_erasure(&mut tx, &request.parent_session_id).await?;
         let parent = Parent::read(&mut tx, &request.parent_session_id, &request.at).await?;
         let conversation = request.conversation();
         let conversation_id = match parent.conversation_id.split_once('/') {
@@ -223,7 +236,7 @@ impl Store {
                 "message {number} reports a call that was only rehearsed: cut before that message, or fork it not live"
             )));
         }
-        if !copy::take_conversation(&mut tx, &parent, &conversation_id, &cut).await? {
+        if !copy::take_conversation(&mut tx, &parent, &conversation_id, &cut, request.for_user).await? {
             // Another request with the same key came at the same time, and has committed by now.
             let first = first_answer(&mut tx, request, &conversation_id).await?;
             return first.ok_or_else(|| Error::corrupt("fork", format!("{conversation_id} has no session")));

@@ -64,9 +64,9 @@ impl Store {
         // Formatted as in JSON, because hydration reads it from JSON.
         let started_at = sqlx::query_scalar!(
             r#"insert into generations
-                (session_id, generation_id, step_number, attempt, model, request_sha256, base_sha256, repairs, resumes,
-                 purpose, context_strategy)
-            select $1, $2, $3, $4, $5, $6, $7, $8, $9, $12, $13
+                (space_id, session_id, generation_id, step_number, attempt, model, request_sha256, base_sha256, repairs,
+                 resumes, purpose, context_strategy)
+            select jobs.space_id, $1, $2, $3, $4, $5, $6, $7, $8, $9, $12, $13
             from jobs
             where job_id = $10 and lease = $11 and (select set_config('synchronous_commit', 'off', true)) is not null
             -- Waits for a claim that has not committed, and then compares the lease again. Without the lock this
@@ -119,7 +119,7 @@ impl Store {
                 from unnest($1::text[], $2::text[], $3::bigint[])
                     with ordinality as given (session_id, generation_id, first_chunk, member)
             ), g as materialized (
-                select given.member, g.session_id, g.generation_id
+                select given.member, g.space_id, g.session_id, g.generation_id
                 from given
                 join generations g on g.session_id = given.session_id and g.generation_id = given.generation_id
                 where (select set_config('synchronous_commit', 'off', true)) is not null
@@ -133,8 +133,8 @@ impl Store {
                 -- Waits for a reply that deletes the generation, so that no chunk is left behind.
                 for key share of g
             ), chunk as (
-                insert into generation_chunks (session_id, generation_id, chunk_no, "text")
-                select g.session_id, g.generation_id, r.chunk_no, r."text"
+                insert into generation_chunks (space_id, session_id, generation_id, chunk_no, "text")
+                select g.space_id, g.session_id, g.generation_id, r.chunk_no, r."text"
                 from g
                 join unnest($4::bigint[], $5::bigint[], $6::text[]) as r (member, chunk_no, "text")
                     on r.member = g.member

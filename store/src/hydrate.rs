@@ -92,7 +92,7 @@ impl Store {
                 null::json as "details?: Json<Details>"
             from conversation_sessions s
             left join session_runs r on r.session_id = s.session_id and r.status = 'running'
-            left join blobs p on p.sha256 = s.prefix_sha256
+            left join blobs p on p.sha256 = s.prefix_sha256 and p.space_id = s.space_id
             where s.session_id = $1
             union all
             select m.message_number, null, null, null, m.run_id, m.step_number, m.role, m.content, m.internal, m.details

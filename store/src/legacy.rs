@@ -174,11 +174,12 @@ async fn adopt(
     if !imported.state.is_empty() {
         let snapshot = Blob::of_state(&imported.state);
         sqlx::query!(
-            "insert into blobs (sha256, size, media_type, bytes)
-            values ($1, length($2::bytea), 'application/json', $2)
-            on conflict (sha256) do nothing",
+            "insert into blobs (space_id, sha256, size, media_type, bytes)
+            values ($3, $1, length($2::bytea), 'application/json', $2)
+            on conflict (sha256, space_id) do nothing",
             snapshot.sha256,
-            snapshot.bytes
+            snapshot.bytes,
+            new.space_id
         )
         .execute(&mut *tx)
         .await?;

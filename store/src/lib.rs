@@ -28,9 +28,14 @@
 //! | show sessions to people | [`session`], [`chain`], [`event`], [`standing`] |
 //! | compare two sessions | [`side`] |
 //! | carry a session to another database | [`export`], [`import`] |
+//! | bring tasks of Absurd over, give them back, compare them | [`absurd`] |
 //! | define, fire and show schedules | [`schedule`] |
+//! | find sessions by what was said in them | [`search`] |
+//! | see failed runs in groups | [`failure`] |
+//! | retry, cancel, archive or wake many sessions | [`batch`] |
 //! | say who did what | [`audit`] |
 //! | make, find and revoke tokens; sign those of users | [`token`] |
+//! | keep the spaces apart | [`space`] |
 //! | detect a webhook token that was used before | [`webhook`] |
 //! | diagnose the whole system | [`diagnosis`] |
 //!
@@ -38,7 +43,9 @@
 //! After waiting for a row, Postgres re-checks only that row's own columns. So only predicates on the row
 //! being updated decide a race.
 
+pub mod absurd;
 pub mod audit;
+pub mod batch;
 pub mod bounce;
 pub mod chain;
 pub mod create;
@@ -50,6 +57,7 @@ pub mod event;
 pub mod export;
 #[doc(hidden)]
 pub mod failpoint;
+pub mod failure;
 pub mod fork;
 pub mod gate;
 pub mod generation;
@@ -63,6 +71,7 @@ pub mod legacy;
 pub mod mail;
 pub mod outbox;
 pub mod outputs;
+pub mod overview;
 mod pool;
 pub mod question;
 pub mod queue;
@@ -74,13 +83,16 @@ pub mod retire;
 pub mod run;
 pub mod schedule;
 pub mod schema;
+pub mod search;
 pub mod session;
 pub mod side;
 mod socket;
+pub mod space;
 pub mod standing;
 pub mod steer;
 pub mod step;
 pub mod token;
+pub mod told;
 pub mod tree;
 pub mod verify;
 pub mod wake;

@@ -69,7 +69,7 @@ impl Store {
             for block in blocks {
                 match block {
                     Block::ToolResult(result) if &result.call_id == call_id => {
-                        return Ok(Some(self.slice(result, offset, bytes).await?));
+                        return Ok(Some(self.slice(session_id, result, offset, bytes).await?));
                     }
                     Block::ToolResult(_)
                     | Block::Text { .. }
@@ -116,7 +116,7 @@ impl Store {
         let own = self.attachments(session_id).await?;
         let Some(file) = own.into_iter().find(|file| file.sha256 == sha256) else { return Ok(None) };
         let start = offset.min(file.bytes);
-        let part = self.blob_part("attachment", sha256, start, bytes).await?;
+        let part = self.blob_part(session_id, "attachment", sha256, start, bytes).await?;
         let is_text = match std::str::from_utf8(&part) {
             Ok(_) => true,
             // The part may begin or end inside a character; only a wrong byte in between shows that it is no text.
@@ -125,7 +125,13 @@ impl Store {
         Ok(is_text.then(|| OutputSlice { bytes: file.bytes, ..between_characters(&part, start) }))
     }
 
-    async fn slice(&self, result: ToolResult, offset: usize, bytes: usize) -> Result<OutputSlice> {
+    async fn slice(
+        &self,
+        session_id: &SessionId,
+        result: ToolResult,
+        offset: usize,
+        bytes: usize,
+    ) -> Result<OutputSlice> {
         let Some(OutputPointer { sha256, bytes: whole }) = result.output else {
             let whole = result.content.len();
             let start = offset.min(whole);
@@ -134,23 +140,26 @@ impl Store {
             return Ok(OutputSlice { bytes: whole, ..between_characters(part, start) });
         };
         let start = offset.min(whole);
-        let part = self.blob_part("tool output", &sha256, start, bytes).await?;
+        let part = self.blob_part(session_id, "tool output", &sha256, start, bytes).await?;
         Ok(OutputSlice { bytes: whole, ..between_characters(&part, start) })
     }
 
-    /// Up to `bytes` of a blob, from `start` on. `what` names its owner in the error.
+    /// Up to `bytes` of a blob of the session's space, from `start` on. `what` names its owner in the error.
     pub(crate) async fn blob_part(
         &self,
+        session_id: &SessionId,
         what: &'static str,
         sha256: &str,
         start: usize,
         bytes: usize,
     ) -> Result<Vec<u8>> {
         sqlx::query_scalar!(
-            r#"select substring(bytes from $2 for $3) as "part!" from blobs where sha256 = $1"#,
+            r#"select substring(bytes from $2 for $3) as "part!" from blobs
+            where sha256 = $1 and space_id = (select space_id from conversation_sessions where session_id = $4)"#,
             sha256,
             i32::try_from(start.saturating_add(1)).unwrap_or(i32::MAX),
-            i32::try_from(bytes).unwrap_or(i32::MAX)
+            i32::try_from(bytes).unwrap_or(i32::MAX),
+            session_id.as_str()
         )
         .fetch_optional(&self.pool)
         .await?

@@ -20,6 +20,7 @@ mod server;
 pub(crate) use lent::{Lent, Transaction};
 pub(crate) use server::Server;
 
+use crate::space::{self, Scope};
 use lent::After;
 use server::ANSWERS;
 use sqlx::{Connection, PgConnection};
@@ -59,6 +60,8 @@ pub(crate) struct Pool {
     shared: Arc<Shared>,
     door: Arc<Semaphore>,
     wait: Duration,
+    /// Its statements read no row of a space, so a connection may see any.
+    as_it_is: bool,
 }
 
 #[derive(Debug)]
@@ -81,6 +84,8 @@ struct Shared {
 #[derive(Debug)]
 struct Live {
     connection: PgConnection,
+    /// What its setting says that it sees. `None`: nobody knows.
+    sees: Option<Scope>,
     since: Instant,
     _open: Open,
     _place: OwnedSemaphorePermit,
@@ -129,9 +134,15 @@ impl Pool {
         });
         let [general, messages] = doors;
         (
-            Pool { shared: Arc::clone(&shared), door: general, wait: WAITS },
-            Pool { shared, door: messages, wait: MESSAGE_WAITS },
+            Pool { shared: Arc::clone(&shared), door: general, wait: WAITS, as_it_is: false },
+            Pool { shared, door: messages, wait: MESSAGE_WAITS, as_it_is: false },
         )
+    }
+
+    /// For statements that read and write tables of the installation only: they take any connection, and the server need
+    /// not be told what it sees.
+    pub fn of_installation(&self) -> Pool {
+        Pool { as_it_is: true, ..self.clone() }
     }
 
     /// How many connections may go through this door at once.
@@ -147,7 +158,7 @@ impl Pool {
         limited.then(|| self.shared.open.load(Ordering::Acquire))
     }
 
-    /// Lends a connection.
+    /// Lends a connection that sees the space that the task works in.
     ///
     /// # Errors
     /// `PoolTimedOut` when all are in use for too long. Without any connection: why the server gives none.
@@ -155,8 +166,13 @@ impl Pool {
         let deadline = Instant::now() + self.wait;
         let entered = timeout_at(deadline, Arc::clone(&self.door).acquire_owned()).await;
         let door = entered.map_err(|_| sqlx::Error::PoolTimedOut)?.map_err(|_| sqlx::Error::PoolClosed)?;
-        let live = self.shared.take(deadline).await?;
-        Ok(Lent::new(live, Arc::clone(&self.shared), door))
+        let scope = (!self.as_it_is).then(space::current);
+        let live = self.shared.take(deadline, scope.as_ref()).await?;
+        let mut lent = Lent::new(live, Arc::clone(&self.shared), door);
+        if let Some(scope) = scope {
+            lent.see(&scope).await?;
+        }
+        Ok(lent)
     }
 
     /// Begins a transaction. It is rolled back unless it is committed.
@@ -195,7 +211,7 @@ impl Shared {
         self.growth.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn take(self: &Arc<Shared>, deadline: Instant) -> Result<Live, sqlx::Error> {
+    async fn take(self: &Arc<Shared>, deadline: Instant, scope: Option<&Scope>) -> Result<Live, sqlx::Error> {
         let (mut opening, mut refusal) = (None, None);
         loop {
             let attempted = self.attempted.notified();
@@ -204,7 +220,7 @@ impl Shared {
                 biased;
                 idle = self.idle.acquire() => {
                     idle.map_err(|_| sqlx::Error::PoolClosed)?.forget();
-                    let idle = self.connections().pop_back();
+                    let idle = self.pop(scope);
                     if let Some(live) = self.checked(idle).await {
                         return Ok(live);
                     }
@@ -220,7 +236,7 @@ impl Shared {
                     }
                 }
                 place = Arc::clone(&self.places).acquire_owned(), if opening.is_none() && next.is_none() => {
-                    opening = Some(self.open_one(place.map_err(|_| sqlx::Error::PoolClosed)?));
+                    opening = Some(self.open_one(place.map_err(|_| sqlx::Error::PoolClosed)?, scope));
                 }
                 () = sleep_until(next.unwrap_or(deadline)), if opening.is_none() && next.is_some() => {}
                 () = attempted => {}
@@ -233,18 +249,29 @@ impl Shared {
     }
 
     /// Opens a connection for the statement that takes it first. Returns where its failure is reported.
-    fn open_one(self: &Arc<Shared>, place: OwnedSemaphorePermit) -> oneshot::Receiver<sqlx::Error> {
+    fn open_one(
+        self: &Arc<Shared>,
+        place: OwnedSemaphorePermit,
+        scope: Option<&Scope>,
+    ) -> oneshot::Receiver<sqlx::Error> {
         let (failed, report) = oneshot::channel();
         // While the server refuses, there is one attempt at a time.
         self.growth().next = Instant::now() + server::CONNECT;
         let shared = Arc::clone(self);
+        let scope = scope.cloned().unwrap_or(Scope::All);
         tokio::spawn(async move {
-            match shared.server.connect(&[]).await {
+            match shared.server.connect(&[(space::SETTING, scope.setting())]).await {
                 Ok(connection) => {
                     shared.growth().refusals = 0;
                     shared.open.fetch_add(1, Ordering::AcqRel);
                     let open = Open(Arc::clone(&shared.open));
-                    shared.put(Live { connection, since: Instant::now(), _open: open, _place: place });
+                    shared.put(Live {
+                        connection,
+                        sees: Some(scope),
+                        since: Instant::now(),
+                        _open: open,
+                        _place: place,
+                    });
                 }
                 Err(error) => {
                     let open = shared.open.load(Ordering::Acquire);
@@ -262,6 +289,16 @@ impl Shared {
             shared.attempted.notify_waiters();
         });
         report
+    }
+
+    /// Takes the connection that was used last of those that see `scope`, or of all: so a process that works for all
+    /// spaces and answers requests of one tells the server seldom.
+    fn pop(&self, scope: Option<&Scope>) -> Option<Idle> {
+        let mut connections = self.connections();
+        match connections.iter().rposition(|idle| scope.is_some() && idle.live.sees.as_ref() == scope) {
+            Some(at) => connections.remove(at),
+            None => connections.pop_back(),
+        }
     }
 
     /// Returns the connection if it can be used.

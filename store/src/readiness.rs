@@ -58,6 +58,16 @@ impl Store {
         }
     }
 
+    /// Returns how many steps the database fails again and again, although it answers. `None`: that cannot be said now.
+    pub async fn count_faulty_steps(&self) -> Option<i64> {
+        let asked = sqlx::query_scalar!(
+            r#"select count(*) as "steps!" from (
+                select from jobs where fault_since is not null and faults > 1 limit 1000
+            ) faulty"#
+        );
+        tokio::time::timeout(ANSWER, asked.fetch_one(&self.pool)).await.ok()?.ok()
+    }
+
     /// Remembers the result of a write that adds rows.
     pub(crate) fn note_refusal<T>(&self, done: Result<T>) -> Result<T> {
         match &done {

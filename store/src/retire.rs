@@ -1,5 +1,6 @@
 //! Archive and terminate: a person takes a session out of use. Its logs stay.
 
+use crate::pool::Transaction;
 use crate::run::{self, Wakes, append_events};
 use crate::steer::steered;
 use crate::wake::conflict;
@@ -14,6 +15,11 @@ impl Store {
     /// [`crate::Error::NotFound`], [`crate::Error::Conflict`] unless the session is at rest (created, completed, failed),
     /// [`crate::Error::Database`].
     pub async fn archive(&self, session_id: &str, reason: Option<&str>) -> Result<()> {
+        Ok(self.archived(session_id, reason).await?.commit().await?)
+    }
+
+    /// An archiving in a transaction that the caller commits.
+    pub(crate) async fn archived(&self, session_id: &str, reason: Option<&str>) -> Result<Transaction> {
         self.retire(session_id, SessionStatus::Archived, "archive", reason).await
     }
 
@@ -22,7 +28,8 @@ impl Store {
     /// # Errors
     /// Those of [`Store::archive`].
     pub async fn terminate(&self, session_id: &str, reason: Option<&str>) -> Result<()> {
-        self.retire(session_id, SessionStatus::Terminated, "terminate", reason).await
+        let tx = self.retire(session_id, SessionStatus::Terminated, "terminate", reason).await?;
+        Ok(tx.commit().await?)
     }
 
     async fn retire(
@@ -31,7 +38,7 @@ impl Store {
         status: SessionStatus,
         verb: &'static str,
         reason: Option<&str>,
-    ) -> Result<()> {
+    ) -> Result<Transaction> {
         let mut tx = self.pool.begin().await?;
         let session = run::lock(&mut tx, session_id).await?;
         if !session.status.may_become(status) {
@@ -57,7 +64,6 @@ impl Store {
         )
         .execute(&mut *tx)
         .await?;
-        tx.commit().await?;
-        Ok(())
+        Ok(tx)
     }
 }

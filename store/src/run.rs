@@ -51,10 +51,10 @@ pub(crate) async fn append_events(
             set last_event_seq = last_event_seq + $4,
                 wake_seq = wake_seq + case when $7 then 1 else 0 end
             where session_id = $1
-            returning session_id, last_event_seq
+            returning space_id, session_id, last_event_seq
         )
-        insert into session_events (session_id, seq, type, run_id, dedupe_key, payload)
-        select s.session_id, s.last_event_seq - $4 + e.ordinal, e.type, $2,
+        insert into session_events (space_id, session_id, seq, type, run_id, dedupe_key, payload)
+        select s.space_id, s.session_id, s.last_event_seq - $4 + e.ordinal, e.type, $2,
             case when e.ordinal = 1 then $3::text end, e.payload::jsonb
         from s, unnest($5::text[], $6::text[]) with ordinality as e (type, payload, ordinal)",
         session_id,
@@ -89,22 +89,30 @@ pub(crate) async fn open(
     }
     let free = conversation.open_run_id.is_none();
     let new = sqlx::query_scalar!(
-        r#"insert into session_runs (run_id, session_id, conversation_id, status, trace_context)
-        values ($1, $2, $3, 'queued', $4)
+        r#"insert into session_runs (run_id, session_id, conversation_id, status, trace_context, space_id)
+        values ($1, $2, $3, 'queued', $4, $5)
         on conflict (run_id) do update set status = 'queued', error = null, completed_at = null,
             trace_context = coalesce(excluded.trace_context, session_runs.trace_context)
         returning (xmax = 0) as "inserted!""#,
         run_id,
         session.session_id,
         session.conversation_id,
-        trace_context
+        trace_context,
+        session.space_id
     )
     .fetch_one(&mut *tx)
     .await?;
     let mut events = opening_events(&session.trigger_type, &session.trigger_id, session.status, reason);
     if !new {
-        // The run was opened before, and goes on.
+        // The run was opened before, and goes on. The search finds only new runs by itself.
         events.remove(0);
+        sqlx::query!(
+            "insert into search_due (session_id, space_id) values ($1, $2)",
+            session.session_id,
+            session.space_id
+        )
+        .execute(&mut *tx)
+        .await?;
     }
     if !events.is_empty() {
         append_events(tx, &session.session_id, Some(run_id), None, Wakes::Planner, &events).await?;

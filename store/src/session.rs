@@ -79,6 +79,20 @@ pub struct SessionFilter {
     pub trigger_type: Option<String>,
     /// Leaves out replays and imports.
     pub only_live: bool,
+    /// Only sessions in conversations of this user, as a caller asks for it.
+    pub user: Option<String>,
+    /// Words that were said. See [`crate::search`] for this and what follows.
+    pub text: Option<String>,
+    /// Who wrote to it.
+    pub from: Option<String>,
+    /// A tool that its model asked for.
+    pub tool: Option<String>,
+    /// The fingerprint of a group of errors, or a part of its text.
+    pub error: Option<String>,
+    pub since: Option<DateTime<Utc>>,
+    pub until: Option<DateTime<Utc>>,
+    pub cost_over_micros: Option<i64>,
+    pub steps_over: Option<i64>,
     /// The last session id of the page before.
     pub before: Option<String>,
     pub limit: i64,
@@ -98,21 +112,35 @@ impl Store {
     /// # Errors
     /// [`Error::Database`].
     pub async fn sessions(&self, filter: &SessionFilter) -> Result<Vec<SessionSummary>> {
-        self.summaries(filter, None).await
+        let ids = self.find_sessions(filter).await?;
+        if ids.is_empty() {
+            return Ok(Vec::new());
+        }
+        self.sessions_by_id(&ids).await
     }
 
-    /// Returns whether a filter may name this trigger type: it is one of Wakeful's own types, or a session
-    /// has it.
+    /// Returns whether a filter may name this trigger type: it is one of Wakeful's own types, or a session that the
+    /// caller reaches has it.
     ///
     /// # Errors
     /// [`Error::Database`].
-    pub async fn knows_trigger_type(&self, trigger_type: &str) -> Result<bool> {
+    pub async fn knows_trigger_type(&self, reach: &Reach, trigger_type: &str) -> Result<bool> {
         if trigger::OWN.contains(&trigger_type) {
             return Ok(true);
         }
         Ok(sqlx::query_scalar!(
-            r#"select exists (select from conversation_sessions where trigger_type = $1) as "made!""#,
-            trigger_type
+            r#"select exists (
+                select from conversation_sessions s
+                left join conversation_counters c on c.conversation_id = s.conversation_id
+                where s.trigger_type = $1
+                    and ($2::text is null or s.space_id = $2)
+                    and ($3::text is null or s.agent = $3)
+                    and ($4::text is null or c.user_id = $4)
+            ) as "made!""#,
+            trigger_type,
+            reach.space_id,
+            reach.agent,
+            reach.user_id
         )
         .fetch_one(&self.pool)
         .await?)
@@ -160,6 +188,7 @@ impl Store {
                 case when j.job_id is not null then json_build_object(
                     'step_number', j.step_number, 'attempt', j.attempt, 'stuck', j.stuck, 'worker_id', j.worker_id,
                     'leased', j.lease is not null, 'run_at', j.run_at, 'last_error', j.last_error,
+                    'fault_since', j.fault_since, 'faults', j.faults,
                     'outage_since', j.outage_since, 'outage_faults', j.outage_faults, 'waits_for', g.provider,
                     'provider_down_since', g.since, 'next_probe_at', g.probe_at) end as job
             from conversation_sessions s

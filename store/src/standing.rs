@@ -5,6 +5,7 @@ use crate::session::SessionSummary;
 use crate::{Result, Store};
 use chrono::{DateTime, Utc};
 use serde::Serialize;
+use serde_json::Value;
 
 /// A session and what it waits for. Several statements read it, so the parts may differ by moments.
 #[derive(Clone, Debug, Serialize)]
@@ -20,6 +21,9 @@ pub struct Standing {
     pub pending_messages: i64,
     /// Tool calls without a result, and uncertain ones.
     pub open_calls: Vec<OpenCall>,
+    /// How many tool calls the newest run asked for, and the newest of those that failed.
+    pub run_calls: i64,
+    pub failed_calls: Vec<FailedCall>,
     /// The newest outgoing messages that were not sent, may not have been sent, or missed a recipient, in
     /// order.
     pub unsent: Vec<Delivery>,
@@ -57,6 +61,8 @@ pub struct JobView {
     pub attempt: i32,
     /// Claims since the last progress.
     pub stuck: i32,
+    /// How many of those ended with the death of their worker.
+    pub died: i32,
     /// A worker claimed the job and has not given it back. While `due_in_s` is positive, that worker holds
     /// the job.
     pub leased: bool,
@@ -67,6 +73,9 @@ pub struct JobView {
     /// lease's end.
     pub due_in_s: f64,
     pub last_error: Option<String>,
+    /// Seconds since the database began to fail the step, and how often it did since.
+    pub fault_s: Option<f64>,
+    pub faults: i32,
     /// Seconds since a provider's outage began to hold up the step, and how many of its calls failed since.
     pub outage_s: Option<f64>,
     pub outage_faults: i32,
@@ -90,6 +99,19 @@ pub struct OpenCall {
     /// Whether the transcript has a result for the model, even one that says that the outcome is unknown.
     pub told: bool,
     pub started_at: Option<DateTime<Utc>>,
+    /// An uncertain call's arguments, and what is known of its end.
+    pub arguments: Option<Value>,
+    pub reason: Option<String>,
+}
+
+/// A call whose tool returned an error, panicked or took too long.
+#[derive(Clone, Debug, Serialize)]
+pub struct FailedCall {
+    pub call_id: String,
+    pub name: String,
+    pub message_number: i64,
+    /// What the model was told: the beginning of it.
+    pub error: Option<String>,
 }
 
 impl Store {
@@ -123,11 +145,12 @@ impl Store {
         let jobs = sqlx::query_as!(
             JobView,
             r#"
-            select j.job_id, j.kind, j.channel, j.step_number, j.attempt, j.stuck, j.lease is not null as "leased!",
+            select j.job_id, j.kind, j.channel, j.step_number, j.attempt, j.stuck, j.died, j.lease is not null as "leased!",
                 j.worker_id,
                 extract(epoch from clock_timestamp() - w.beat_at)::float8 as worker_beat_age_s,
                 extract(epoch from j.run_at - clock_timestamp())::float8 as "due_in_s!",
                 j.last_error, extract(epoch from clock_timestamp() - j.outage_since)::float8 as outage_s, j.outage_faults,
+                extract(epoch from clock_timestamp() - j.fault_since)::float8 as fault_s, j.faults,
                 g.provider as "waits_for?",
                 extract(epoch from clock_timestamp() - g.since)::float8 as provider_down_s,
                 extract(epoch from g.probe_at - clock_timestamp())::float8 as next_probe_in_s
@@ -147,16 +170,60 @@ impl Store {
         let open_calls = sqlx::query_as!(
             OpenCall,
             r#"
-            select call_id, name, effect, status, attempts, message_number,
-                result_message_number is not null as "told!", started_at
-            from tool_calls
-            where session_id = $1 and (result_message_number is null or status = 'uncertain')
-            order by message_number, call_id
+            select c.call_id, c.name, c.effect, c.status, c.attempts, c.message_number,
+                c.result_message_number is not null as "told!", c.started_at,
+                case when c.status = 'uncertain' then (
+                    select block -> 'arguments'
+                    from conversation_records r, jsonb_array_elements(r.content::jsonb) block
+                    where r.conversation_id = s.conversation_id and r.message_number = c.message_number
+                        and block ->> 'call_id' = c.call_id
+                    limit 1
+                ) end as arguments,
+                case when c.status = 'uncertain' then (
+                    select e.payload ->> 'reason' from session_events e
+                    where e.session_id = c.session_id and e.type = 'TOOL_FAILED_UNCERTAIN'
+                        and e.payload ->> 'call_id' = c.call_id
+                    limit 1
+                ) end as reason
+            from tool_calls c
+            join conversation_sessions s on s.session_id = c.session_id
+            where c.session_id = $1 and (c.result_message_number is null or c.status = 'uncertain')
+            order by c.message_number, c.call_id
             limit 50
             "#,
             session_id
         )
         .fetch_all(&self.pool)
+        .await?;
+        let run_id = run.as_ref().map(|run| run.run_id.as_str());
+        let failed_calls = sqlx::query_as!(
+            FailedCall,
+            r#"
+            select c.call_id, c.name, c.message_number,
+                left((
+                    select block ->> 'content'
+                    from conversation_records r, jsonb_array_elements(r.content::jsonb) block
+                    where r.conversation_id = s.conversation_id and r.message_number = c.result_message_number
+                        and block ->> 'call_id' = c.call_id
+                    limit 1
+                ), 500) as error
+            from tool_calls c
+            join conversation_sessions s on s.session_id = c.session_id
+            where c.session_id = $1 and c.run_id = $2 and c.status = 'failed'
+            order by c.message_number desc, c.call_id
+            limit 20
+            "#,
+            session_id,
+            run_id
+        )
+        .fetch_all(&self.pool)
+        .await?;
+        let run_calls = sqlx::query_scalar!(
+            r#"select count(*) as "calls!" from tool_calls where session_id = $1 and run_id = $2"#,
+            session_id,
+            run_id
+        )
+        .fetch_one(&self.pool)
         .await?;
         let filter = DeliveryFilter {
             session_id: Some(session_id.to_owned()),
@@ -184,6 +251,17 @@ impl Store {
             .await?;
             (row.pending, row.quiet_s)
         };
-        Ok(Standing { session, run, behind, jobs, pending_messages, open_calls, unsent, quiet_s })
+        Ok(Standing {
+            session,
+            run,
+            behind,
+            jobs,
+            pending_messages,
+            open_calls,
+            run_calls,
+            failed_calls,
+            unsent,
+            quiet_s,
+        })
     }
 }

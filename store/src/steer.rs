@@ -2,6 +2,7 @@
 
 use crate::audit::act;
 use crate::gate;
+use crate::pool::Transaction;
 use crate::queue;
 use crate::run::{self, Locked, Wakes};
 use crate::wake::{By, conflict};
@@ -22,10 +23,22 @@ impl Store {
     }
 
     pub(crate) async fn try_retry(&self, session_id: &str, reason: Option<&str>, by: By) -> Result<String> {
+        let (tx, run_id) = self.retried(session_id, reason, by).await?;
+        tx.commit().await?;
+        Ok(run_id)
+    }
+
+    /// A retry in a transaction that the caller commits.
+    pub(crate) async fn retried(
+        &self,
+        session_id: &str,
+        reason: Option<&str>,
+        by: By,
+    ) -> Result<(Transaction, String)> {
         let mut tx = self.pool.begin().await?;
         let session = run::lock(&mut tx, session_id).await?;
         by.may_wake(&session)?;
-        if !matches!(session.status, SessionStatus::Failed | SessionStatus::NeedsAttention) {
+        if !session.status.may_be_retried() {
             return Err(conflict(session, "retry"));
         }
         let Some(run_id) = run::newest(&mut tx, session_id).await? else {
@@ -35,8 +48,7 @@ impl Store {
         run::clear_cancel(&mut tx, session_id).await?;
         run::open(&mut tx, &conversation, &session, &run_id, None, reason).await?;
         note(&mut tx, session_id, &run_id, "retry", reason).await?;
-        tx.commit().await?;
-        Ok(run_id)
+        Ok((tx, run_id))
     }
 
     /// Returns those of `sessions` whose open run someone asked to cancel.
@@ -58,6 +70,17 @@ impl Store {
     /// # Errors
     /// [`crate::Error::NotFound`], [`crate::Error::Conflict`] when no run is open, [`crate::Error::Database`].
     pub async fn cancel(&self, session_id: &str, reason: Option<&str>) -> Result<String> {
+        let (tx, run_id) = self.cancelled(session_id, reason).await?;
+        tx.commit().await?;
+        Ok(run_id)
+    }
+
+    /// A cancel in a transaction that the caller commits.
+    pub(crate) async fn cancelled(
+        &self,
+        session_id: &str,
+        reason: Option<&str>,
+    ) -> Result<(Transaction, String)> {
         let mut tx = self.pool.begin().await?;
         let session = run::lock(&mut tx, session_id).await?;
         let open = matches!(
@@ -108,6 +131,7 @@ impl Store {
             | SessionStatus::Running
             | SessionStatus::Completed
             | SessionStatus::Failed
+            | SessionStatus::Cancelled
             | SessionStatus::Archived
             | SessionStatus::Terminated => {}
         }
@@ -115,8 +139,7 @@ impl Store {
         if !session.runner.is_empty() {
             give_to_deployed_workers(&mut tx, session_id).await?;
         }
-        tx.commit().await?;
-        Ok(run_id)
+        Ok((tx, run_id))
     }
 }
 
@@ -166,14 +189,14 @@ async fn close_unbegun(
 ) -> Result<()> {
     let event = Event::StateTransition {
         from_state: session.status.as_str().to_owned(),
-        to_state: SessionStatus::Failed.as_str().to_owned(),
+        to_state: SessionStatus::Cancelled.as_str().to_owned(),
         reason: Some(reason.map_or_else(|| "cancelled".to_owned(), |reason| format!("cancelled: {reason}"))),
     };
-    let events = [event, Event::invocation_result(SessionStatus::Failed, Some("cancelled"))];
+    let events = [event, Event::invocation_result(SessionStatus::Cancelled, Some("cancelled"))];
     run::append_events(tx, &session.session_id, Some(run_id), None, Wakes::Planner, &events).await?;
     sqlx::query!(
         "update conversation_sessions
-        set status = 'failed', error = 'cancelled', completed_at = clock_timestamp(), cancel_requested = false,
+        set status = 'cancelled', error = 'cancelled', completed_at = clock_timestamp(), cancel_requested = false,
             cancel_reason = null
         where session_id = $1",
         session.session_id
@@ -182,7 +205,7 @@ async fn close_unbegun(
     .await?;
     sqlx::query!(
         "update session_runs
-        set status = 'failed', error = 'cancelled', completed_at = clock_timestamp()
+        set status = 'cancelled', error = 'cancelled', completed_at = clock_timestamp()
         where run_id = $1",
         run_id
     )

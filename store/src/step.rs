@@ -9,19 +9,23 @@
 mod builder;
 pub(crate) mod committer;
 mod end;
+mod rare;
 mod rows;
+#[cfg(test)]
+mod spaces_tests;
 mod statement;
 
 use crate::error::missed_fence;
 use crate::generation::NewGeneration;
 use crate::queue::Lease;
-use crate::{Error, Result, Store, run};
+use crate::{Error, Result, Store, failure, run};
 use committer::Reported;
 use rows::{Rare, Rows};
 use statement::{Written, write};
 use std::sync::Arc;
 use wakeful_workflow::advance::{Next, Transition};
 use wakeful_workflow::event::Event;
+use wakeful_workflow::failure::Failure;
 use wakeful_workflow::session::{Session, SessionStatus};
 
 /// Result of a commit.
@@ -271,25 +275,33 @@ impl Store {
         Ok(Commit::Closed { opened })
     }
 
-    /// Fails the open run of a session that cannot be hydrated, without hydrating it. Otherwise its job would
-    /// fail again and again and keep the conversation busy. `false`: the lease is lost and nothing was
-    /// written.
+    /// Ends the open run of a session that cannot be hydrated or written, without hydrating it: its status becomes `failed` or
+    /// `needs_attention`. Otherwise its job would fail again and again and keep the conversation busy. `false`: the lease is
+    /// lost and nothing was written.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Database`].
-    pub async fn give_up(&self, lease: &Lease, session_id: &str, error: &str) -> Result<bool> {
+    pub async fn give_up(
+        &self,
+        lease: &Lease,
+        session_id: &str,
+        status: SessionStatus,
+        error: &str,
+    ) -> Result<bool> {
         let mut tx = self.pool.begin().await?;
         let conversation_id = run::conversation_of(&mut tx, session_id).await?;
         let conversation = run::lock_conversation(&mut tx, &conversation_id).await?;
         let next = run::lock_next(&mut tx, &conversation).await?;
         let failed = sqlx::query!(
             "update conversation_sessions
-            set status = 'failed', error = $2, completed_at = clock_timestamp(), cancel_requested = false,
-                cancel_reason = null
+            set status = $3, error = $2, completed_at = case when not $4::boolean then clock_timestamp() end,
+                cancel_requested = false, cancel_reason = null
             where session_id = $1 and status in ('queued', 'running')
             returning last_message_number",
             session_id,
-            error
+            error,
+            status.as_str(),
+            status.is_paused()
         )
         .fetch_optional(&mut *tx)
         .await?;
@@ -317,17 +329,18 @@ impl Store {
         .filter(|run_id| conversation.open_run_id.as_ref() == Some(run_id));
         let event = Event::StateTransition {
             from_state: SessionStatus::Running.as_str().to_owned(),
-            to_state: SessionStatus::Failed.as_str().to_owned(),
+            to_state: status.as_str().to_owned(),
             reason: Some(error.to_owned()),
         };
-        let events = [event, Event::invocation_result(SessionStatus::Failed, Some(error))];
+        let events = [event, Event::invocation_result(status, Some(error))];
         run::append_events(&mut tx, session_id, run_id.as_deref(), None, run::Wakes::Planner, &events)
             .await?;
         if let Some(run_id) = &run_id {
+            failure::add(&mut tx, session_id, run_id, &Failure::new("unreadable", "", error), error).await?;
             let ending = run::RunEnd {
                 session_id,
                 run_id,
-                status: SessionStatus::Failed,
+                status,
                 error: Some(error),
                 last_message_number: failed.last_message_number,
             };

@@ -239,7 +239,7 @@ impl Store {
                 and (expires_at is null or expires_at > clock_timestamp())",
             token_ids
         )
-        .fetch_all(&self.pool)
+        .fetch_all(&self.pool.of_installation())
         .await?)
     }
 
@@ -254,7 +254,7 @@ impl Store {
             where token_id = $1",
             token_id
         )
-        .fetch_optional(&self.pool)
+        .fetch_optional(&self.pool.of_installation())
         .await?;
         let Some(row) = row else { return Ok(None) };
         let token = token_row!(row);
@@ -275,7 +275,7 @@ impl Store {
             token.token_id,
             USE_EVERY.as_secs_f64()
         )
-        .execute(&self.pool)
+        .execute(&self.pool.of_installation())
         .await;
         if let Err(error) = noted {
             debug!(%error, token.id = token.token_id, "The use of a token could not be noted");

@@ -260,11 +260,11 @@ pub(crate) async fn put_in_inbox(
     };
     act::on(&session.session_id);
     let outcome = arrival.acceptance();
-    let attachments = attach(&mut *tx, &message.attachments).await?;
+    let attachments = attach(&mut *tx, &session.space_id, &message.attachments).await?;
     let inbox_id = sqlx::query_scalar!(
         "insert into session_inbox
-            (session_id, client_key, content, content_sha256, run_id, outcome, sender, attachments)
-        values ($1, $2, $3, $4, $5, $6, $7, $8)
+            (session_id, client_key, content, content_sha256, run_id, outcome, sender, attachments, space_id)
+        values ($1, $2, $3, $4, $5, $6, $7, $8, $9)
         returning inbox_id",
         session.session_id,
         client_key,
@@ -273,7 +273,8 @@ pub(crate) async fn put_in_inbox(
         run_id,
         outcome.as_str(),
         message.sender,
-        attachments
+        attachments,
+        session.space_id
     )
     .fetch_one(&mut *tx)
     .await?;
@@ -282,7 +283,7 @@ pub(crate) async fn put_in_inbox(
     run::append_events(tx, &session.session_id, Some(&run_id), Some(&dedupe), Wakes::Planner, &[event])
         .await?;
     if let Some(reports) = bounce::take_reports(&mut *tx, &session.conversation_id).await? {
-        add_reports(&mut *tx, &session.session_id, &run_id, outcome, &reports).await?;
+        add_reports(&mut *tx, &session, &run_id, outcome, &reports).await?;
     }
     match arrival {
         // `JoinsRun`: the open run reads it. `AwaitsNextRun`: the commit that closes the cancelled run opens
@@ -307,7 +308,7 @@ pub(crate) async fn put_in_inbox(
 /// was just accepted. The order matters: the message, not the reports, must open the run or answer the question.
 async fn add_reports(
     tx: &mut PgConnection,
-    session_id: &str,
+    session: &Locked,
     run_id: &str,
     outcome: Acceptance,
     reports: &str,
@@ -315,26 +316,31 @@ async fn add_reports(
     use sha2::Digest;
     let client_key = new_id("news");
     let inbox_id = sqlx::query_scalar!(
-        "insert into session_inbox (session_id, client_key, content, content_sha256, run_id, outcome, sender)
-        values ($1, $2, $3, $4, $5, $6, $7)
+        "insert into session_inbox (session_id, client_key, content, content_sha256, run_id, outcome, sender, space_id)
+        values ($1, $2, $3, $4, $5, $6, $7, $8)
         returning inbox_id",
-        session_id,
+        session.session_id,
         client_key,
         reports,
         hex::encode(sha2::Sha256::digest(reports.as_bytes())),
         run_id,
         outcome.as_str(),
-        bounce::TELLER
+        bounce::TELLER,
+        session.space_id
     )
     .fetch_one(&mut *tx)
     .await?;
     let dedupe = format!("message/{client_key}");
     let event = Event::MessageReceived { inbox_id };
-    run::append_events(tx, session_id, Some(run_id), Some(&dedupe), Wakes::Planner, &[event]).await
+    run::append_events(tx, &session.session_id, Some(run_id), Some(&dedupe), Wakes::Planner, &[event]).await
 }
 
 /// Stores the files of a message as blobs, and returns the pointers to them as JSON.
-async fn attach(tx: &mut PgConnection, files: &[NewAttachment]) -> Result<Option<serde_json::Value>> {
+async fn attach(
+    tx: &mut PgConnection,
+    space_id: &str,
+    files: &[NewAttachment],
+) -> Result<Option<serde_json::Value>> {
     use sha2::Digest;
     let named: Vec<(String, &NewAttachment)> =
         files.iter().map(|file| (hex::encode(sha2::Sha256::digest(&file.bytes)), file)).collect();
@@ -343,12 +349,13 @@ async fn attach(tx: &mut PgConnection, files: &[NewAttachment]) -> Result<Option
     sorted.sort_by(|a, b| a.0.cmp(&b.0));
     for (sha256, file) in sorted {
         sqlx::query!(
-            "insert into blobs (sha256, size, media_type, bytes)
-            values ($1, length($2::bytea), $3, $2)
-            on conflict (sha256) do nothing",
+            "insert into blobs (space_id, sha256, size, media_type, bytes)
+            values ($4, $1, length($2::bytea), $3, $2)
+            on conflict (sha256, space_id) do nothing",
             sha256,
             file.bytes,
-            file.media_type
+            file.media_type,
+            space_id
         )
         .execute(&mut *tx)
         .await?;

@@ -4,6 +4,7 @@
 use crate::{Error, Result, Store};
 use sha2::Digest as _;
 use sqlx::PgConnection;
+use wakeful_workflow::id::SessionId;
 use wakeful_workflow::workspace::Snapshot;
 
 /// What a pack's row says it is.
@@ -15,31 +16,39 @@ pub fn name_of(bytes: &[u8]) -> String {
 }
 
 impl Store {
-    /// Stores a pack. A commit then names it. If the blob is there already, it counts as new again: it waits for its
+    /// Stores a pack of the session's space. A commit then names it. If the blob is there already, it counts as new again: it waits for its
     /// commit.
     ///
     /// # Errors
     /// [`Error::Database`].
-    pub async fn put_pack(&self, sha256: &str, bytes: &[u8]) -> Result<()> {
+    pub async fn put_pack(&self, session_id: &str, sha256: &str, bytes: &[u8]) -> Result<()> {
         sqlx::query!(
-            "insert into blobs (sha256, size, media_type, bytes)
-            values ($1, length($2::bytea), $3, $2)
-            on conflict (sha256) do update set touched_at = now()",
+            "insert into blobs (space_id, sha256, size, media_type, bytes)
+            select space_id, $1, length($2::bytea), $3, $2 from conversation_sessions where session_id = $4
+            on conflict (sha256, space_id) do update set touched_at = now()",
             sha256,
             bytes,
-            PACK_TYPE
+            PACK_TYPE,
+            session_id
         )
         .execute(&self.pool)
         .await?;
         Ok(())
     }
 
-    /// Returns up to `bytes` of a pack, from `start` on.
+    /// Returns up to `bytes` of a pack of the session's space, from `start` on.
     ///
     /// # Errors
     /// [`Error::Corrupt`] where its blob is not there; [`Error::Database`].
-    pub async fn pack_part(&self, sha256: &str, start: u64, bytes: usize) -> Result<Vec<u8>> {
-        self.blob_part("workspace", sha256, usize::try_from(start).unwrap_or(usize::MAX), bytes).await
+    pub async fn pack_part(
+        &self,
+        session_id: &str,
+        sha256: &str,
+        start: u64,
+        bytes: usize,
+    ) -> Result<Vec<u8>> {
+        let (session_id, start) = (SessionId::from(session_id), usize::try_from(start).unwrap_or(usize::MAX));
+        self.blob_part(&session_id, "workspace", sha256, start, bytes).await
     }
 
     /// Returns the files that a session had after `message_number`, or has now. `None`: no step had changed them.

@@ -5,12 +5,12 @@ use reqwest::{Method, RequestBuilder, StatusCode};
 use serde_json::{Value, json};
 
 /// The token of the configuration.
-pub(super) const TOKEN: &str = "the-configured-token-of-the-tests";
+pub(crate) const TOKEN: &str = "the-configured-token-of-the-tests";
 
 /// A bearer token.
-pub(super) type As = String;
+pub(crate) type As = String;
 
-pub(super) struct Stage {
+pub(crate) struct Stage {
     pub database: Database,
     pub process: Process,
     pub options: Options,
@@ -30,7 +30,10 @@ impl Stage {
         if let Some(token) = token {
             options = options.env("WAKEFUL_TOKEN", token);
         }
-        let process = options.serve(&database).await;
+        // As in production: row-level security binds this role, and not the superuser that the commands log in as.
+        database.with_roles().await;
+        let process = options.spawn(&database.as_role("wakeful_runtime"));
+        process.wait_for_log("\"Listening\"").await;
         Stage { database, process, options, _model: model }
     }
 
@@ -86,7 +89,7 @@ impl Stage {
     }
 }
 
-pub(super) async fn send(request: RequestBuilder) -> (StatusCode, Value) {
+pub(crate) async fn send(request: RequestBuilder) -> (StatusCode, Value) {
     let response = request.send().await.expect("the server answers");
     let status = response.status();
     let text = response.text().await.expect("a body");
@@ -94,6 +97,6 @@ pub(super) async fn send(request: RequestBuilder) -> (StatusCode, Value) {
 }
 
 /// The sentence of a problem.
-pub(super) fn problem(body: &Value) -> &str {
+pub(crate) fn problem(body: &Value) -> &str {
     body["detail"].as_str().unwrap_or_default()
 }

@@ -173,3 +173,44 @@ async fn of_two_users_that_begin_one_conversation_at_once_one_gets_it() {
         assert_eq!(statuses, [202, 404], "{one:?} {other:?}");
     }
 }
+
+#[tokio::test]
+async fn a_user_does_not_choose_the_agent_and_the_application_does() {
+    let other = "[agents.other]\nmodel = \"openai/test\"\nsystem_prompt = \"x\"";
+    let stage = Stage::new(other).await;
+    let ann = stage.user(TOKEN, "ann").await;
+    let asks = |agent: &str| json!({"text": "Hi", "agent": agent});
+    let (status, body) = stage.post(&ann, "/v1/chat/c1/messages", &asks("other")).await;
+    assert_eq!((status, problem(&body).contains("names no agent")), (StatusCode::FORBIDDEN, true), "{body}");
+    assert_eq!(stage.post(&ann, "/v1/chat/c1/messages", &asks("default")).await.0, StatusCode::ACCEPTED);
+    let (_, made) = stage.post(TOKEN, "/v1/user-tokens", &json!({"user_id": "ann", "agent": "other"})).await;
+    let to_other = made["token"].as_str().unwrap();
+    assert_eq!(stage.post(to_other, "/v1/chat/c2/messages", &asks("other")).await.0, StatusCode::ACCEPTED);
+    // In a conversation that she has, the agent is the conversation's.
+    let (status, body) = stage.post(&ann, "/v1/chat/c2/messages", &json!({"text": "Hi"})).await;
+    assert_eq!(status, StatusCode::ACCEPTED, "{body}");
+}
+
+#[tokio::test]
+async fn what_an_operator_forks_is_not_the_users_unless_the_operator_says_so() {
+    let stage = Stage::new("").await;
+    let ann = stage.user(TOKEN, "ann").await;
+    let id = stage.chat(&ann, "c1", json!({"text": "Hi"})).await;
+    let fork = async |body: Value| {
+        let (status, forked) = stage.post(TOKEN, &format!("/v1/sessions/{id}/fork"), &body).await;
+        assert_eq!(status, StatusCode::CREATED, "{forked}");
+        (
+            forked["session_id"].as_str().unwrap().to_owned(),
+            forked["conversation_id"].as_str().unwrap().to_owned(),
+        )
+    };
+    let (own, conversation) = fork(json!({"at": 2, "start": false})).await;
+    let (for_user, _) = fork(json!({"at": 2, "start": false, "for_user": true})).await;
+    let (_, listed) = stage.get(&ann, "/v1/sessions").await;
+    let seen: Vec<_> =
+        listed["items"].as_array().unwrap().iter().map(|one| one["session_id"].as_str()).collect();
+    assert_eq!(seen, [Some(for_user.as_str()), Some(id.as_str())]);
+    assert_eq!(stage.get(&ann, &format!("/v1/sessions/{own}")).await.0, StatusCode::NOT_FOUND);
+    let into = format!("/v1/chat/{conversation}/messages");
+    assert_eq!(stage.post(&ann, &into, &json!({"text": "Hi"})).await.0, StatusCode::NOT_FOUND);
+}

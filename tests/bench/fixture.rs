@@ -163,6 +163,7 @@ pub async fn hold_sessions(store: &Store, count: usize) -> Result<Vec<Held>> {
             policy: SessionPolicy::default(),
             repository_id: None,
             speaker: None,
+            only_agent: false,
             seeds: Vec::new(),
         };
         let message = NewMessage {

@@ -30,7 +30,7 @@ with s as (
         total_cost_micros = total_cost_micros + $micros,
         state = state || :state
     where session_id = 'sess_' || lpad((:client_id)::text, 32, '0')
-    returning session_id, conversation_id, last_message_number, last_event_seq, last_step_number, wake_seq
+    returning space_id, session_id, conversation_id, last_message_number, last_event_seq, last_step_number, wake_seq
 ), j as (
     update jobs
     set step_number = jobs.step_number + 1, stuck = 0, attempt = 1, last_error = null
@@ -39,23 +39,23 @@ with s as (
     returning jobs.lease
 ), records as (
     insert into conversation_records
-        (conversation_id, message_number, session_id, run_id, step_number, role, content, internal, details)
-    select s.conversation_id, s.last_message_number - 2 + r.ordinal, s.session_id,
+        (space_id, conversation_id, message_number, session_id, run_id, step_number, role, content, internal, details)
+    select s.space_id, s.conversation_id, s.last_message_number - 2 + r.ordinal, s.session_id,
         'run_' || substr(s.session_id, 6), s.last_step_number, r.role, r.content::json, false, r.details::json
     from s, j, (values (1, 'assistant', :content_1, :details_1), (2, 'tool', :content_2, '{}'))
         as r (ordinal, role, content, details)
 ), events as (
-    insert into session_events (session_id, seq, type, run_id, step_number, payload)
-    select s.session_id, s.last_event_seq - $events + e.ordinal, e.type, 'run_' || substr(s.session_id, 6),
+    insert into session_events (space_id, session_id, seq, type, run_id, step_number, payload)
+    select s.space_id, s.session_id, s.last_event_seq - $events + e.ordinal, e.type, 'run_' || substr(s.session_id, 6),
         s.last_step_number, e.payload::jsonb
     from s, j, (values $rows)
         as e (ordinal, type, payload)
 ), step as (
     insert into session_steps
-        (session_id, step_number, run_id, from_message_number, to_message_number, finish_reason, input_tokens,
+        (space_id, session_id, step_number, run_id, from_message_number, to_message_number, finish_reason, input_tokens,
          output_tokens, cached_tokens, cache_write_tokens, cost_micros, executed_local_tool_count, attempt,
          event_seq, lease, worker_id, started_at)
-    select s.session_id, s.last_step_number, 'run_' || substr(s.session_id, 6), s.last_message_number - 2,
+    select s.space_id, s.session_id, s.last_step_number, 'run_' || substr(s.session_id, 6), s.last_message_number - 2,
         s.last_message_number, 'tool_calls', $input, $output, $cached, 0, $micros, 1, 1, s.last_event_seq, j.lease,
         'bench', clock_timestamp() - make_interval(secs => 0.5)
     from s, j
@@ -72,9 +72,9 @@ select max(s.wake_seq) / (1 / count(*)) from s, j;
 /// The ledger's row of the tool call of a turn.
 const CALLS: &str = ", calls as (
     insert into tool_calls
-        (session_id, call_id, run_id, step_number, message_number, name, args_sha256, effect, status,
+        (space_id, session_id, call_id, run_id, step_number, message_number, name, args_sha256, effect, status,
          result_message_number, settled_at)
-    select s.session_id, 'call_turn_' || s.last_step_number, 'run_' || substr(s.session_id, 6), s.last_step_number,
+    select s.space_id, s.session_id, 'call_turn_' || s.last_step_number, 'run_' || substr(s.session_id, 6), s.last_step_number,
         s.last_message_number - 1, 'write_file', :args_sha256, 'pure', 'done', s.last_message_number, clock_timestamp()
     from s, j
 )";

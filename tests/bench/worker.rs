@@ -112,6 +112,7 @@ async fn wake(store: &Store, conversation: &str, says: &str) -> Result<String> {
         policy: SessionPolicy::default(),
         repository_id: None,
         speaker: None,
+        only_agent: false,
         seeds: vec![Seed { role: Role::System, content: "You are measured.".to_owned(), is_new: true }],
     };
     let message = NewMessage {

@@ -199,7 +199,7 @@ async fn a_running_session_names_its_worker_takes_messages_and_is_cancelled() {
     assert!(cli(&["session", "why", id]).await.out.contains("1 message waits for the next step boundary"));
     assert_eq!(cli(&["session", "retry", id]).await.code, 4);
     assert_eq!(cli(&["session", "cancel", id, "--reason", "enough"]).await.code, 0);
-    let session = client.wait_for(id, "failed").await;
+    let session = client.wait_for(id, "cancelled").await;
     assert_eq!(session["error"], "cancelled");
     assert!(cli(&["session", "why", id]).await.out.contains("was cancelled"));
 }

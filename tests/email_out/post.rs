@@ -86,6 +86,7 @@ impl Post {
             policy,
             repository_id: None,
             speaker: None,
+            only_agent: false,
             seeds: vec![Seed { role: Role::System, content: "You are a test.".to_owned(), is_new: true }],
         };
         let message = NewMessage {

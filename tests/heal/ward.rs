@@ -60,6 +60,7 @@ impl Ward {
             policy: SessionPolicy::default(),
             repository_id: None,
             speaker: None,
+            only_agent: false,
             seeds: vec![],
         };
         self.store.wake(&new, &message(text)).await.unwrap().session_id
@@ -137,8 +138,8 @@ pub(super) fn message(text: &str) -> NewMessage {
 /// Inserts an inbox row directly, without a wake.
 pub(super) async fn insert_message(ward: &Ward, session_id: &str, text: &str, run_id: &str) {
     let insert = format!(
-        "insert into session_inbox (session_id, client_key, content, content_sha256, run_id, outcome)
-        values ($1, 'hand', '{text}', '', '{run_id}', 'queued')"
+        "insert into session_inbox (space_id, session_id, client_key, content, content_sha256, run_id, outcome)
+        values ('default', $1, 'hand', '{text}', '', '{run_id}', 'queued')"
     );
     ward.run_sql(&insert, session_id).await;
 }

@@ -96,8 +96,8 @@ async fn in_a_chat_that_is_full_the_sender_is_told_once_a_minute_and_the_bots_ot
     Post::new(Medium::Telegram, 1, 1, "one").send(&client).await;
     let session_id = desk.session("default/telegram/4242/1").await;
     sqlx::query(
-        "insert into session_inbox (session_id, client_key, content, content_sha256, run_id, outcome)
-        select $1, 'filled-' || n, 'x', '', i.run_id, 'queued'
+        "insert into session_inbox (space_id, session_id, client_key, content, content_sha256, run_id, outcome)
+        select i.space_id, $1, 'filled-' || n, 'x', '', i.run_id, 'queued'
         from generate_series(1, 1000) n, session_inbox i
         where i.session_id = $1",
     )

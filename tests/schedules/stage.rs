@@ -48,6 +48,7 @@ pub(super) fn compose(schedule: &Schedule) -> Result<NewSession, String> {
         policy: SessionPolicy::default(),
         repository_id: None,
         speaker: None,
+        only_agent: false,
         seeds: vec![Seed { role: Role::System, content: "You are a test.".to_owned(), is_new: true }],
     })
 }

@@ -339,3 +339,28 @@ async fn a_message_that_waits_for_its_session_during_a_restart_is_found_when_it_
     assert_eq!(first.session_id, second.session_id);
     assert_ne!(first.duplicate, second.duplicate);
 }
+
+#[tokio::test]
+async fn a_message_of_one_agent_enters_no_conversation_that_began_with_another_meanwhile() {
+    let world = World::new().await;
+    let of = |agent: &str, only_agent: bool| NewSession {
+        agent: agent.into(),
+        only_agent,
+        continues: Continues::Conversation,
+        ..new_session("c1", "c1")
+    };
+    world.store.wake(&of("one", true), &message("Hello")).await.unwrap();
+    world.store.wake(&of("one", true), &message("Again")).await.unwrap();
+    world.store.wake(&of("two", false), &message("From one who reaches both")).await.unwrap();
+    // At once, and with locks: a message with a file takes that way.
+    let file = NewAttachment { file_name: "a".into(), media_type: "text/plain".into(), bytes: b"a".to_vec() };
+    let with_file = NewMessage { attachments: vec![file], ..message("Hello") };
+    let notice = NewSession { continues: Continues::Trigger, trigger_id: "n".into(), ..of("two", true) };
+    for (new, message) in
+        [(of("two", true), message("Hello")), (of("two", true), with_file), (notice, message("A notice"))]
+    {
+        let refused = world.store.wake(&new, &message).await;
+        assert!(matches!(refused, Err(Error::NotFound { what: "conversation", .. })), "{refused:?}");
+    }
+    assert_eq!(world.count("session_inbox").await, 3);
+}

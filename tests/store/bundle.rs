@@ -39,7 +39,7 @@ pub(super) async fn try_import(store: &Store, bundle: &[u8]) -> Result<Imported,
 }
 
 /// Imports a bundle that must be accepted, verifies the session, and returns its id.
-async fn import(store: &Store, bundle: &[u8]) -> String {
+pub(super) async fn import(store: &Store, bundle: &[u8]) -> String {
     let imported = try_import(store, bundle).await.unwrap();
     let session_id = imported.session_id.expect("it was imported");
     let verification = store.verify(&session_id).await.unwrap();
@@ -410,9 +410,9 @@ async fn read_by_an_export(rows: i32) -> i64 {
     let session_id = world.wake("c1", "Hello").await;
     sqlx::query(
         "with calls as (
-            insert into tool_calls (session_id, call_id, run_id, step_number, message_number, result_message_number,
-                name, args_sha256, effect, status)
-            select $1, 'call_' || n, 'run', 1, 2, 2, 'read_file', repeat('0', 64), 'pure', 'done'
+            insert into tool_calls (space_id, session_id, call_id, run_id, step_number, message_number,
+                result_message_number, name, args_sha256, effect, status)
+            select 'default', $1, 'call_' || n, 'run', 1, 2, 2, 'read_file', repeat('0', 64), 'pure', 'done'
             from generate_series(1, $2) as n
         )
         insert into deliveries (delivery_id, space_id, conversation_id, channel, ordinal, session_id, source_key,

@@ -291,13 +291,14 @@ async fn a_session_of_1000_steps_is_forked_at_500_without_copying_a_blob() {
     // Rows as steps with tools write them: a call with 2 KB of arguments and 2 KB of result.
     let big = "x".repeat(2000);
     sqlx::raw_sql(sqlx::AssertSqlSafe(format!(
-        "insert into conversation_records (conversation_id, message_number, session_id, run_id, step_number, role, content)
-        select 'default/c1', 1 + 2 * n, '{session_id}', 'run_1', n, 'assistant',
+        "insert into conversation_records
+            (space_id, conversation_id, message_number, session_id, run_id, step_number, role, content)
+        select 'default', 'default/c1', 1 + 2 * n, '{session_id}', 'run_1', n, 'assistant',
             json_build_array(json_build_object('type', 'tool_call', 'call_id', 'call_' || n, 'name', 'note',
                 'arguments', json_build_object('text', '{big}')))
         from generate_series(1, 1000) n
         union all
-        select 'default/c1', 2 + 2 * n, '{session_id}', 'run_1', n, 'tool',
+        select 'default', 'default/c1', 2 + 2 * n, '{session_id}', 'run_1', n, 'tool',
             json_build_array(json_build_object('type', 'tool_result', 'call_id', 'call_' || n, 'name', 'note',
                 'content', '{big}', 'is_error', false))
         from generate_series(1, 1000) n;

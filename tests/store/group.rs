@@ -413,9 +413,9 @@ async fn blocks_of_a_turn(count: usize) -> i64 {
     };
     turns(&mut drivers).await;
     // A connection reports what it read when it ends.
-    let fill = "insert into tool_calls (session_id, call_id, run_id, step_number, message_number, result_message_number,
-            name, args_sha256, effect, status)
-        select session_id, 'old_' || n, 'run', 1, 1, 1, 'reserve', '0', 'pure', 'done'
+    let fill = "insert into tool_calls (space_id, session_id, call_id, run_id, step_number, message_number,
+            result_message_number, name, args_sha256, effect, status)
+        select space_id, session_id, 'old_' || n, 'run', 1, 1, 1, 'reserve', '0', 'pure', 'done'
         from conversation_sessions, generate_series(1, 10000) n";
     let mut filler = sqlx::PgConnection::connect(&world.database.url).await.unwrap();
     sqlx::query(fill).execute(&mut filler).await.unwrap();

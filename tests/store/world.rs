@@ -313,6 +313,7 @@ pub(super) fn new_session(conversation: &str, trigger: &str) -> NewSession {
         policy: SessionPolicy::default(),
         repository_id: None,
         speaker: None,
+        only_agent: false,
         seeds: vec![Seed { role: Role::System, content: "You are a test.".into(), is_new: true }],
     }
 }

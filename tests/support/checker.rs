@@ -261,11 +261,12 @@ pub fn distinct(bodies: &[String]) -> Vec<&String> {
     bodies.iter().filter(|body| seen.insert(*body)).collect()
 }
 
-/// Every row of every table but `workers` and the audit (which has refused requests too), with the id of the transaction that wrote it. Two dumps are equal
+/// Every row of every table but `workers`, the audit (which has refused requests too), and what the search fills beside the steps, with the id of the transaction that wrote it. Two dumps are equal
 /// only if nothing was written in between, not even the same values again.
 pub async fn dump(database: &Database) -> BTreeMap<String, Vec<Value>> {
     let tables: Vec<String> = sqlx::query_scalar(
-        "select tablename::text from pg_tables where schemaname = 'public' and tablename not in ('workers', 'audit_log')",
+        "select tablename::text from pg_tables where schemaname = 'public' and tablename not in ('workers', 'audit_log')
+            and tablename not in ('search_sessions', 'search_documents', 'search_due', 'search_progress', 'run_failures', 'error_groups')",
     )
     .fetch_all(&database.pool)
     .await

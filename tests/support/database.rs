@@ -49,12 +49,19 @@ impl Database {
         database
     }
 
-    /// A database without any table.
     /// Gives the database the roles of deploy/.
     pub async fn with_roles(&self) {
         sqlx::raw_sql(ROLES).execute(&self.pool).await.expect("the roles are made");
     }
 
+    /// The address of the database for a role. The server of the tests asks for no password.
+    pub fn as_role(&self, role: &str) -> String {
+        let (scheme, rest) = self.url.split_once("://").expect("a URL");
+        let host = rest.split_once('@').map_or(rest, |(_, host)| host);
+        format!("{scheme}://{role}@{host}")
+    }
+
+    /// A database without any table.
     pub async fn without_schema() -> Database {
         let admin_url = admin_url();
         let name = format!("wakeful_test_{}", uuid_like());
@@ -81,12 +88,14 @@ impl Database {
         sqlx::query_scalar(sql).bind(argument).fetch_one(&self.pool).await.expect(sql)
     }
 
-    /// The number of rows of each table. Leaves out `workers`, which has a row for each running worker, and the audit,
-    /// which has refused requests too.
+    /// The number of rows of each table. Leaves out `workers`, which has a row for each running worker, the audit,
+    /// which has refused requests too, and what the search fills beside the steps.
     pub async fn rows(&self) -> BTreeMap<String, i64> {
         let tables: Vec<String> = sqlx::query_scalar(
             "select tablename::text from pg_tables
-            where schemaname = 'public' and tablename not in ('workers', 'audit_log')",
+            where schemaname = 'public' and tablename not in ('workers', 'audit_log')
+                and tablename not in ('search_sessions', 'search_documents', 'search_due', 'search_progress', 'run_failures',
+                    'error_groups')",
         )
         .fetch_all(&self.pool)
         .await

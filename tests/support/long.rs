@@ -52,6 +52,7 @@ impl Long {
             policy: SessionPolicy::default(),
             repository_id: None,
             speaker: None,
+            only_agent: false,
             seeds: vec![Seed { role: Role::System, content: "You are a test.".to_owned(), is_new: true }],
         };
         let text = words(0, self.message_bytes);

@@ -143,6 +143,7 @@ pub async fn wake(store: &Store, conversation: &str, model: &str, text: &str) ->
         policy: SessionPolicy::default(),
         repository_id: None,
         speaker: None,
+        only_agent: false,
         seeds: vec![Seed { role: Role::System, content: "You are a test.".to_owned(), is_new: true }],
     };
     let message = NewMessage {

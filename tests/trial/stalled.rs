@@ -94,12 +94,14 @@ async fn stalled_connections_of_every_kind_leave_health_and_memory_alone() {
         .await;
     let health = format!("{}/healthz", process.url());
     let fresh = reqwest::Client::builder().pool_max_idle_per_host(0).build().unwrap();
-    let well = async || {
+    let asked = async || {
         let began = Instant::now();
         let answer = fresh.get(&health).timeout(Duration::from_secs(20)).send().await.unwrap();
         assert_eq!(answer.status(), StatusCode::OK);
         began.elapsed()
     };
+    // The best of three: a machine that does other things at the moment is not under trial.
+    let well = async || asked().await.min(asked().await).min(asked().await);
     well().await;
     let (idle, address) =
         (memory(&process, "VmHWM:"), process.url().trim_start_matches("http://").to_owned());
@@ -114,5 +116,7 @@ async fn stalled_connections_of_every_kind_leave_health_and_memory_alone() {
     let grown = memory(&process, "VmHWM:").saturating_sub(idle);
     println!("{} connections: memory grew by {grown} MiB, /healthz took {slowest:?} at most", held.len());
     assert!(grown < 150, "it grew by {grown} MiB");
+    // The small measure of `make test` runs beside other tests, so only the whole one is timed.
+    assert!(each < 500 || slowest < Duration::from_millis(100), "/healthz took {slowest:?}");
     is_whole(&process);
 }

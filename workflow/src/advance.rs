@@ -9,12 +9,14 @@ use crate::blob::Blob;
 use crate::derive::{self, NewDelivery, StateUpdate};
 use crate::effect::Effect;
 use crate::event::Event;
+use crate::failure::Failure;
 use crate::fault::Fault;
 use crate::id::{CallId, GenerationId, RunId};
 use crate::plan::Stop;
 use crate::record::{FinishReason, Record, Reply, ToolCall, Usage};
 use crate::session::{Call, CallOutcome, CallStatus, CallUpdate, Session, SessionStatus};
 use crate::strategy::{Rebase, Strategy};
+use crate::told::{self, Reason};
 use crate::workspace::Snapshot;
 use draft::Draft;
 use std::collections::BTreeMap;
@@ -97,7 +99,8 @@ pub enum CallEnd {
     /// `Done`, `Failed`, or `Uncertain` where a person settled it.
     Settled(CallStatus, CallOutcome),
     /// The call may have taken effect. `known`: the journal already has an entry for that.
-    Uncertain { known: bool },
+    /// `why`: what is known of its end, if its worker lives.
+    Uncertain { known: bool, why: Option<String> },
     /// The tool asks the user this question.
     Asked(String),
     /// The user answered it.
@@ -178,6 +181,8 @@ pub struct Closing {
     pub status: SessionStatus,
     /// Why, on failure: one line with its remedy.
     pub error: Option<String>,
+    /// The group of failures that the error belongs to.
+    pub failure: Option<Box<Failure>>,
     pub events: Vec<Event>,
     /// The state that the close's checkpoint points at.
     pub snapshot: Blob,
@@ -257,10 +262,31 @@ impl Transition {
         fits
     }
 
+    /// If this commit ends the run as failed, lets it tell the person, in these words.
+    pub fn telling(mut self, session: &Session, text: Option<&str>) -> Transition {
+        if let (Next::Close(closing), Some(text)) = (&mut self.next, text)
+            && closing.status == SessionStatus::Failed
+            && let Some(notice) = told::notice(
+                &session.policy,
+                &session.trigger_type,
+                self.run_id.as_str(),
+                Reason::Failed,
+                text,
+            )
+        {
+            closing.events.insert(0, notice.event);
+            self.deliveries.extend(notice.deliveries);
+        }
+        self
+    }
+
     /// Turns a closing transition into one that continues the run, because something arrived while the run
     /// was closing. Keeps the model's reply, which is already paid for. The next step handles what arrived.
     pub fn continuing(mut self) -> Transition {
         if let Next::Close(closing) = self.next {
+            // The run goes on, so it has not failed.
+            let failed = Reason::Failed.key(self.run_id.as_str());
+            self.deliveries.retain(|one| !one.source_key.starts_with(&failed));
             // Uncertain calls that neither the model nor an operator has been told about keep status `started`; the next
             // plan handles them.
             let (left, kept): (Vec<CallUpdate>, Vec<CallUpdate>) = self

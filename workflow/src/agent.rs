@@ -82,7 +82,7 @@ pub struct Limits {
     /// Input and output tokens per run.
     pub tokens: i64,
     /// Claims of one step without progress before its run fails. Faults that are an outage of the provider do not
-    /// count. Claims whose process died count only from [`Limits::DEATHS`] deaths on.
+    /// count, and neither do claims whose process died: [`Limits::DEATHS`] of those fail the run.
     pub attempts: i64,
     /// Milliseconds that a provider's outage may hold up one step before its run fails.
     #[serde(default = "Limits::default_outage_ms")]
@@ -92,7 +92,7 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// How many times a process must die while it holds a step before the step's run may fail. A process that
+    /// How many times a process must die while it holds a step before the step's run fails. A process that
     /// dies takes down all the steps it holds, harmless ones too. A harmless step can die with a bad one
     /// twice before the bad step is claimed alone, and once more each time the bad step made some progress
     /// first. This limit keeps the runs of harmless steps from failing.

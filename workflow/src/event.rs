@@ -149,7 +149,13 @@ pub enum Event {
     },
     /// A guarded call was started and did not end, so it may have taken effect.
     #[serde(rename = "TOOL_FAILED_UNCERTAIN")]
-    ToolFailedUncertain { call_id: CallId, name: String },
+    ToolFailedUncertain {
+        call_id: CallId,
+        name: String,
+        /// What is known of its end: it took too long, or it failed inside. `None`: its worker died.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        reason: Option<String>,
+    },
     /// A person said what happened to an uncertain effect. `effect` is the id of a call or a delivery.
     #[serde(rename = "EFFECT_RESOLVED")]
     EffectResolved {
@@ -174,6 +180,29 @@ pub enum Event {
         moved: Option<String>,
         /// Hash of the fork request. A repeated request must have the same hash.
         request_sha256: String,
+    },
+    /// The person who waits for the run was told that it failed, or that it takes long. `channel`: by which channel a message
+    /// of it leaves. `None`: this entry is the message, for readers of the stream.
+    #[serde(rename = "PERSON_TOLD")]
+    PersonTold {
+        reason: String,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        channel: Option<String>,
+        text: String,
+    },
+    /// The session was a task of Absurd. Always the first entry.
+    #[serde(rename = "SESSION_IMPORTED")]
+    SessionImported {
+        /// `absurd:` and the queue's name.
+        source: String,
+        task_id: String,
+        task_name: String,
+        /// Absurd's word for what the task was doing.
+        task_state: String,
+        /// How its checkpoints were read.
+        shape: String,
+        /// How many checkpoints it had.
+        checkpoints: i64,
     },
     /// A person or a program steered the session: retry, cancel, wake, archive, terminate, fork. The entries around
     /// it say what came of it.
@@ -200,7 +229,7 @@ pub enum Event {
     /// The run ended or paused. A checkpoint follows if the session could be read.
     #[serde(rename = "invocation_result")]
     InvocationResult {
-        /// `false` if the session failed, was terminated or needs an operator.
+        /// `false` if the session failed, was cancelled or terminated, or needs an operator.
         ok: bool,
         status: String,
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -236,7 +265,10 @@ impl Event {
     /// Returns the entry for a run that ends or pauses with the session in `status`.
     pub fn invocation_result(status: SessionStatus, error: Option<&str>) -> Event {
         let ok = match status {
-            SessionStatus::Failed | SessionStatus::NeedsAttention | SessionStatus::Terminated => false,
+            SessionStatus::Failed
+            | SessionStatus::Cancelled
+            | SessionStatus::NeedsAttention
+            | SessionStatus::Terminated => false,
             SessionStatus::Created
             | SessionStatus::Queued
             | SessionStatus::Running

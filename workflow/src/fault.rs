@@ -99,10 +99,13 @@ pub enum Fault {
         limit: i64,
     },
     /// Every worker that claimed the step died or stopped answering.
-    #[error("the step made no progress in {attempts} attempts: its worker died each time")]
+    #[error("the step made no progress in {attempts} attempts: its worker died each time{}", .during.as_deref().map(|what| format!(", while it {what}")).unwrap_or_default())]
     WorkerDied {
-        /// How often the step was claimed.
+        /// How many workers died at the step.
         attempts: i64,
+        /// What they did: "ran charge (call_1)".
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        during: Option<String>,
     },
     /// Repeated claims made no progress, because of this fault and perhaps of crashes between the attempts.
     #[error("the step made no progress in {attempts} attempts; last error: {last_error}")]

@@ -72,7 +72,7 @@ impl Arrival {
 /// | queued, running | yes | awaits the next run |
 /// | needs_attention | either | joins the run, which an operator resumes |
 /// | waiting_input | either | answers the question |
-/// | created, completed, failed | either | opens a run |
+/// | created, completed, failed, cancelled | either | opens a run |
 /// | archived, terminated | either | is refused |
 pub fn on_arrival(status: SessionStatus, cancel_requested: bool, has_run: bool) -> Option<Arrival> {
     Some(match status {
@@ -85,6 +85,7 @@ pub fn on_arrival(status: SessionStatus, cancel_requested: bool, has_run: bool) 
         SessionStatus::Created
         | SessionStatus::Completed
         | SessionStatus::Failed
+        | SessionStatus::Cancelled
         // These statuses need a run. Without one the row is damaged, and a new run repairs it.
         | SessionStatus::Queued
         | SessionStatus::Running
@@ -222,6 +223,7 @@ mod tests {
             (SessionStatus::NeedsAttention, Some(Queued), Some(Queued)),
             (SessionStatus::Completed, Some(NewRun), Some(NewRun)),
             (SessionStatus::Failed, Some(NewRun), Some(NewRun)),
+            (SessionStatus::Cancelled, Some(NewRun), Some(NewRun)),
             (SessionStatus::Archived, None, None),
             (SessionStatus::Terminated, None, None),
         ] {

@@ -26,8 +26,10 @@
 //! | the files of a session at one moment | [`workspace`] |
 //! | what the model sees | [`prefix`], [`context`], [`wire`] |
 //! | how a session is carried to another database | [`bundle`] |
+//! | how a task of Absurd becomes a session | [`mod@absurd`] |
 //! | which kinds of ids exist | [`id`] |
 
+pub mod absurd;
 pub mod access;
 pub mod advance;
 pub mod agent;
@@ -39,6 +41,7 @@ pub mod derive;
 pub mod diff;
 pub mod effect;
 pub mod event;
+pub mod failure;
 pub mod fallback;
 pub mod fault;
 pub mod files;
@@ -63,6 +66,7 @@ pub mod seed;
 pub mod session;
 pub mod state;
 pub mod strategy;
+pub mod told;
 pub mod trigger;
 pub mod wire;
 pub mod workspace;

@@ -54,6 +54,16 @@ pub fn because(reason: Option<&str>) {
     }
 }
 
+/// Says what the task does, if it turns out to be another thing than the edge thought.
+pub(crate) fn does(verb: &str) {
+    with(|act| act.verb = verb.to_owned());
+}
+
+/// The act, if the task is one.
+pub(crate) fn current() -> Option<Act> {
+    with(|act| act.clone())
+}
+
 /// Says which row the task acts on.
 pub(crate) fn on(target: &str) {
     with(|act| act.target = Some(target.to_owned()));

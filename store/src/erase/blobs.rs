@@ -37,43 +37,50 @@ pub(super) async fn candidates(
     Ok(found)
 }
 
-/// Deletes those of `blobs` that no row names any more, and returns how many. Reads every row that may name one, so it takes
+/// Deletes those of `blobs` that no row of their space names any more, and returns how many. Reads every row that may name one, so it takes
 /// a time that grows with the database; other processes store no blob meanwhile.
 pub(super) async fn delete_unused(tx: &mut PgConnection, blobs: &[String]) -> Result<i64> {
     // The prefix of a session is the agent's, which most sessions share.
-    let of_sessions = sqlx::query_scalar!(
-        r#"select distinct prefix_sha256 as "sha256!" from conversation_sessions where prefix_sha256 = any($1)"#,
+    let beyond_prefixes = sqlx::query!(
+        "select b.sha256, b.space_id from blobs b
+        where b.sha256 = any($1)
+            and not exists (
+                select from conversation_sessions s where s.space_id = b.space_id and s.prefix_sha256 = b.sha256
+            )",
         blobs
     )
     .fetch_all(&mut *tx)
     .await?;
-    let blobs: Vec<&String> = blobs.iter().filter(|blob| !of_sessions.contains(blob)).collect();
-    if blobs.is_empty() {
+    if beyond_prefixes.is_empty() {
         return Ok(0);
     }
+    let (blobs, spaces): (Vec<String>, Vec<String>) =
+        beyond_prefixes.into_iter().map(|row| (row.sha256, row.space_id)).unzip();
     // Who stored such a blob and has not committed the row that names it holds a lock that this waits for.
     sqlx::query!("lock table blobs in share row exclusive mode").execute(&mut *tx).await?;
     let deleted = sqlx::query!(
         r#"delete from blobs
-        where sha256 = any($1)
-            and sha256 not in (
-                select named[1]
+        where (sha256, space_id) in (select sha256, space_id from unnest($1::text[], $2::text[]) as b (sha256, space_id))
+            and (sha256, space_id) not in (
+                select named[1], rows.space_id
                 from (
-                    select concat(content::text, details::text) as text from conversation_records
+                    select space_id, concat(content::text, details::text) as text from conversation_records
                     union all
-                    select content::text from deliveries
+                    select space_id, content::text from deliveries
                     union all
-                    select payload::text from session_events
+                    select space_id, payload::text from session_events
                     union all
-                    select attachments::text from session_inbox where attachments is not null
+                    select space_id, attachments::text from session_inbox where attachments is not null
                     union all
-                    select concat(outcome::text, receipt::text) from tool_calls
+                    select space_id, concat(outcome::text, receipt::text) from tool_calls
                     union all
-                    select concat(prefix_sha256, state::text, initial_state::text) from conversation_sessions
+                    select space_id, concat(prefix_sha256, state::text, initial_state::text) from conversation_sessions
                 ) rows
                 cross join lateral regexp_matches(rows.text, '[0-9a-f]{64}', 'g') as named
+                where rows.space_id = any($2)
             )"#,
-        &blobs as &[&String]
+        &blobs,
+        &spaces
     )
     .execute(tx)
     .await?;

@@ -104,7 +104,15 @@ pub(super) async fn check(
         Subject::Person { name, .. } => Some(name),
     };
     let held = sqlx::query!(
-        "select hold_id, reason from legal_holds h
+        // A fork is no user's, and has the words of those who take part in what it was forked from.
+        "with recursive line (id) as (
+            select unnest($2::text[])
+            union
+            select c.parent_conversation_id from line
+            join conversation_counters c on c.conversation_id = line.id
+            where c.parent_conversation_id is not null
+        )
+        select hold_id, reason from legal_holds h
         where released_at is null
             and (space_id = $1 or space_id in (
                 select space_id from conversation_counters where conversation_id = any($2)))
@@ -113,11 +121,13 @@ pub(super) async fn check(
                 or person in (
                     select lower(i.sender) from session_inbox i
                     join conversation_sessions s using (session_id)
-                    where s.conversation_id = any($2))
-                or person in (select lower(user_id) from conversation_counters where conversation_id = any($2))
+                    where s.conversation_id in (select id from line))
+                or person in (select lower(user_id) from conversation_counters
+                    where conversation_id in (select id from line))
                 or exists (select from conversation_sessions s
-                    where s.conversation_id = any($2) and s.policy -> 'participants' ? h.person)
-                or person in (select lower(from_address) from mails where conversation_id = any($2)))
+                    where s.conversation_id in (select id from line) and s.policy -> 'participants' ? h.person)
+                or person in (select lower(from_address) from mails
+                    where conversation_id in (select id from line)))
         order by placed_at
         limit 1",
         space,
@@ -144,17 +154,26 @@ pub(super) async fn held_among(
         r#"select c.conversation_id
         from conversation_counters c
         where c.conversation_id = any($2) and exists (
+            with recursive line (id) as (
+                select c.conversation_id
+                union
+                select p.parent_conversation_id from line
+                join conversation_counters p on p.conversation_id = line.id
+                where p.parent_conversation_id is not null
+            )
             select from legal_holds h
             where released_at is null and h.space_id = $1
                 and (h.conversation_id = c.conversation_id
                     or person in (
                         select lower(i.sender) from session_inbox i
                         join conversation_sessions s using (session_id)
-                        where s.conversation_id = c.conversation_id)
-                    or person = lower(c.user_id)
+                        where s.conversation_id in (select id from line))
+                    or person in (select lower(p.user_id) from conversation_counters p
+                        where p.conversation_id in (select id from line))
                     or exists (select from conversation_sessions s
-                        where s.conversation_id = c.conversation_id and s.policy -> 'participants' ? h.person)
-                    or person in (select lower(from_address) from mails m where m.conversation_id = c.conversation_id)))
+                        where s.conversation_id in (select id from line) and s.policy -> 'participants' ? h.person)
+                    or person in (select lower(from_address) from mails m
+                        where m.conversation_id in (select id from line))))
         order by 1"#,
         space,
         conversations

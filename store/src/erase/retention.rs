@@ -9,6 +9,8 @@
 
 use super::{Pending, blobs, explained, holds};
 use crate::audit::act;
+use crate::export::taken;
+use crate::fork::hold_off_forks;
 use crate::pool::Transaction;
 use crate::{Result, Store};
 use chrono::{DateTime, Utc};
@@ -112,7 +114,9 @@ impl Store {
             tx.rollback().await?;
             return Ok(page);
         }
-        // A message may have come since, and a hold may have been placed. Both wait for these locks from here on.
+        // A fork may be under way, a message may have come since, and a hold may have been placed. All wait for these locks from
+        // here on.
+        hold_off_forks(&mut tx, &page.conversations).await?;
         sqlx::query_scalar!(r#"select lock_for_erasure($1) as "count!""#, &page.conversations)
             .fetch_one(&mut *tx)
             .await?;
@@ -294,6 +298,8 @@ async fn begin(tx: &mut Transaction, space: &str, page: &Page) -> Result<(String
         conversations: page.conversations.clone(),
         sessions: page.sessions.clone(),
         blobs,
+        // An export that took a session before we did has its row by now, and the next one finds no session.
+        exports: taken(&mut *tx, &page.sessions).await?,
         rows: counts.into_iter().map(|(table, count)| (table.to_owned(), count as i64)).collect(),
     };
     let erasure_id = format!("erase_{}", Uuid::now_v7().simple());

@@ -8,6 +8,7 @@
 //! one blob.
 
 mod pages;
+mod record;
 mod row;
 mod snapshot;
 
@@ -15,6 +16,8 @@ use crate::{Error, Result, Store};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use pages::Page;
+pub use record::Taken;
+pub(crate) use record::taken;
 use sha2::{Digest, Sha256};
 use snapshot::{Snapshot, SnapshotRows};
 use std::collections::{BTreeMap, VecDeque};
@@ -112,11 +115,13 @@ impl Pager {
 }
 
 impl Store {
-    /// Begins a bundle of the session as it is now. With `redacted`, the bundle contains no texts.
+    /// Begins a bundle of the session as it is now. With `redacted`, the bundle contains no texts. If the task is an act,
+    /// the audit says so before anything is read, so that an erasure knows of the bundle.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Corrupt`], [`Error::Database`].
     pub async fn export(&self, session_id: &str, redacted: bool) -> Result<Export> {
+        self.record_export(session_id).await?;
         Ok(Export {
             snapshot: Snapshot::take(self, session_id, redacted).await?,
             store: self.clone(),

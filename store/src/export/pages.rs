@@ -263,7 +263,12 @@ impl Export {
     }
 
     pub(super) async fn blob_size(&self, sha256: &str) -> Result<(i64, String)> {
-        let row = sqlx::query!("select size, media_type from blobs where sha256 = $1", sha256)
+        let row = sqlx::query!(
+            "select size, media_type from blobs
+            where sha256 = $1 and space_id = (select space_id from conversation_sessions where session_id = $2)",
+            sha256,
+            self.id()
+        )
             .fetch_optional(&self.store.pool)
             .await?
             .ok_or_else(|| missing(sha256))?;
@@ -271,7 +276,12 @@ impl Export {
     }
 
     pub(super) async fn whole_blob(&self, sha256: &str) -> Result<Vec<u8>> {
-        sqlx::query_scalar!("select bytes from blobs where sha256 = $1", sha256)
+        sqlx::query_scalar!(
+            "select bytes from blobs
+            where sha256 = $1 and space_id = (select space_id from conversation_sessions where session_id = $2)",
+            sha256,
+            self.id()
+        )
             .fetch_optional(&self.store.pool)
             .await?
             .ok_or_else(|| missing(sha256))
@@ -279,10 +289,12 @@ impl Export {
 
     pub(super) async fn blob_part(&self, sha256: &str, at: i64) -> Result<Vec<u8>> {
         sqlx::query_scalar!(
-            r#"select substring(bytes from $2::integer + 1 for $3) as "part!" from blobs where sha256 = $1"#,
+            r#"select substring(bytes from $2::integer + 1 for $3) as "part!" from blobs
+            where sha256 = $1 and space_id = (select space_id from conversation_sessions where session_id = $4)"#,
             sha256,
             at as i32,
-            PART_BYTES as i32
+            PART_BYTES as i32,
+            self.id()
         )
         .fetch_optional(&self.store.pool)
         .await?

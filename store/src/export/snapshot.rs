@@ -135,7 +135,7 @@ impl Snapshot {
             deliveries: open_deliveries(&mut tx, session_id).await?,
             inbox: pending(&mut tx, session_id).await?,
         };
-        tx.commit().await?;
+        tx.commit_part().await?;
         Ok(snapshot)
     }
 }
@@ -376,7 +376,7 @@ pub(super) async fn settled_calls(
     )
     .fetch(&mut *tx);
     let rows = spooled(rows, |row| Ok(row::call!(row))).await?;
-    tx.commit().await?;
+    tx.commit_part().await?;
     Ok(rows)
 }
 
@@ -400,6 +400,6 @@ pub(super) async fn sent_deliveries(
     )
     .fetch(&mut *tx);
     let rows = spooled(rows, |row| Ok(row::delivery!(row))).await?;
-    tx.commit().await?;
+    tx.commit_part().await?;
     Ok(rows)
 }

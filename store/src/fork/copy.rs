@@ -204,23 +204,52 @@ pub(super) async fn take_conversation(
     parent: &Parent,
     conversation_id: &str,
     cut: &Cut,
+    for_user: bool,
 ) -> Result<bool> {
     let taken = sqlx::query!(
         "insert into conversation_counters
             (conversation_id, space_id, mailbox_id, last_message_number, parent_conversation_id, forked_at_message_number,
              user_id)
-        select $2, p.space_id, p.mailbox_id, $3, p.conversation_id, $3, c.user_id
+        select $2, p.space_id, p.mailbox_id, $3, p.conversation_id, $3, case when $4 then c.user_id end
         from conversation_sessions p
         left join conversation_counters c on c.conversation_id = p.conversation_id
         where p.session_id = $1
         on conflict (conversation_id) do nothing",
         parent.session_id,
         conversation_id,
-        cut.at_message_number
+        cut.at_message_number,
+        for_user
     )
     .execute(tx)
     .await?;
     Ok(taken.rows_affected() == 1)
+}
+
+/// Waits for an erasure of the parent's conversation, and holds off the next one until this transaction ends. So an erasure
+/// finds every fork that was made before it, and a fork that comes after it finds no parent. Forks do not wait for
+/// each other.
+pub(super) async fn hold_off_erasure(tx: &mut PgConnection, parent_session_id: &str) -> Result<()> {
+    sqlx::query!(
+        "select pg_advisory_xact_lock_shared(hashtextextended('fork of ' || conversation_id, 0))
+        from conversation_sessions where session_id = $1",
+        parent_session_id
+    )
+    .execute(tx)
+    .await?;
+    Ok(())
+}
+
+/// Waits for the forks that are being made of these conversations, and lets none begin until this transaction ends.
+pub(crate) async fn hold_off_forks(tx: &mut PgConnection, conversations: &[String]) -> Result<()> {
+    // In one order, so that two erasures do not wait for each other.
+    sqlx::query!(
+        "select pg_advisory_xact_lock(hashtextextended('fork of ' || id, 0))
+        from (select id from unnest($1::text[]) id order by id) ids",
+        conversations
+    )
+    .execute(tx)
+    .await?;
+    Ok(())
 }
 
 /// Writes the child's row, its seeds, and the blobs that it begins with.
@@ -248,7 +277,7 @@ pub(super) async fn session(
     let prefix = prefix.map(|prefix| prefix.blob());
     let prefix_sha256 =
         prefix.as_ref().map(|prefix| prefix.sha256.clone()).or_else(|| parent.prefix_sha256.clone());
-    keep(&mut *tx, prefix.into_iter().chain([snapshot]).collect()).await?;
+    keep(&mut *tx, parent, prefix.into_iter().chain([snapshot]).collect()).await?;
     let tool_names: Option<Vec<&str>> =
         request.tools.as_ref().map(|tools| tools.iter().map(|tool| tool.name.as_str()).collect());
     let policy = serde_json::to_value(request.policy(parent.policy.clone(), &parent.trigger_type, cut))
@@ -313,8 +342,9 @@ async fn seeds(tx: &mut PgConnection, session_id: &str) -> Result<Vec<Seed>> {
 
 async fn copy_seeds(tx: &mut PgConnection, parent: &str, child: &str) -> Result<()> {
     sqlx::query!(
-        r#"insert into session_seed_messages (session_id, ordinal, role, content, is_new, "timestamp", details)
-        select $2, ordinal, role, content, is_new, "timestamp", details
+        r#"insert into session_seed_messages
+            (space_id, session_id, ordinal, role, content, is_new, "timestamp", details)
+        select space_id, $2, ordinal, role, content, is_new, "timestamp", details
         from session_seed_messages
         where session_id = $1"#,
         parent,
@@ -330,9 +360,11 @@ async fn write_seeds(tx: &mut PgConnection, child: &str, seeds: &[Seed]) -> Resu
     let contents: Vec<&str> = seeds.iter().map(|seed| seed.content.as_str()).collect();
     let news: Vec<bool> = seeds.iter().map(|seed| seed.is_new).collect();
     sqlx::query!(
-        "insert into session_seed_messages (session_id, ordinal, role, content, is_new)
-        select $1, seed.ordinal - 1, seed.role, seed.content, seed.is_new
-        from unnest($2::text[], $3::text[], $4::boolean[]) with ordinality as seed (role, content, is_new, ordinal)",
+        "insert into session_seed_messages (space_id, session_id, ordinal, role, content, is_new)
+        select s.space_id, $1, seed.ordinal - 1, seed.role, seed.content, seed.is_new
+        from conversation_sessions s,
+            unnest($2::text[], $3::text[], $4::boolean[]) with ordinality as seed (role, content, is_new, ordinal)
+        where s.session_id = $1",
         child,
         &roles as &[&str],
         &contents as &[&str],
@@ -345,10 +377,15 @@ async fn write_seeds(tx: &mut PgConnection, child: &str, seeds: &[Seed]) -> Resu
 
 async fn pinned_prefix(tx: &mut PgConnection, parent: &Parent) -> Result<Option<Prefix>> {
     let Some(sha256) = &parent.prefix_sha256 else { return Ok(None) };
-    let bytes = sqlx::query_scalar!("select bytes from blobs where sha256 = $1", sha256)
-        .fetch_optional(tx)
-        .await?
-        .ok_or_else(|| Error::corrupt("pinned prefix", format!("there is no blob {sha256}")))?;
+    let bytes = sqlx::query_scalar!(
+        "select bytes from blobs
+        where sha256 = $1 and space_id = (select space_id from conversation_sessions where session_id = $2)",
+        sha256,
+        parent.session_id
+    )
+    .fetch_optional(tx)
+    .await?
+    .ok_or_else(|| Error::corrupt("pinned prefix", format!("there is no blob {sha256}")))?;
     Prefix::read(sha256, &bytes).map(Some).map_err(|error| Error::corrupt("pinned prefix", error))
 }
 
@@ -361,8 +398,9 @@ pub(super) async fn records(
 ) -> Result<()> {
     let copied = sqlx::query!(
         "insert into conversation_records
-            (conversation_id, message_number, session_id, run_id, step_number, role, content, internal, details, created_at)
-        select $2, r.message_number, $3, r.run_id, r.step_number, r.role, r.content, r.internal,
+            (space_id, conversation_id, message_number, session_id, run_id, step_number, role, content, internal, details,
+             created_at)
+        select r.space_id, $2, r.message_number, $3, r.run_id, r.step_number, r.role, r.content, r.internal,
             (r.details::jsonb || jsonb_build_object('origin_message_id',
                 coalesce(r.details ->> 'origin_message_id', r.message_id)))::json,
             r.created_at
@@ -383,23 +421,27 @@ pub(super) async fn records(
     Ok(())
 }
 
-/// Stores blobs under their hashes. Writes nothing for a blob that exists already.
+/// Stores blobs in the parent's space, under their hashes. Writes nothing for a blob that exists already.
 ///
 /// Writes all of them at once and sorted by hash. Concurrent writers of the same blobs use the same order, so
 /// they cannot deadlock.
-async fn keep(tx: &mut PgConnection, mut blobs: Vec<Blob>) -> Result<()> {
+async fn keep(tx: &mut PgConnection, parent: &Parent, mut blobs: Vec<Blob>) -> Result<()> {
     blobs.sort_by(|a, b| a.sha256.cmp(&b.sha256));
     let names: Vec<&str> = blobs.iter().map(|blob| blob.sha256.as_str()).collect();
     let bytes: Vec<&[u8]> = blobs.iter().map(|blob| blob.bytes.as_slice()).collect();
     let types: Vec<&str> = blobs.iter().map(|blob| blob.media_type).collect();
     sqlx::query!(
-        "insert into blobs (sha256, size, media_type, bytes)
-        select b.sha256, length(b.bytes), b.media_type, b.bytes
-        from unnest($1::text[], $2::bytea[], $3::text[]) as b (sha256, bytes, media_type)
-        on conflict (sha256) do nothing",
+        "insert into blobs (space_id, sha256, size, media_type, bytes)
+        select p.space_id, b.sha256, length(b.bytes), b.media_type, b.bytes
+        from conversation_sessions p,
+            unnest($1::text[], $2::bytea[], $3::text[]) with ordinality as b (sha256, bytes, media_type, place)
+        where p.session_id = $4
+        order by b.place
+        on conflict (sha256, space_id) do nothing",
         &names as &[&str],
         &bytes as &[&[u8]],
-        &types as &[&str]
+        &types as &[&str],
+        parent.session_id
     )
     .execute(tx)
     .await?;

@@ -16,6 +16,7 @@ pub use search::{Cursor, Page};
 
 use crate::delivery::deliver_jobs;
 use crate::gate;
+use crate::pool::Transaction;
 use crate::run::{self, Conversation, Locked, Wakes, append_events};
 use crate::steer::steered;
 use crate::{Result, Store};
@@ -33,6 +34,17 @@ impl Store {
     /// # Errors
     /// [`crate::Error::NotFound`], [`crate::Error::Corrupt`] for an unknown status, [`crate::Error::Database`].
     pub async fn wake_session(&self, session_id: &str) -> Result<Vec<Healed>> {
+        let (tx, healed) = self.woken(session_id).await?;
+        if healed.is_empty() {
+            tx.rollback().await?;
+        } else {
+            tx.commit().await?;
+        }
+        Ok(healed)
+    }
+
+    /// A heal in a transaction that the caller commits.
+    pub(crate) async fn woken(&self, session_id: &str) -> Result<(Transaction, Vec<Healed>)> {
         let mut tx = self.pool.begin().await?;
         let mut healed = Vec::new();
         let (found, session) = conversation::lock(&mut tx, session_id, &mut healed).await?;
@@ -43,15 +55,12 @@ impl Store {
         forget_generations(&mut tx, session_id, &mut healed).await?;
         healed
             .extend(gate::look_now(&mut tx, session_id).await?.map(|gate_id| Healed::LooksAgain { gate_id }));
-        if healed.is_empty() {
-            tx.rollback().await?;
-        } else {
-            if let Some(entry) = steered("wake", None) {
-                append_events(&mut tx, session_id, None, None, Wakes::Nobody, &[entry]).await?;
-            }
-            tx.commit().await?;
+        if !healed.is_empty()
+            && let Some(entry) = steered("wake", None)
+        {
+            append_events(&mut tx, session_id, None, None, Wakes::Nobody, &[entry]).await?;
         }
-        Ok(healed)
+        Ok((tx, healed))
     }
 }
 
@@ -99,7 +108,7 @@ async fn find(tx: &mut PgConnection, session_id: &str) -> Result<Found> {
             where i.session_id = $1 and i.status = 'pending'
                 and not exists (
                     select from session_runs r
-                    where r.run_id = i.run_id and r.status = 'failed' and r.error = 'cancelled'
+                    where r.run_id = i.run_id and r.status = 'cancelled'
                 )
         )
         select
@@ -151,7 +160,7 @@ async fn owe(
     }
     let (run_id, reopened) = match (session.status, found.newest) {
         (SessionStatus::Queued | SessionStatus::Running, Some(newest)) => {
-            let over = matches!(newest.status.as_str(), "completed" | "failed");
+            let over = matches!(newest.status.as_str(), "completed" | "failed" | "cancelled");
             if over && found.unread > 0 {
                 (found.promised.unwrap_or_else(run::new_run_id), false)
             } else {
@@ -170,6 +179,7 @@ async fn owe(
             SessionStatus::Created
             | SessionStatus::Completed
             | SessionStatus::Failed
+            | SessionStatus::Cancelled
             | SessionStatus::WaitingInput,
             _,
         ) if found.unread > 0 => (found.promised.unwrap_or_else(run::new_run_id), false),
@@ -180,6 +190,7 @@ async fn owe(
             | SessionStatus::NeedsAttention
             | SessionStatus::Completed
             | SessionStatus::Failed
+            | SessionStatus::Cancelled
             | SessionStatus::Archived
             | SessionStatus::Terminated,
             _,

@@ -127,10 +127,10 @@ impl Store {
                 array(
                     select distinct page.session_id from page
                     join conversation_sessions s on s.session_id = page.session_id
-                    where s.status in ('created', 'completed', 'failed', 'waiting_input')
+                    where s.status in ('created', 'completed', 'failed', 'cancelled', 'waiting_input')
                         and not exists (
                             select from session_runs r
-                            where r.run_id = page.run_id and r.status = 'failed' and r.error = 'cancelled'
+                            where r.run_id = page.run_id and r.status = 'cancelled'
                         )
                 ) as "found!"
             "#,

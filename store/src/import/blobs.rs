@@ -18,19 +18,20 @@ pub(super) struct Blobs {
 }
 
 impl Blobs {
-    /// Adds a part. The last part writes the blob, unless it exists already.
-    pub async fn write(&mut self, pool: &Pool, part: &BlobPart) -> Result<()> {
+    /// Adds a part. The last part writes the blob, unless the space has it already.
+    pub async fn write(&mut self, pool: &Pool, space_id: &str, part: &BlobPart) -> Result<()> {
         STANDARD.decode_vec(&part.base64, &mut self.bytes).map_err(|error| Error::corrupt("blob", error))?;
         if (self.bytes.len() as i64) < part.bytes {
             return Ok(());
         }
         sqlx::query!(
-            "insert into blobs (sha256, size, media_type, bytes)
-            values ($1, length($2::bytea), $3, $2)
-            on conflict (sha256) do nothing",
+            "insert into blobs (space_id, sha256, size, media_type, bytes)
+            values ($4, $1, length($2::bytea), $3, $2)
+            on conflict (sha256, space_id) do nothing",
             part.sha256,
             std::mem::take(&mut self.bytes),
-            part.media_type
+            part.media_type,
+            space_id
         )
         .execute(pool)
         .await?;

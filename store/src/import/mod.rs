@@ -7,7 +7,7 @@
 
 mod blobs;
 mod source;
-mod write;
+pub(crate) mod write;
 
 use crate::audit::act;
 use crate::{Error, Result, Store, new_id};
@@ -97,7 +97,7 @@ impl Store {
     ) -> Result<Imported> {
         let summary = checked(file.to_owned(), limits, told).await?;
         if summary.blobs > 0 {
-            self.import_blobs(file, limits, &summary.sha256).await?;
+            self.import_blobs(file, space_id, limits, &summary.sha256).await?;
         }
         let (session_id, conversation) = (new_id("sess"), new_id("conv"));
         let mut tx = self.pool.begin().await?;
@@ -125,7 +125,7 @@ impl Store {
         })
     }
 
-    async fn import_blobs(&self, file: &Path, limits: Limits, sha256: &str) -> Result<()> {
+    async fn import_blobs(&self, file: &Path, space_id: &str, limits: Limits, sha256: &str) -> Result<()> {
         let mut blobs = Blobs::default();
         let mut batches = batches(file.to_owned(), limits, Reading::Blobs);
         let mut again = None;
@@ -134,7 +134,7 @@ impl Store {
                 Batch::Rows(rows) => {
                     for row in &rows {
                         if let Line::Blob(part) = row {
-                            blobs.write(&self.pool, part).await?;
+                            blobs.write(&self.pool, space_id, part).await?;
                         }
                     }
                 }

@@ -26,8 +26,9 @@ pub(super) async fn inbox_ids(tx: &mut PgConnection, old: &[i64]) -> Result<Inbo
 /// The statement that writes rows of one kind.
 type Batch = Query<'static, Postgres, PgArguments>;
 
-pub(super) struct Writer {
-    adoption: Adoption,
+pub(crate) struct Writer {
+    /// `None`: the rows are written as they are.
+    adoption: Option<Adoption>,
     origin: Value,
     session_id: String,
     conversation_id: String,
@@ -38,7 +39,7 @@ pub(super) struct Writer {
 impl Writer {
     pub fn new(adoption: Adoption, summary: &Summary) -> Writer {
         Writer {
-            adoption,
+            adoption: Some(adoption),
             origin: origin(&summary.session, summary.header.redacted, &summary.sha256),
             session_id: String::new(),
             conversation_id: String::new(),
@@ -47,9 +48,24 @@ impl Writer {
         }
     }
 
+    /// For rows that have their ids already. `origin` says where the session comes from.
+    pub fn of_own(session_id: &str, conversation_id: &str, space_id: &str, origin: Value) -> Writer {
+        Writer {
+            adoption: None,
+            origin,
+            session_id: session_id.to_owned(),
+            conversation_id: conversation_id.to_owned(),
+            space_id: space_id.to_owned(),
+            last_event_seq: 0,
+        }
+    }
+
     /// Writes rows of one section.
     pub async fn write(&mut self, tx: &mut PgConnection, rows: Vec<Line>) -> Result<()> {
-        let rows: Vec<Line> = rows.into_iter().map(|row| self.adoption.adopt(row)).collect();
+        let rows: Vec<Line> = match &mut self.adoption {
+            Some(adoption) => rows.into_iter().map(|row| adoption.adopt(row)).collect(),
+            None => rows,
+        };
         let Some(section) = rows.first().map(Line::section) else { return Ok(()) };
         let batch = match section {
             Section::Session => {
@@ -77,7 +93,8 @@ impl Writer {
 
     /// Writes the journal entries that follow the bundle's last one.
     pub async fn end(&mut self, tx: &mut PgConnection) -> Result<()> {
-        let ending: Vec<EventRow> = self.adoption.ending(self.last_event_seq);
+        let Some(adoption) = &self.adoption else { return Ok(()) };
+        let ending: Vec<EventRow> = adoption.ending(self.last_event_seq);
         if !ending.is_empty() {
             self.events(&to_json(&ending)?).execute(tx).await?;
         }
@@ -88,16 +105,18 @@ impl Writer {
         self.session_id.clone_from(&row.session_id);
         self.conversation_id.clone_from(&row.conversation_id);
         self.space_id.clone_from(&row.space_id);
-        sqlx::query!(
-            "insert into conversation_counters (conversation_id, space_id, mailbox_id, last_message_number)
+        if self.adoption.is_some() {
+            sqlx::query!(
+                "insert into conversation_counters (conversation_id, space_id, mailbox_id, last_message_number)
             values ($1, $2, $3, $4)",
-            row.conversation_id,
-            row.space_id,
-            row.mailbox_id,
-            row.last_message_number.max(i64::from(row.seed_message_count))
-        )
-        .execute(&mut *tx)
-        .await?;
+                row.conversation_id,
+                row.space_id,
+                row.mailbox_id,
+                row.last_message_number.max(i64::from(row.seed_message_count))
+            )
+            .execute(&mut *tx)
+            .await?;
+        }
         sqlx::query!(
             "insert into conversation_sessions
                 (session_id, conversation_id, space_id, mailbox_id, trigger_type, trigger_id, agent, model_id,
@@ -132,21 +151,23 @@ impl Writer {
 
     fn seeds(&self, rows: &str) -> Batch {
         sqlx::query!(
-            r#"insert into session_seed_messages (session_id, ordinal, role, content, is_new, "timestamp", details)
-            select $1, ordinal, role, content, is_new, "timestamp", details
+            r#"insert into session_seed_messages
+                (space_id, session_id, ordinal, role, content, is_new, "timestamp", details)
+            select $3, $1, ordinal, role, content, is_new, "timestamp", details
             from json_to_recordset($2::text::json) as row (
                 ordinal integer, role text, content text, is_new boolean, "timestamp" bigint, details jsonb)"#,
             self.session_id,
-            rows
+            rows,
+            self.space_id
         )
     }
 
     fn runs(&self, rows: &str) -> Batch {
         sqlx::query!(
             "insert into session_runs
-                (run_id, session_id, conversation_id, status, prompt_message_number, steps, input_tokens,
+                (space_id, run_id, session_id, conversation_id, status, prompt_message_number, steps, input_tokens,
                  output_tokens, tool_calls, error, created_at, started_at, completed_at)
-            select run_id, $1, $2, status, prompt_message_number, steps, input_tokens, output_tokens, tool_calls, error,
+            select $4, run_id, $1, $2, status, prompt_message_number, steps, input_tokens, output_tokens, tool_calls, error,
                 created_at, started_at, completed_at
             from json_to_recordset($3::text::json) as row (
                 run_id text, status text, prompt_message_number bigint, steps bigint, input_tokens bigint,
@@ -154,22 +175,24 @@ impl Writer {
                 completed_at timestamptz)",
             self.session_id,
             self.conversation_id,
-            rows
+            rows,
+            self.space_id
         )
     }
 
     fn records(&self, rows: &str) -> Batch {
         sqlx::query!(
             "insert into conversation_records
-                (conversation_id, message_number, message_id, session_id, run_id, step_number, role, content, internal,
-                 details, created_at)
-            select $2, message_number, message_id, $1, run_id, step_number, role, content, internal, details, created_at
+                (space_id, conversation_id, message_number, message_id, session_id, run_id, step_number, role, content,
+                 internal, details, created_at)
+            select $4, $2, message_number, message_id, $1, run_id, step_number, role, content, internal, details, created_at
             from json_to_recordset($3::text::json) as row (
                 message_number bigint, message_id text, run_id text, step_number bigint, role text, content json,
                 internal boolean, details json, created_at timestamptz)",
             self.session_id,
             self.conversation_id,
-            rows
+            rows,
+            self.space_id
         )
     }
 
@@ -177,10 +200,10 @@ impl Writer {
     fn steps(&self, rows: &str) -> Batch {
         sqlx::query!(
             "insert into session_steps
-                (session_id, step_number, run_id, from_message_number, to_message_number, finish_reason, input_tokens,
-                 output_tokens, cached_tokens, cache_write_tokens, cost_micros, executed_local_tool_count, attempt,
+                (space_id, session_id, step_number, run_id, from_message_number, to_message_number, finish_reason,
+                 input_tokens, output_tokens, cached_tokens, cache_write_tokens, cost_micros, executed_local_tool_count, attempt,
                  event_seq, lease, worker_id, started_at, committed_at, workspace_sha256)
-            select $1, step_number, run_id, from_message_number, to_message_number, finish_reason, input_tokens,
+            select $3, $1, step_number, run_id, from_message_number, to_message_number, finish_reason, input_tokens,
                 output_tokens, cached_tokens, cache_write_tokens, cost_micros, executed_local_tool_count, attempt,
                 event_seq, 0, 'import', started_at, committed_at, workspace_sha256
             from json_to_recordset($2::text::json) as row (
@@ -189,35 +212,38 @@ impl Writer {
                 cache_write_tokens integer, cost_micros bigint, executed_local_tool_count integer, attempt integer,
                 event_seq bigint, started_at timestamptz, committed_at timestamptz, workspace_sha256 text)",
             self.session_id,
-            rows
+            rows,
+            self.space_id
         )
     }
 
     fn events(&self, rows: &str) -> Batch {
         sqlx::query!(
-            "insert into session_events (session_id, seq, ts, type, run_id, step_number, payload, dedupe_key)
-            select $1, seq, ts, type, run_id, step_number, payload, dedupe_key
+            "insert into session_events (space_id, session_id, seq, ts, type, run_id, step_number, payload, dedupe_key)
+            select $3, $1, seq, ts, type, run_id, step_number, payload, dedupe_key
             from json_to_recordset($2::text::json) as row (
                 seq bigint, ts timestamptz, type text, run_id text, step_number bigint, payload jsonb,
                 dedupe_key text)",
             self.session_id,
-            rows
+            rows,
+            self.space_id
         )
     }
 
     fn calls(&self, rows: &str) -> Batch {
         sqlx::query!(
             "insert into tool_calls
-                (session_id, call_id, run_id, step_number, message_number, result_message_number, name, args_sha256,
+                (space_id, session_id, call_id, run_id, step_number, message_number, result_message_number, name, args_sha256,
                  effect, status, attempts, outcome, receipt, resolution, started_at, settled_at)
-            select $1, call_id, run_id, step_number, message_number, result_message_number, name, args_sha256, effect,
+            select $3, $1, call_id, run_id, step_number, message_number, result_message_number, name, args_sha256, effect,
                 status, attempts, outcome, receipt, resolution, started_at, settled_at
             from json_to_recordset($2::text::json) as row (
                 call_id text, run_id text, step_number bigint, message_number bigint, result_message_number bigint,
                 name text, args_sha256 text, effect text, status text, attempts integer, outcome json, receipt json,
                 resolution jsonb, started_at timestamptz, settled_at timestamptz)",
             self.session_id,
-            rows
+            rows,
+            self.space_id
         )
     }
 
@@ -246,16 +272,17 @@ impl Writer {
     fn inbox(&self, rows: &str) -> Batch {
         sqlx::query!(
             "insert into session_inbox
-                (session_id, inbox_id, client_key, content, content_sha256, sender, attachments, status, run_id, outcome,
-                created_at)
+                (space_id, session_id, inbox_id, client_key, content, content_sha256, sender, attachments, status, run_id,
+                 outcome, created_at)
             overriding system value
-            select $1, inbox_id, client_key, content, content_sha256, sender, attachments, status, run_id, outcome,
+            select $3, $1, inbox_id, client_key, content, content_sha256, sender, attachments, status, run_id, outcome,
                 created_at
             from json_to_recordset($2::text::json) as row (
                 inbox_id bigint, client_key text, content text, content_sha256 text, sender text, attachments jsonb,
                 status text, run_id text, outcome text, created_at timestamptz)",
             self.session_id,
-            rows
+            rows,
+            self.space_id
         )
     }
 }

@@ -29,7 +29,7 @@ pub(crate) async fn last_checkpoint(
         r#"
         select e.seq, e.payload, b.bytes as "bytes?"
         from session_events e
-        left join blobs b on b.sha256 = e.payload ->> 'state_sha256'
+        left join blobs b on b.sha256 = e.payload ->> 'state_sha256' and b.space_id = e.space_id
         where e.session_id = $1 and e.type = 'checkpoint'
         order by e.seq desc
         limit 1
@@ -54,7 +54,8 @@ pub(crate) async fn entries_after(
         r#"
         select e.seq, e.type as kind, e.payload, b.bytes as "bytes?"
         from session_events e
-        left join blobs b on b.sha256 = e.payload ->> 'value_sha256' and e.type = 'context_update'
+        left join blobs b
+            on b.sha256 = e.payload ->> 'value_sha256' and b.space_id = e.space_id and e.type = 'context_update'
         where e.session_id = $1 and e.seq > $2
         order by e.seq
         "#,

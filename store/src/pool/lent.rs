@@ -8,8 +8,9 @@
 
 use super::{Live, Shared};
 use crate::audit::act;
-use sqlx::PgConnection;
+use crate::space::Scope;
 use sqlx::postgres::{PgDatabaseError, PgSeverity, PgTransactionManager};
+use sqlx::{AssertSqlSafe, PgConnection};
 use sqlx_core::transaction::TransactionManager;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -37,6 +38,24 @@ pub(crate) struct Lent {
 impl Lent {
     pub(super) fn new(live: Live, pool: Arc<Shared>, door: OwnedSemaphorePermit) -> Lent {
         Lent { lent: Some((live, door)), pool, after: After::Unknown }
+    }
+
+    /// Tells the server what the connection sees, if it is not that already.
+    pub(super) async fn see(&mut self, scope: &Scope) -> Result<(), sqlx::Error> {
+        if self.live().sees.as_ref() == Some(scope) {
+            return Ok(());
+        }
+        self.live().sees = None;
+        let told = sqlx::raw_sql(AssertSqlSafe(scope.told())).execute(self.sends()).await;
+        self.answered(&told);
+        told?;
+        self.live().sees = Some(scope.clone());
+        self.after = After::Unknown;
+        Ok(())
+    }
+
+    fn live(&mut self) -> &mut Live {
+        &mut self.lent.as_mut().expect(LENT).0
     }
 
     /// Call this before a statement whose end is reported to [`Lent::answered`].

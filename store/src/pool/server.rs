@@ -1,6 +1,6 @@
 //! Where the server is, and how every connection to it is opened.
 
-use crate::socket;
+use crate::{socket, space};
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{AssertSqlSafe, ConnectOptions, PgConnection};
 use std::str::FromStr;
@@ -14,7 +14,7 @@ pub(crate) const ANSWERS: Duration = Duration::from_secs(2);
 pub(crate) const CONNECT: Duration = Duration::from_secs(5);
 
 /// Settings of every connection.
-const SETTINGS: [(&str, &str); 5] = [
+const SETTINGS: [(&str, &str); 6] = [
     // Our statements take milliseconds. One that hangs must not hold its locks.
     ("statement_timeout", "60s"),
     ("idle_in_transaction_session_timeout", "60s"),
@@ -25,6 +25,8 @@ const SETTINGS: [(&str, &str); 5] = [
     // A bitmap has no order. A claim that expects few ready jobs would collect all of them, and sort them to take one.
     ("enable_bitmapscan", "off"),
     ("jit", "off"),
+    // Connections with a task of their own work for all spaces. Those of the pool say what they see when they are lent.
+    (space::SETTING, space::ALL),
 ];
 
 /// The database, as every connection of the process is opened. Clones share [`Breaks`].
@@ -71,7 +73,7 @@ impl Server {
             .iter()
             .chain(&socket::SERVER_SETTINGS)
             .chain(more)
-            .map(|(name, value)| format!("set_config('{name}', '{value}', false)"))
+            .map(|(name, value)| format!("set_config('{name}', '{}', false)", value.replace('\'', "''")))
             .collect();
         let set = format!("select {}", settings.join(", "));
         sqlx::raw_sql(AssertSqlSafe(set)).execute(connection).await.map(|_| ())

@@ -4,20 +4,67 @@ use super::Lease;
 use crate::{Result, Store};
 
 impl Store {
-    /// Records on a job's row what interrupts its claim, which goes on.
+    /// Records on a job's row that the database failed its step. Touches no other table, so it works where the step's own
+    /// statement does not. Returns how often that happened without progress between, and for how many seconds. `None`: the lease
+    /// is lost.
     ///
     /// # Errors
     /// [`crate::Error::Database`].
-    pub async fn note_fault(&self, lease: &Lease, error: &str) -> Result<()> {
-        sqlx::query!(
-            "update jobs set last_error = $3 where job_id = $1 and lease = $2",
+    pub async fn note_fault(&self, lease: &Lease, error: &str) -> Result<Option<Faults>> {
+        Ok(sqlx::query_as!(
+            Faults,
+            r#"update jobs
+            set last_error = $3, faults = faults + 1, fault_since = coalesce(fault_since, clock_timestamp())
+            where job_id = $1 and lease = $2
+            returning faults as "times", extract(epoch from clock_timestamp() - fault_since)::float8 as "lasted_s!""#,
             lease.job_id,
             lease.token,
             crate::error::bounded(error)
         )
-        .execute(&self.pool)
-        .await?;
-        Ok(())
+        .fetch_optional(&self.pool)
+        .await?)
+    }
+
+    /// Returns the steps at which two workers died or more, without progress between; at most 100.
+    ///
+    /// # Errors
+    /// [`crate::Error::Database`].
+    pub async fn deadly_steps(&self) -> Result<Vec<DeadlyStep>> {
+        Ok(sqlx::query_as!(
+            DeadlyStep,
+            r#"select j.session_id as "session_id!", j.died,
+                array(
+                    select c.name from tool_calls c
+                    where c.session_id = j.session_id and c.result_message_number is null
+                    order by c.call_id
+                    limit 10
+                ) as "tools!"
+            from jobs j
+            where j.kind = 'step' and j.died > 1 and j.session_id is not null
+            order by j.died desc
+            limit 100"#
+        )
+        .fetch_all(&self.pool)
+        .await?)
+    }
+
+    /// Returns the steps that the database has failed more than once without progress between, the oldest first; at most 100.
+    ///
+    /// # Errors
+    /// [`crate::Error::Database`].
+    pub async fn faulty_steps(&self) -> Result<Vec<FaultyStep>> {
+        Ok(sqlx::query_as!(
+            FaultyStep,
+            r#"select session_id as "session_id!", faults as "times",
+                extract(epoch from clock_timestamp() - fault_since)::float8 as "lasted_s!",
+                coalesce(last_error, '') as "last_error!"
+            from jobs
+            where fault_since is not null and faults > 1 and session_id is not null
+            order by fault_since
+            limit 100"#
+        )
+        .fetch_all(&self.pool)
+        .await?)
     }
 
     /// Counts the deployed workers' jobs by kind: ready, leased, delayed, and for how many seconds the oldest
@@ -44,6 +91,31 @@ impl Store {
         .fetch_all(&self.pool)
         .await?)
     }
+}
+
+/// A step at which workers died one after the other.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct DeadlyStep {
+    pub session_id: String,
+    pub died: i32,
+    /// The tools of its calls that have no result.
+    pub tools: Vec<String>,
+}
+
+/// How often the database failed a step without progress between, and for how long.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Faults {
+    pub times: i32,
+    pub lasted_s: f64,
+}
+
+/// A step that the database fails again and again.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct FaultyStep {
+    pub session_id: String,
+    pub times: i32,
+    pub lasted_s: f64,
+    pub last_error: String,
 }
 
 /// Number of jobs of one kind.

@@ -54,7 +54,11 @@ impl Heartbeat {
             }
         }
         if let Some(mut open) = own.take(&self.store).await {
-            let gone = sqlx::query!("delete from workers where worker_id = $1", &*self.worker_id);
+            // Rows of those that were killed long ago go too.
+            let gone = sqlx::query!(
+                "delete from workers where worker_id = $1 or beat_at < clock_timestamp() - interval '1 day'",
+                &*self.worker_id
+            );
             if let Err(error) = gone.execute(&mut open).await {
                 debug!(%error, "The worker's row was left behind");
             }

@@ -26,7 +26,7 @@ mod workers;
 
 pub use backend::Queue;
 pub use delay::{delay, jittered};
-pub use depth::Depth;
+pub use depth::{DeadlyStep, Depth, Faults, FaultyStep};
 pub use heartbeat::Heartbeat;
 pub use liveness::Liveness;
 pub(crate) use notify::{CANCEL, GATES, SESSIONS};

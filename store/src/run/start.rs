@@ -85,8 +85,8 @@ pub(crate) async fn start(
     }
     sqlx::query!(
         "insert into conversation_records
-            (conversation_id, message_number, session_id, run_id, step_number, role, content, details)
-        select $1, r.message_number, $2, $3, $4, r.role, r.content::json, r.details::json
+            (space_id, conversation_id, message_number, session_id, run_id, step_number, role, content, details)
+        select $9, $1, r.message_number, $2, $3, $4, r.role, r.content::json, r.details::json
         from unnest($5::bigint[], $6::text[], $7::text[], $8::text[]) as r (message_number, role, content, details)",
         session.conversation_id,
         session.session_id,
@@ -95,7 +95,8 @@ pub(crate) async fn start(
         &numbers,
         &roles as &[&str],
         &contents,
-        &details
+        &details,
+        session.space_id
     )
     .execute(&mut *tx)
     .await?;
@@ -152,7 +153,7 @@ pub(crate) async fn start(
             do update set runner = excluded.runner, step_number = excluded.step_number, trace_context = excluded.trace_context,
                 run_at = clock_timestamp(), lease = null, worker_id = null, stuck = 0, died = 0, attempt = 0,
                 last_error = null, outage_since = null, outage_faults = 0, waits_for = null, waits_since = null,
-                gate_pass = null",
+                gate_pass = null, fault_since = null, faults = 0",
         session.space_id,
         session.conversation_id,
         session.session_id,

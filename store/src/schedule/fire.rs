@@ -280,13 +280,14 @@ async fn record(
     reason: Option<&str>,
 ) -> Result<()> {
     sqlx::query!(
-        "insert into schedule_firings (schedule_id, tick, manual, session_id, reason)
-        values ($1, $2, $3, $4, $5)",
+        "insert into schedule_firings (schedule_id, tick, manual, session_id, reason, space_id)
+        values ($1, $2, $3, $4, $5, $6)",
         schedule.schedule_id,
         tick,
         manual,
         session_id,
-        reason
+        reason,
+        schedule.space_id
     )
     .execute(&mut *tx)
     .await?;

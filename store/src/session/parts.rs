@@ -63,6 +63,9 @@ pub struct CallView {
     pub effect: String,
     pub status: String,
     pub attempts: i32,
+    /// The arguments of an uncertain call, as JSON: a person has to know them to resolve it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub arguments: Option<String>,
 }
 
 /// One outgoing message as it is shown.
@@ -247,9 +250,18 @@ impl Store {
     pub async fn calls(&self, session_id: &str) -> Result<Vec<CallView>> {
         Ok(sqlx::query_as!(
             CallView,
-            "select call_id, name, effect, status, attempts from tool_calls
-            where session_id = $1
-            order by message_number, call_id
+            "select c.call_id, c.name, c.effect, c.status, c.attempts,
+                case when c.status = 'uncertain' then (
+                    select block ->> 'arguments'
+                    from conversation_sessions s, conversation_records r,
+                        jsonb_array_elements(r.content::jsonb) block
+                    where s.session_id = c.session_id and r.conversation_id = s.conversation_id
+                        and r.message_number = c.message_number and block ->> 'call_id' = c.call_id
+                    limit 1
+                ) end as arguments
+            from tool_calls c
+            where c.session_id = $1
+            order by c.message_number, c.call_id
             limit 1000",
             session_id
         )

@@ -6,6 +6,7 @@
 //! the run in a transaction that locks these rows and finds out what to do.
 
 use super::builder::Statement;
+use crate::failure::VERSION;
 
 impl Statement<'_> {
     /// What a run's end changes in the session's row and in the conversation's.
@@ -48,6 +49,7 @@ impl Statement<'_> {
     from given
     where {of_conversation}
         and conversation.conversation_id = given.of_conversation
+        and conversation.space_id = given.of_space
         and given.planned_wake_seq is not null
         and conversation.open_run_id = given.run_id
         and conversation.queued_runs = 0
@@ -69,6 +71,7 @@ impl Statement<'_> {
         let held = format!(
             "{of_job}
         and s.session_id = given.session_id
+        and job.space_id = s.space_id
         and job.job_id = given.job_id
         and job.lease = given.lease
         and job.step_number = given.step_number"
@@ -80,6 +83,8 @@ impl Statement<'_> {
         died = case when given.progress then 0 else job.died end,
         outage_since = case when not given.progress then job.outage_since end,
         outage_faults = case when given.progress then 0 else job.outage_faults end,
+        fault_since = case when not given.progress then job.fault_since end,
+        faults = case when given.progress then 0 else job.faults end,
         attempt = case when given.ends_step then 1 else job.attempt end,
         last_error = null,
         trace_context = given.trace_context
@@ -113,6 +118,27 @@ impl Statement<'_> {
 )"
             ),
         }
+    }
+
+    /// What a run failed with, for the groups of errors. A run that ends well has no such part.
+    pub(super) fn failures(&mut self) {
+        if !self.some(|commit| !commit.failures.is_empty()) {
+            return;
+        }
+        let mut rows = self.rows(|commit| commit.failures.as_slice());
+        self.column(&mut rows, "fingerprint", "text", |one| one.fingerprint.as_str());
+        self.column(&mut rows, "kind", "text", |one| one.kind.as_str());
+        self.column(&mut rows, "source", "text", |one| one.source.as_str());
+        self.column(&mut rows, "normalised", "text", |one| one.text.as_str());
+        let joined = self.joined(rows);
+        let version = self.bind(VERSION);
+        self.part(&format!(
+            "failed as (
+    insert into run_failures (session_id, run_id, space_id, fingerprint, kind, source, text, error, version)
+    select b.session_id, b.run_id, b.space_id, r.fingerprint, r.kind, r.source, r.normalised, b.error, ${version}::text
+    from {joined}
+)"
+        ));
     }
 
     /// The run's row: its totals if a commit completes a step, and its end.
@@ -159,6 +185,7 @@ impl Statement<'_> {
     where {of_run}
         and {changes}
         and run.run_id = b.run_id
+        and run.space_id = b.space_id
 )"
         ));
     }

@@ -8,6 +8,7 @@ use wakeful_workflow::advance::{Next, OpenedCall, Transition};
 use wakeful_workflow::blob::Blob;
 use wakeful_workflow::derive::NewDelivery;
 use wakeful_workflow::event::Event;
+use wakeful_workflow::failure::Failure;
 use wakeful_workflow::record::Usage;
 use wakeful_workflow::session::{CallUpdate, Session};
 
@@ -16,6 +17,7 @@ use wakeful_workflow::session::{CallUpdate, Session};
 pub(super) struct Rows {
     // The fence: the session's row must be as it was planned on, and this worker must hold the job's lease.
     pub session_id: String,
+    pub space_id: String,
     pub conversation_id: String,
     pub last_message_number: i64,
     pub step_number: i64,
@@ -29,6 +31,8 @@ pub(super) struct Rows {
     pub status: Option<&'static str>,
     /// The end or the pause of the run, if this commit closes it.
     pub closes: Option<CloseRow>,
+    /// The failure that it closes with: none or one.
+    pub failures: Vec<Failure>,
     pub state: Option<String>,
     pub rebase: Option<String>,
     pub compaction_failures: Option<i64>,
@@ -203,6 +207,7 @@ impl Rows {
         });
         Ok(Rows {
             session_id: session.session_id.as_str().to_owned(),
+            space_id: session.space_id.clone(),
             conversation_id: session.conversation_id.as_str().to_owned(),
             last_message_number: session.last_message_number,
             step_number: transition.step_number,
@@ -218,6 +223,7 @@ impl Rows {
                 snapshot: closing.snapshot.clone(),
                 wake_seq: None,
             }),
+            failures: closing.iter().filter_map(|closing| closing.failure.as_deref()).cloned().collect(),
             state,
             rebase: rebase.map_err(|error| Error::corrupt("rebase", error))?,
             compaction_failures: transition.compaction_failures,

@@ -6,17 +6,18 @@
 //! leases. The CTE `b` has the commits that passed both checks, and every other CTE selects from it. The last
 //! line divides by zero if a commit is missing there, so Postgres undoes everything.
 //!
+//! A worker commits for all spaces, so its connection sees all of them. Instead the statement carries the space: every row
+//! that it inserts gets the space of the session's row, and every row that it changes must have that space. A test reads
+//! the text of every part.
+//!
 //! The text has only the parts that its commits write: for Postgres, an insert without rows costs as much as
 //! one with a few. Because macros of sqlx take literals only, this text is put together here, out of
 //! constants. Values are always parameters.
 
 use super::builder::Statement;
 use super::rows::{OpenedRow, Rare, Rows};
-use crate::delivery::deliver_jobs;
-use crate::new_id;
 use sqlx::postgres::PgArguments;
 use sqlx::{AssertSqlSafe, PgConnection, Row};
-use wakeful_workflow::blob::Blob;
 
 /// What the statement returns of one commit.
 #[derive(Debug)]
@@ -49,24 +50,8 @@ pub(super) async fn write_all(
     commits: &[&Rows],
     rare: Option<&Rare<'_>>,
 ) -> Result<Vec<Written>, sqlx::Error> {
-    let mut statement = Statement::new(commits);
-    statement.fence();
-    statement.session();
-    statement.end();
-    statement.records();
-    statement.events();
-    statement.opened();
-    statement.closed();
-    statement.generation_over();
-    statement.step();
-    statement.of_run();
-    statement.intent();
-    if let Some(rare) = rare {
-        statement.rare(rare);
-    }
-    statement.blobs(rare);
-    let alone = statement.alone();
-    let (text, arguments) = statement.finish()?;
+    let (text, arguments) = compose(commits, rare)?;
+    let alone = commits.len() == 1;
     let row = sqlx::query_with(AssertSqlSafe(text), arguments).fetch_one(connection).await?;
     if alone {
         return Ok(vec![Written { wake_seq: row.try_get(0)?, started_at: row.try_get(1)? }]);
@@ -78,6 +63,31 @@ pub(super) async fn write_all(
         .zip(times)
         .map(|(wake_seq, started_at)| Written { wake_seq, started_at })
         .collect())
+}
+
+/// Puts the statement together: its text and its parameters.
+pub(super) fn compose(
+    commits: &[&Rows],
+    rare: Option<&Rare<'_>>,
+) -> Result<(String, PgArguments), sqlx::Error> {
+    let mut statement = Statement::new(commits);
+    statement.fence();
+    statement.session();
+    statement.end();
+    statement.records();
+    statement.events();
+    statement.opened();
+    statement.closed();
+    statement.generation_over();
+    statement.step();
+    statement.of_run();
+    statement.failures();
+    statement.intent();
+    if let Some(rare) = rare {
+        statement.rare(rare);
+    }
+    statement.blobs(rare);
+    statement.finish()
 }
 
 impl<'c> Statement<'c> {
@@ -125,7 +135,8 @@ left join intent using (session_id)"
     where {of_session}
         and session.session_id = given.session_id
         and session.last_message_number = given.last_message_number
-        and session.last_step_number = given.step_number - 1{demands}
+        and session.last_step_number = given.step_number - 1
+        and session.space_id = given.of_space{demands}
     returning session.session_id, session.conversation_id, session.space_id, session.last_event_seq,
         session.wake_seq
 ){jobs}, b as materialized (
@@ -142,6 +153,7 @@ left join intent using (session_id)"
     /// What every commit has: its fence, and what it does with the job.
     fn fence(&mut self) {
         self.session_ids = self.given("session_id", "text", |commit| commit.session_id.as_str());
+        self.given("of_space", "text", |commit| commit.space_id.as_str());
         self.given("last_message_number", "bigint", |commit| commit.last_message_number);
         self.given("step_number", "bigint", |commit| commit.step_number);
         self.job_ids = self.given("job_id", "bigint", |commit| commit.job_id);
@@ -198,9 +210,9 @@ left join intent using (session_id)"
             self.part(&format!(
                 "records as (
     insert into conversation_records
-        (conversation_id, message_number, session_id, run_id, step_number, role, content, internal, details)
-    select b.conversation_id, r.message_number, b.session_id, b.run_id, b.step_number, r.role, r.content::json,
-        r.internal, r.details::json
+        (space_id, conversation_id, message_number, session_id, run_id, step_number, role, content, internal, details)
+    select b.space_id, b.conversation_id, r.message_number, b.session_id, b.run_id, b.step_number, r.role,
+        r.content::json, r.internal, r.details::json
     from {from}
 )"
             ));
@@ -215,8 +227,8 @@ left join intent using (session_id)"
             let from = self.joined(rows);
             self.part(&format!(
                 "events as (
-    insert into session_events (session_id, seq, type, run_id, step_number, payload)
-    select b.session_id, b.last_event_seq - b.event_count + r.ordinal, r.type, b.run_id, b.step_number,
+    insert into session_events (space_id, session_id, seq, type, run_id, step_number, payload)
+    select b.space_id, b.session_id, b.last_event_seq - b.event_count + r.ordinal, r.type, b.run_id, b.step_number,
         r.payload::jsonb
     from {from}
 )"
@@ -265,8 +277,9 @@ left join intent using (session_id)"
             self.part(&format!(
                 "opened as (
     insert into tool_calls
-        (session_id, call_id, run_id, step_number, message_number, name, args_sha256, effect{names})
-    select b.session_id, r.call_id, b.run_id, b.step_number, r.message_number, r.name, r.args_sha256, r.effect{values}
+        (space_id, session_id, call_id, run_id, step_number, message_number, name, args_sha256, effect{names})
+    select b.space_id, b.session_id, r.call_id, b.run_id, b.step_number, r.message_number, r.name, r.args_sha256,
+        r.effect{values}
     from {from}
 )"
             ));
@@ -296,6 +309,7 @@ left join intent using (session_id)"
         settled_at = coalesce(call.settled_at, clock_timestamp())
     from {from}
     where {of_session}
+        and call.space_id = b.space_id
         and call.call_id = any (${call_ids}::text[])
         and call.session_id = b.session_id
         and call.call_id = r.call_id
@@ -318,12 +332,14 @@ left join intent using (session_id)"
     where {of_generation}
         and b.generation_over
         and generations.session_id = b.session_id
+        and generations.space_id = b.space_id
 ), deleted_chunks as (
     delete from generation_chunks
     using b
     where {of_chunk}
         and b.generation_over
         and generation_chunks.session_id = b.session_id
+        and generation_chunks.space_id = b.space_id
 )"
             ));
         }
@@ -371,11 +387,11 @@ left join intent using (session_id)"
         self.part(&format!(
             "step as (
     insert into session_steps
-        (session_id, step_number, run_id, from_message_number, to_message_number, finish_reason,
+        (space_id, session_id, step_number, run_id, from_message_number, to_message_number, finish_reason,
          input_tokens, output_tokens, cached_tokens, cache_write_tokens, cost_micros,
          executed_local_tool_count, attempt, event_seq, lease, worker_id, started_at{name})
-    select b.session_id, b.step_number, b.run_id, b.from_message_number, b.to_message_number, b.finish_reason,
-        b.input_tokens::integer, b.output_tokens::integer, b.cached_tokens::integer,
+    select b.space_id, b.session_id, b.step_number, b.run_id, b.from_message_number, b.to_message_number,
+        b.finish_reason, b.input_tokens::integer, b.output_tokens::integer, b.cached_tokens::integer,
         b.cache_write_tokens::integer, b.cost_micros, b.tool_calls, b.attempt, b.last_event_seq, b.lease,
         b.worker_id, clock_timestamp() - make_interval(secs => b.elapsed_s){value}
     from b
@@ -410,9 +426,9 @@ left join intent using (session_id)"
         self.part(
             "intent as (
     insert into generations
-        (session_id, generation_id, step_number, attempt, model, request_sha256, base_sha256, repairs, resumes,
-         purpose, context_strategy)
-    select b.session_id, b.generation_id, b.of_step, b.of_attempt, b.model, b.request_sha256, b.base_sha256,
+        (space_id, session_id, generation_id, step_number, attempt, model, request_sha256, base_sha256, repairs,
+         resumes, purpose, context_strategy)
+    select b.space_id, b.session_id, b.generation_id, b.of_step, b.of_attempt, b.model, b.request_sha256, b.base_sha256,
         b.repairs, b.resumes, b.purpose, b.strategy
     from b
     where b.generation_id is not null
@@ -420,75 +436,4 @@ left join intent using (session_id)"
 )",
         );
     }
-
-    /// Deliveries and their jobs, drained inbox rows and blobs.
-    fn rare(&mut self, rare: &Rare<'_>) {
-        if !rare.deliveries.is_empty() {
-            let ids = self.bind(column(rare.deliveries, |_| new_id("dlv")));
-            let channels = self.bind(column(rare.deliveries, |one| one.channel.as_str()));
-            let keys = self.bind(column(rare.deliveries, |one| one.source_key.as_str()));
-            let contents = self.bind(column(rare.deliveries, |one| one.content.to_string()));
-            macro_rules! text {
-                ($deliver_jobs:tt) => {
-                    $deliver_jobs
-                };
-            }
-            let deliver_jobs = deliver_jobs!(text);
-            self.part(&format!(
-                "to_deliver as (
-    insert into deliveries
-        (delivery_id, space_id, conversation_id, channel, ordinal, session_id, source_key, content)
-    select r.delivery_id, b.space_id, b.conversation_id, r.channel, nextval('delivery_ordinals'), b.session_id,
-        r.source_key, r.content::json
-    from b, unnest(${ids}::text[], ${channels}::text[], ${keys}::text[], ${contents}::text[])
-        as r (delivery_id, channel, source_key, content)
-    on conflict (session_id, source_key, channel) do nothing
-    returning space_id, conversation_id, channel, (select b.trace_context from b) as trace_context
-), deliver_jobs as ({deliver_jobs}
-)"
-            ));
-        }
-        if !rare.drained.is_empty() {
-            let ids = self.bind(rare.drained);
-            self.part(&format!(
-                "drained as (
-    update session_inbox
-    set status = 'drained'
-    from b
-    where session_inbox.session_id = b.session_id
-        and session_inbox.inbox_id = any (${ids}::bigint[])
-)"
-            ));
-        }
-    }
-
-    /// The blobs that the commits' entries and messages point at. They are sorted by name and come after all locks on
-    /// rows: so two statements that write the same blobs wait for each other, and cannot deadlock.
-    fn blobs(&mut self, rare: Option<&Rare<'_>>) {
-        let snapshots =
-            self.commits.iter().filter_map(|commit| commit.closes.as_ref().map(|close| &close.snapshot));
-        let mut blobs: Vec<&Blob> = snapshots.chain(rare.iter().flat_map(|rare| rare.blobs)).collect();
-        if blobs.is_empty() {
-            return;
-        }
-        blobs.sort_unstable_by(|a, b| a.sha256.cmp(&b.sha256));
-        blobs.dedup_by(|a, b| a.sha256 == b.sha256);
-        let names = self.bind(column(&blobs, |blob| blob.sha256.as_str()));
-        let bytes = self.bind(column(&blobs, |blob| blob.bytes.as_slice()));
-        let types = self.bind(column(&blobs, |blob| blob.media_type));
-        self.part(&format!(
-            "new_blobs as (
-    insert into blobs (sha256, size, media_type, bytes)
-    select r.sha256, length(r.bytes), r.media_type, r.bytes
-    from unnest(${names}::text[], ${bytes}::bytea[], ${types}::text[]) as r (sha256, bytes, media_type)
-    where (select count(*) from b) > 0
-    on conflict (sha256) do nothing
-)"
-        ));
-    }
-}
-
-/// Collects one value of each row, for an array parameter.
-fn column<'a, T, C>(rows: &'a [T], value: impl Fn(&'a T) -> C) -> Vec<C> {
-    rows.iter().map(value).collect()
 }

@@ -375,6 +375,7 @@ async fn lost_blobs(tx: &mut PgConnection, session_id: &str) -> Result<Vec<i64>>
         from session_events e
         left join blobs b
             on b.sha256 = coalesce(e.payload ->> 'state_sha256', e.payload ->> 'value_sha256', e.payload ->> 'output_sha256')
+            and b.space_id = e.space_id
         where e.session_id = $1
             and (e.type = 'checkpoint'
                 or e.type = 'context_update' and e.payload ? 'value_sha256'

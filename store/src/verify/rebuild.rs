@@ -164,12 +164,15 @@ async fn checkpoint(tx: &mut PgConnection, session_id: &str, facts: &Facts) -> R
     };
     let blob = Blob::of_state(state);
     sqlx::query!(
-        "insert into blobs (sha256, size, media_type, bytes)
-        values ($1, length($2::bytea), 'application/json', $2)
+        "insert into blobs (space_id, sha256, size, media_type, bytes)
+        select s.space_id, $1, length($2::bytea), 'application/json', $2
+        from conversation_sessions s
+        where s.session_id = $3
         -- The existing blob of this hash may be the corrupt one, so overwrite it.
-        on conflict (sha256) do update set bytes = excluded.bytes, size = excluded.size",
+        on conflict (sha256, space_id) do update set bytes = excluded.bytes, size = excluded.size",
         blob.sha256,
-        blob.bytes
+        blob.bytes,
+        session_id
     )
     .execute(&mut *tx)
     .await?;

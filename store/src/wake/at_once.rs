@@ -10,7 +10,7 @@ mod write;
 
 use super::{INBOX_LIMIT, NewMessage, Woken, acceptance_of, identity};
 use crate::audit::act;
-use crate::create::{Continues, NewSession, admits};
+use crate::create::{Continues, NewSession, admits, is_of_agent};
 use crate::error::missed_fence;
 use crate::{Error, Result};
 use sqlx::PgConnection;
@@ -35,6 +35,7 @@ struct Seen {
     open_run_id: Option<String>,
     owner: Option<String>,
     conversation_of_session: Option<String>,
+    agent: Option<String>,
     trigger_type: Option<String>,
     trigger_id: Option<String>,
     status: Option<String>,
@@ -65,7 +66,7 @@ macro_rules! seen {
             Seen,
             r#"select s.session_id as "session_id?", c.conversation_id as "conversation_id?",
                 c.last_message_number as "last_message_number?", c.open_run_id,
-                c.user_id as owner, s.conversation_id as "conversation_of_session?", s.trigger_type as "trigger_type?",
+                c.user_id as owner, s.conversation_id as "conversation_of_session?", s.agent as "agent?", s.trigger_type as "trigger_type?",
                 s.trigger_id as "trigger_id?", s.status as "status?", s.last_step_number as "last_step_number?",
                 s.wake_seq as "wake_seq?", s.cancel_requested as "cancel_requested?", s.runner as "runner?",
                 s.superseded as "superseded?",
@@ -114,6 +115,10 @@ pub(super) async fn wake(
         && !admits(new, seen.owner.as_deref())?
     {
         return Ok(None);
+    }
+    if let To::Trigger(new) = to {
+        // A conversation's latest session stays the latest until the write: its fence says so.
+        is_of_agent(new, seen.agent.as_deref())?;
     }
     if let Some(woken) = seen.first(&client_key, &sha256)? {
         return Ok(Some(woken));
@@ -233,8 +238,7 @@ impl Seen {
             return None;
         }
         let status = SessionStatus::parse(self.status.as_deref()?)?;
-        let at_rest =
-            matches!(status, SessionStatus::Created | SessionStatus::Completed | SessionStatus::Failed);
+        let at_rest = status.is_at_rest();
         match inbox::on_arrival(status, self.cancel_requested?, self.newest_run_id.is_some())? {
             Arrival::JoinsRun => Some(Way::Joins),
             Arrival::OpensRun

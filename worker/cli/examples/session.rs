@@ -40,6 +40,7 @@ async fn main() -> anyhow::Result<()> {
             }
             Pause::Completed { result } => break println!("{result}"),
             Pause::Failed { error } => anyhow::bail!(error),
+            Pause::Cancelled => break println!("somebody cancelled the run"),
             Pause::NeedsAttention { reason } => anyhow::bail!("an operator has to look: {reason}"),
             _ => anyhow::bail!("the session paused in a way that this program does not know"),
         }

@@ -1,6 +1,7 @@
 //! The application: the tools, models, channels and routes that a program registers before it runs.
 
 use crate::Process;
+use secrecy::ExposeSecret as _;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::ExitCode;
@@ -227,6 +228,13 @@ impl App {
         let own = self.routes.iter().map(|routes| routes(Process { ctx: Arc::clone(ctx) }));
         let (guarded, webhooks) = (wakeful_channels::guarded(ctx)?, wakeful_channels::webhooks(ctx));
         let own = own.fold(axum::Router::new(), axum::Router::merge);
-        Ok(wakeful_http::router(Arc::clone(ctx), guarded, webhooks, own))
+        let api = wakeful_http::router(Arc::clone(ctx), guarded, webhooks, own);
+        let server = &ctx.config.server;
+        let settings = wakeful_console::Settings {
+            token: server.token.as_ref().map(|token| token.expose_secret().to_owned()),
+            base_path: server.base_path.clone(),
+            enabled: server.console,
+        };
+        Ok(wakeful_console::mount(api, settings))
     }
 }

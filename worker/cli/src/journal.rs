@@ -24,6 +24,7 @@ pub(crate) fn summary(entry: &JournalEntry) -> String {
             );
             format!("attempt {}{of} of {}: {}; {next}", number("attempt"), text("model"), text("reason"))
         }
+        "PERSON_TOLD" => format!("{}: {}", text("reason"), text("text")),
         "GEN_COMPLETE" => {
             format!("#{} {}: {}", number("message_number"), text("reason"), text("text"))
         }
@@ -37,7 +38,8 @@ pub(crate) fn summary(entry: &JournalEntry) -> String {
             format!("#{} {} {ok}: {}", number("message_number"), text("name"), text("text"))
         }
         "TOOL_FAILED_UNCERTAIN" => {
-            format!("{} ({}): nobody knows whether it took effect", text("name"), text("call_id"))
+            let why = payload["reason"].as_str().map(|why| format!(". {why}")).unwrap_or_default();
+            format!("{} ({}): nobody knows whether it took effect{why}", text("name"), text("call_id"))
         }
         "state_transition" => {
             let reason = payload["reason"].as_str().map(|why| format!(": {why}")).unwrap_or_default();
@@ -48,6 +50,7 @@ pub(crate) fn summary(entry: &JournalEntry) -> String {
             let error = payload["error"].as_str().map(|why| format!(": {why}")).unwrap_or_default();
             format!("{}{error}", text("status"))
         }
+        "SESSION_IMPORTED" => format!("task {} {} of {}", text("task_name"), text("task_id"), text("source")),
         "SESSION_FORKED" => format!("from {} at #{}", text("parent_session_id"), number("at_message_number")),
         "SESSION_TERMINATED" => text("reason").to_owned(),
         "checkpoint" => format!("step {} up to #{}", number("step_number"), number("to_message_number")),

@@ -146,8 +146,7 @@ pub async fn run(
 /// Retries a run that failed, from its last commit, as `session retry` would.
 async fn resume(ctx: &Ctx, session_id: &str) -> anyhow::Result<()> {
     let session = ctx.store.hydrate(session_id).await?;
-    let stands = matches!(session.status, SessionStatus::Failed | SessionStatus::NeedsAttention);
-    if stands && !is_at_the_end(ctx, &session).await? {
+    if session.status.may_be_retried() && !is_at_the_end(ctx, &session).await? {
         ctx.store.retry_replay(session_id, "the replay was asked for again").await?;
     }
     Ok(())
@@ -253,7 +252,7 @@ async fn drive(
                     progress.error.unwrap_or_else(|| format!("its run is {status}")),
                 ));
             }
-            SessionStatus::Archived | SessionStatus::Terminated => {
+            SessionStatus::Cancelled | SessionStatus::Archived | SessionStatus::Terminated => {
                 return Ok(ReplayEnd::Failed(format!("the session is {}", progress.status.as_str())));
             }
         }

@@ -19,6 +19,7 @@ use wakeful_workflow::gate::GatePolicy;
 use wakeful_workflow::policy::WebPolicy;
 use wakeful_workflow::strategy::ContextPolicy;
 
+pub mod absurd;
 pub mod address;
 mod agents;
 pub mod chat;
@@ -37,6 +38,7 @@ mod schema;
 #[cfg(test)]
 mod tests;
 mod tree;
+pub mod users;
 pub mod web;
 pub mod webhook;
 
@@ -92,10 +94,12 @@ pub struct Config {
     pub chat: chat::Chat,
     pub messenger: messenger::Messenger,
     pub herald: herald::Herald,
+    pub absurd: absurd::Absurd,
     /// By name.
     pub schedules: BTreeMap<String, cron::Schedule>,
     pub workspace: Workspace,
     pub web: web::Web,
+    pub users: users::Users,
     pub retention: retention::Retention,
     /// The model for agents without one while no provider has a key. `wakeful dev` sets it, `serve` does not.
     pub fallback_model: Option<String>,
@@ -103,6 +107,19 @@ pub struct Config {
     pub file: Option<PathBuf>,
     /// Warnings for the log, which does not exist yet while the configuration loads.
     pub warnings: Vec<String>,
+    /// Every key that the file or the environment gives, by key.
+    pub given: Vec<Given>,
+}
+
+/// A key that was configured, as text for people. Holds no secret.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Given {
+    /// Such as `queue.lease_s`.
+    pub key: String,
+    /// The value as TOML, cut if it is long.
+    pub value: String,
+    /// A file and a line, or a variable.
+    pub origin: String,
 }
 
 /// The fewest characters of a token that guards the server: a shorter one can be guessed.
@@ -136,6 +153,10 @@ pub struct Server {
     pub ingest_wait_ms: u64,
     /// The name of this deployment, if several share a database.
     pub deployment: String,
+    /// Serves the console next to the API.
+    pub console: bool,
+    /// The path below which a proxy serves all this, without a slash at its end; empty for none.
+    pub base_path: String,
 }
 
 impl Server {
@@ -166,6 +187,8 @@ pub struct Queue {
     pub slice_steps: u32,
     /// How often a worker looks for sessions that stopped and that no job would continue.
     pub heal_s: u64,
+    /// For how long the database may fail one step, again and again, before the session waits for an operator.
+    pub database_faults: Duration,
 }
 
 impl Queue {
@@ -197,8 +220,20 @@ pub struct AgentSettings {
     /// How long the agent's question waits for an answer. `None`: without limit.
     pub ask_expires_s: Option<u64>,
     pub on_ask_expired: OnExpired,
+    /// What the person is told when a run fails for good.
+    pub on_failed: Option<String>,
+    /// What the person is told when a run takes long.
+    pub on_delayed: Option<OnDelayed>,
     /// `participants = "anyone"`: users other than a conversation's first may write in it.
     pub shared: bool,
+}
+
+/// `[agents.NAME] on_delayed`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OnDelayed {
+    /// How long the run may take before.
+    pub after: Duration,
+    pub text: String,
 }
 
 /// `[models."provider/model"]`.

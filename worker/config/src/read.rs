@@ -8,6 +8,7 @@ use std::time::Duration;
 use secrecy::SecretString;
 use wakeful_workflow::policy::PARTICIPANTS;
 
+use super::Given;
 use super::address::is_address;
 use super::price::{USD_RULE, parse_usd};
 use super::problem::{Origin, Problem};
@@ -15,6 +16,13 @@ use super::tree::{Node, Table, Value};
 
 /// How similar an unknown key must be to a known one to be suggested.
 const NEAR: f64 = 0.75;
+
+/// What reading finds besides the values.
+#[derive(Default)]
+pub(super) struct Notes {
+    pub problems: RefCell<Vec<Problem>>,
+    pub given: RefCell<Vec<Given>>,
+}
 
 /// One table of the settings. Each getter removes its key; [`Section::finish`] reports the keys that are
 /// left.
@@ -25,12 +33,12 @@ pub(super) struct Section<'p> {
     path: String,
     table: Table,
     known: Vec<String>,
-    problems: &'p RefCell<Vec<Problem>>,
+    notes: &'p Notes,
 }
 
 impl<'p> Section<'p> {
-    pub fn root(table: Table, problems: &'p RefCell<Vec<Problem>>) -> Self {
-        Section { path: String::new(), table, known: Vec::new(), problems }
+    pub fn root(table: Table, notes: &'p Notes) -> Self {
+        Section { path: String::new(), table, known: Vec::new(), notes }
     }
 
     /// The table `key`; empty if it is missing.
@@ -40,7 +48,7 @@ impl<'p> Section<'p> {
             None => Table::new(),
             Some(node) => self.table_of(&path, node),
         };
-        Section { path, table, known: Vec::new(), problems: self.problems }
+        Section { path, table, known: Vec::new(), notes: self.notes }
     }
 
     /// The tables inside `key`, whose keys are names, each with the place where it begins.
@@ -51,11 +59,7 @@ impl<'p> Section<'p> {
             let path = format!("{}.{}", outer.path, quoted(&name));
             let origin = node.origin.clone();
             let table = self.table_of(&path, node);
-            sections.push((
-                name,
-                origin,
-                Section { path, table, known: Vec::new(), problems: self.problems },
-            ));
+            sections.push((name, origin, Section { path, table, known: Vec::new(), notes: self.notes }));
         }
         sections
     }
@@ -216,6 +220,10 @@ impl<'p> Section<'p> {
     ) -> Option<(Origin, String)> {
         let file_key = format!("{key}_file");
         let (mut plain, mut file) = (self.take(key), self.take(&file_key));
+        let secret = self.full(key);
+        for given in self.notes.given.borrow_mut().iter_mut().filter(|given| given.key == secret) {
+            given.value = "(not shown)".to_owned();
+        }
         if let (Some(a), Some(b)) = (&plain, &file) {
             match a.origin.rank().cmp(&b.origin.rank()) {
                 std::cmp::Ordering::Less => plain = None,
@@ -281,7 +289,12 @@ impl<'p> Section<'p> {
 
     fn take(&mut self, key: &str) -> Option<Node> {
         self.known.push(key.to_owned());
-        self.table.remove(key)
+        let node = self.table.remove(key)?;
+        if !matches!(node.value, Value::Table(_)) {
+            let (key, origin) = (self.full(key), node.origin.to_string());
+            self.notes.given.borrow_mut().push(Given { key, value: whole(&node.value), origin });
+        }
+        Some(node)
     }
 
     /// The full path of the key, as TOML writes it.
@@ -290,7 +303,7 @@ impl<'p> Section<'p> {
     }
 
     pub fn problem(&self, origin: Origin, text: String) {
-        self.problems.borrow_mut().push(Problem::new(origin, text));
+        self.notes.problems.borrow_mut().push(Problem::new(origin, text));
     }
 
     fn broken(&self, key: &str, node: &Node, rule: &str) {
@@ -327,6 +340,17 @@ fn shown(value: &Value) -> String {
         Value::Bool(flag) => flag.to_string(),
         Value::List(_) => "[…]".to_owned(),
         Value::Table(_) => "{…}".to_owned(),
+    }
+}
+
+/// Like [`shown`], with the items of lists.
+fn whole(value: &Value) -> String {
+    match value {
+        Value::List(items) => {
+            let items: Vec<String> = items.iter().map(|item| whole(&item.value)).collect();
+            format!("[{}]", items.join(", "))
+        }
+        other => shown(other),
     }
 }
 

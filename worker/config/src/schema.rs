@@ -1,6 +1,5 @@
 //! The schema: each key, its default and its rule, in the order of the example file.
 
-use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
@@ -12,10 +11,11 @@ use wakeful_workflow::strategy::{ContextPolicy, Strategy};
 
 use super::price::Price;
 use super::problem::Problem;
-use super::read::{Section, narrow, recipients};
+use super::read::{Notes, Section, narrow, recipients};
 use super::tree::Table;
 use super::{
-    AgentSettings, Config, Database, ModelSettings, Provider, Providers, Queue, Scripted, Server, Workspace,
+    AgentSettings, Config, Database, ModelSettings, OnDelayed, Provider, Providers, Queue, Scripted, Server,
+    Workspace,
 };
 
 /// The providers of models that every program has.
@@ -30,8 +30,8 @@ struct ModelNames<'a> {
 /// configuration must not be used.
 pub(super) fn read(table: Table, added: &[&str]) -> (Config, Vec<Problem>) {
     let names = ModelNames { added };
-    let problems = RefCell::new(Vec::new());
-    let mut root = Section::root(table, &problems);
+    let notes = Notes::default();
+    let mut root = Section::root(table, &notes);
     let mut config = Config {
         server: server(root.section("server")),
         database: database(root.section("database")),
@@ -45,17 +45,22 @@ pub(super) fn read(table: Table, added: &[&str]) -> (Config, Vec<Problem>) {
         chat: super::chat::read(root.section("chat")),
         messenger: super::messenger::read(root.section("messenger")),
         herald: super::herald::read(root.section("herald")),
+        absurd: super::absurd::read(root.section("absurd")),
         schedules: BTreeMap::new(),
         workspace: workspace(root.section("workspace")),
         web: super::web::read(root.section("web")),
+        users: super::users::read(root.section("users")),
         retention: super::retention::read(root.section("retention")),
         fallback_model: None,
         file: None,
         warnings: Vec::new(),
+        given: Vec::new(),
     };
     config.schedules = super::cron::read(&mut root, &config.agent_names());
     root.finish();
-    (config, problems.into_inner())
+    config.given = notes.given.into_inner();
+    config.given.sort();
+    (config, notes.problems.into_inner())
 }
 
 fn server(mut section: Section<'_>) -> Server {
@@ -81,6 +86,18 @@ fn server(mut section: Section<'_>) -> Server {
                 ((1..=64).contains(&name.len()) && name.bytes().all(plain)).then(|| name.to_owned())
             })
             .unwrap_or_else(|| super::DEFAULT_DEPLOYMENT.to_owned()),
+        console: section.flag("console").unwrap_or(true),
+        base_path: section
+            .text(
+                "base_path",
+                "must be a path such as /wakeful: letters, digits, - _ . and /, no slash at its end",
+                |path| {
+                    let plain = |b: u8| b.is_ascii_alphanumeric() || b"-_./".contains(&b);
+                    let is_path = path.starts_with('/') && !path.ends_with('/') && !path.contains("//");
+                    (is_path && path.bytes().all(plain)).then(|| path.to_owned())
+                },
+            )
+            .unwrap_or_default(),
     };
     section.finish();
     server
@@ -102,6 +119,9 @@ fn database(mut section: Section<'_>) -> Database {
 const LEASE: RangeInclusive<Duration> = Duration::from_millis(500)..=Duration::from_secs(3600);
 const HEARTBEAT: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(1800);
 
+/// What `queue.database_faults_s` may be.
+const DATABASE_FAULTS: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(86_400);
+
 fn queue(mut section: Section<'_>) -> Queue {
     let (lease, heartbeat) = (section.origin("lease_s"), section.origin("heartbeat_s"));
     let lease_given = section.seconds("lease_s", LEASE);
@@ -116,6 +136,9 @@ fn queue(mut section: Section<'_>) -> Queue {
         concurrency: narrow(section.number("concurrency", 1..=1024), 32),
         slice_steps: narrow(section.number("slice_steps", 1..=10_000), 8),
         heal_s: narrow(section.number("heal_s", 1..=86_400), 30),
+        database_faults: section
+            .seconds("database_faults_s", DATABASE_FAULTS)
+            .unwrap_or(Duration::from_secs(900)),
     };
     // A value that was refused has its own line already. The default in its place must not cause a second
     // one.
@@ -187,12 +210,34 @@ fn agents(root: &mut Section<'_>, names: &ModelNames<'_>) -> BTreeMap<String, Ag
             on_ask_expired: section
                 .text("on_ask_expired", "must be tell_model or fail", on_ask_expired)
                 .unwrap_or_default(),
+            on_failed: notice(&mut section, "on_failed"),
+            on_delayed: on_delayed(&mut section),
             shared: section.text("participants", "must be owner or anyone", participants).unwrap_or(false),
         };
         section.finish();
         agents.insert(name, settings);
     }
     agents
+}
+
+/// What `on_delayed.after_s` may be.
+const DELAYED: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(31_536_000);
+
+fn notice(section: &mut Section<'_>, key: &str) -> Option<String> {
+    section.text(key, "must be text", |text| (!text.trim().is_empty()).then(|| text.to_owned()))
+}
+
+fn on_delayed(section: &mut Section<'_>) -> Option<OnDelayed> {
+    let origin = section.origin("on_delayed")?;
+    let name = section.full("on_delayed");
+    let mut delayed = section.section("on_delayed");
+    let (after, text) = (delayed.seconds("after_s", DELAYED), notice(&mut delayed, "text"));
+    delayed.finish();
+    let both = after.zip(text);
+    if both.is_none() {
+        section.problem(origin, format!("{name} needs after_s, in seconds, and text"));
+    }
+    both.map(|(after, text)| OnDelayed { after, text })
 }
 
 fn fallback(section: &mut Section<'_>, names: &ModelNames<'_>) -> Vec<String> {

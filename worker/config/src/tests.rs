@@ -36,7 +36,8 @@ fn nothing_given_is_the_defaults() {
             poll_ms: 1000,
             concurrency: 32,
             slice_steps: 8,
-            heal_s: 30
+            heal_s: 30,
+            database_faults: Duration::from_secs(900)
         }
     );
     assert!(config.server.token.is_none() && config.database.url.is_none() && config.agents.is_empty());

@@ -89,11 +89,13 @@ pub enum Pause {
         /// Text of the agent's last message.
         result: String,
     },
-    /// The run failed, was cancelled, or its session was archived.
+    /// The run failed, or its session was archived.
     Failed {
         /// Why, and where it helps, what to do.
         error: String,
     },
+    /// Somebody cancelled the run.
+    Cancelled,
     /// The run waits for an operator, who settles it with `wakeful session resolve` or `retry`.
     NeedsAttention {
         /// What the operator has to settle.
@@ -292,6 +294,7 @@ async fn pause(ctx: &Ctx, session: SessionSummary) -> wakeful_store::Result<Opti
             let last = messages.into_iter().rev().find(|one| one.role == Role::Assistant.as_str());
             Some(Pause::Completed { result: last.map(|one| one.text).unwrap_or_default() })
         }
+        SessionStatus::Cancelled => Some(Pause::Cancelled),
         SessionStatus::Failed | SessionStatus::Archived | SessionStatus::Terminated => {
             Some(Pause::Failed { error })
         }

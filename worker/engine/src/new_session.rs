@@ -63,6 +63,7 @@ pub fn of_trigger(
         policy: trigger.policy,
         repository_id: None,
         speaker: None,
+        only_agent: false,
         seeds,
     })
 }

@@ -10,9 +10,11 @@
 
 mod address;
 mod fetch;
+mod named;
 mod resolver;
 
 pub use fetch::{Fetched, Web, WebError, WebRequest};
+pub use named::fetch_named;
 
 use resolver::Resolver;
 use std::sync::Arc;

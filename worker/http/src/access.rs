@@ -3,8 +3,11 @@
 //! The configured token is one admin token. Other tokens are rows that `wakeful token` makes, and tokens of users are
 //! signed. Each request looks its token up, so a revoked one is refused at once.
 
+mod jwt;
 mod rules;
 
+pub(crate) use jwt::Issuer;
+pub use jwt::count_keys;
 pub use rules::{OpenTo, RULES, Rule};
 
 use crate::problem::Problem;
@@ -14,7 +17,9 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode};
 use chrono::{DateTime, Utc};
 use secrecy::ExposeSecret;
+use std::sync::Arc;
 use subtle::ConstantTimeEq;
+use wakeful_config::DEFAULT_AGENT;
 use wakeful_engine::ctx::Ctx;
 use wakeful_store::token::{Presented, Token, UserClaims, UserToken, is_user_token};
 use wakeful_workflow::access::{Reach, Scope, Speaker, is_of_a_trigger, is_space};
@@ -92,13 +97,38 @@ impl Caller {
         }
     }
 
+    fn of_bearer(bearer: jwt::Bearer) -> Caller {
+        Caller {
+            scope: Scope::Operate,
+            reach: Reach {
+                space_id: Some(bearer.space_id),
+                agent: bearer.agent,
+                user_id: Some(bearer.user_id.clone()),
+            },
+            everywhere: false,
+            who: Who::User { user_id: bearer.user_id, issuer: None },
+            expires_at: Some(bearer.expires_at),
+        }
+    }
+
     /// Finds out who asks.
     ///
     /// # Errors
-    /// 401 for a missing, unknown, expired or revoked token; 400 for a header that names no space, 403 for one that
+    /// 401 for a missing, unknown, expired or revoked token, 503 if it cannot be checked now; 400 for a header that names no space, 403 for one that
     /// names a space beyond the token's.
-    pub async fn identify(ctx: &Ctx, headers: &HeaderMap) -> Result<Caller, Problem> {
-        let caller = Caller::of_headers(ctx, headers).await?;
+    pub(crate) async fn identify(
+        ctx: &Ctx,
+        issuer: Option<&Arc<Issuer>>,
+        headers: &HeaderMap,
+    ) -> Result<Caller, Problem> {
+        let caller = match issuer {
+            Some(issuer)
+                if jwt::is_jwt(given_token(headers)) && !is_configured(ctx, given_token(headers)) =>
+            {
+                Caller::of_bearer(issuer.bearer(given_token(headers)).await?)
+            }
+            _ => Caller::of_headers(ctx, headers).await?,
+        };
         caller.in_space(headers)
     }
 
@@ -174,15 +204,22 @@ impl Caller {
         Ok(conversation_id_in(self.space(), id)?)
     }
 
-    /// The agent of a new session: `asked`, or the token's own.
+    /// The agent of a new session: `asked`, or the token's own. A user does not choose: the application does, by the agent
+    /// of the user's token, or by the agent `default` if that names none.
     ///
     /// # Errors
     /// 403 for an agent that is not the token's.
     pub fn agent<'a>(&'a self, asked: Option<&'a str>) -> Result<Option<&'a str>, Problem> {
+        let refused = |detail: String| Err(Problem::new(StatusCode::FORBIDDEN, detail));
         match (self.reach.agent.as_deref(), asked) {
             (Some(own), Some(asked)) if own != asked => {
-                let detail = format!("this token is for the agent {own} only");
-                Err(Problem::new(StatusCode::FORBIDDEN, detail))
+                refused(format!("this token is for the agent {own} only"))
+            }
+            (None, Some(asked)) if self.reach.user_id.is_some() && asked != DEFAULT_AGENT => {
+                refused(format!(
+                    "this user's token names no agent, so what it begins is for the agent {DEFAULT_AGENT}: \
+                 the application asks for a token with \"agent\" to let the user talk to another one"
+                ))
             }
             (own, asked) => Ok(own.or(asked)),
         }

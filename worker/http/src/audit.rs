@@ -50,7 +50,7 @@ pub(crate) fn act_of(request: &Request, rule: Option<&Rule>) -> Act {
 }
 
 /// An address. Of IPv6 only the /64, because one host usually has all of its addresses.
-fn shown(address: IpAddr) -> String {
+pub(crate) fn shown(address: IpAddr) -> String {
     match address.to_canonical() {
         IpAddr::V4(address) => address.to_string(),
         IpAddr::V6(address) if address.is_loopback() => address.to_string(),

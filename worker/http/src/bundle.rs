@@ -1,15 +1,18 @@
 //! Exports a session as a bundle, with a token of its own, and imports bundles.
 
 use crate::access::{Caller, named_space};
+use crate::audit::shown;
 use crate::body::Id;
+use crate::front::Peer;
 use crate::problem::Problem;
-use axum::Json;
+use crate::scope;
 use axum::body::{Body, Bytes};
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use axum::http::header::{CONTENT_DISPOSITION, CONTENT_TYPE};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
 use futures::TryStreamExt as _;
 use secrecy::ExposeSecret;
 use serde::Deserialize;
@@ -19,8 +22,10 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::sync::Semaphore;
 use tracing::{error, info};
 use wakeful_engine::ctx::Ctx;
+use wakeful_store::audit::act::{Act, acting};
 use wakeful_store::export::Export;
 use wakeful_store::import::{self, Imported};
+use wakeful_store::space::Scope;
 use wakeful_workflow::bundle::Limits;
 use wakeful_workflow::id::DEFAULT_SPACE;
 
@@ -42,6 +47,7 @@ pub(super) struct ImportQuery {
 /// Streams the session's bundle line by line. An error aborts the body, so its last line is missing.
 pub(super) async fn export(
     State(ctx): State<Arc<Ctx>>,
+    peer: Option<Extension<Peer>>,
     headers: HeaderMap,
     id: Result<Id, Problem>,
     query: Result<Query<ExportQuery>, QueryRejection>,
@@ -51,10 +57,27 @@ pub(super) async fn export(
     let (Id(id), Query(query)) = (id?, query?);
     let redact = flag("redact", query.redact.as_deref())?;
     let space = named_space(&headers)?.unwrap_or(DEFAULT_SPACE);
-    let session = ctx.store.session(Some(space), &id).await?;
+    let act = Act {
+        actor_kind: "configuration",
+        actor: "an internal token".to_owned(),
+        address: peer.map(|Extension(peer)| shown(peer.0)),
+        reason: redact.then(|| "redacted".to_owned()),
+        ..Act::default()
+    };
+    let exported = async {
+        match acting(act, exported(&ctx, space, &id, redact)).await.0 {
+            Ok(response) => response,
+            Err(problem) => problem.into_response(),
+        }
+    };
+    Ok(scope::answered(Scope::of(space), exported).await)
+}
+
+async fn exported(ctx: &Ctx, space: &str, id: &str, redact: bool) -> Result<Response, Problem> {
+    let session = ctx.store.session(Some(space), id).await?;
     let export = ctx.store.export(&session.session_id, redact).await?;
     info!(session.id = %id, redact, "A session is exported");
-    let name = format!("attachment; filename=\"{}.jsonl\"", file_name(&id));
+    let name = format!("attachment; filename=\"{}.jsonl\"", file_name(id));
     let body = futures::stream::try_unfold(export, |mut export: Export| async {
         match export.next().await {
             Ok(Some(chunk)) => Ok(Some((Bytes::from(chunk), export))),

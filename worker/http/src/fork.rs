@@ -36,6 +36,9 @@ struct Fork {
     prompt: Option<String>,
     /// The parent's mode unless given. A console suggests `dry`.
     tool_mode: Option<ToolMode>,
+    /// Whether the fork belongs to the user of the parent's conversation. Otherwise it is no user's.
+    #[serde(default)]
+    for_user: bool,
     #[serde(default = "yes")]
     start: bool,
     client_key: Option<String>,
@@ -77,6 +80,7 @@ pub(super) async fn fork(
         text: given.text.map(message_text).transpose()?,
         prompt: given.prompt.map(message_text).transpose()?,
         tool_mode: given.tool_mode,
+        for_user: given.for_user,
         start: given.start,
         client_key,
         ..ForkRequest::new(&id, CutPoint::End)
@@ -151,7 +155,7 @@ fn within_agent(ctx: &Ctx, own: &str, given: &Fork, parent: &SessionSummary) -> 
     Err(Problem::new(StatusCode::FORBIDDEN, detail))
 }
 
-fn known_model(ctx: &Ctx, id: String) -> Result<Model, Problem> {
+pub(crate) fn known_model(ctx: &Ctx, id: String) -> Result<Model, Problem> {
     check_text("model", Some(&id), 256)?;
     ctx.plugins.models.get(&id).map_err(|fault| Problem::bad_request(format!("`model`: {fault}")))?;
     Ok(Model { context_window: i32::try_from(ctx.config.context_window(&id)).unwrap_or(i32::MAX), id })

@@ -1,10 +1,11 @@
 //! The middleware before the handlers. It finds out who asks, checks the caller against the rule of the route, and refuses
 //! messages while the intake is full.
 
-use crate::access::{Caller, Rule, Who};
+use crate::access::{Caller, Issuer, Rule, Who};
 use crate::audit;
 use crate::door::is_of_sns;
 use crate::problem::Problem;
+use crate::scope;
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::header::{HOST, ORIGIN, WWW_AUTHENTICATE};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
@@ -13,13 +14,15 @@ use axum::response::{IntoResponse, Response};
 use std::sync::Arc;
 use wakeful_engine::ctx::Ctx;
 use wakeful_engine::ingest::Refused;
+use wakeful_store::space::Scope;
 
 /// Lets a request pass whose caller has what the route needs.
 pub async fn guard(State(ctx): State<Arc<Ctx>>, mut request: Request, next: Next) -> Response {
     let path = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
     let rule = path.as_deref().and_then(|path| Rule::of(request.method().as_str(), path));
     let mut act = audit::act_of(&request, rule);
-    let caller = match Caller::identify(&ctx, request.headers()).await {
+    let issuer = request.extensions().get::<Option<Arc<Issuer>>>().and_then(Option::as_ref);
+    let caller = match Caller::identify(&ctx, issuer, request.headers()).await {
         Ok(caller) => caller,
         Err(problem) => {
             let response = refused(problem, "Bearer");
@@ -41,11 +44,13 @@ pub async fn guard(State(ctx): State<Arc<Ctx>>, mut request: Request, next: Next
             return response;
         }
     };
+    let scope = Scope::of(caller.space());
     request.extensions_mut().insert(caller);
+    let answer = scope::answered(scope, next.run(request));
     if rule.verb.is_none() {
-        return next.run(request).await;
+        return answer.await;
     }
-    audit::carry_out(&ctx, act, next.run(request)).await
+    audit::carry_out(&ctx, act, answer).await
 }
 
 fn refused(problem: Problem, challenge: &'static str) -> Response {

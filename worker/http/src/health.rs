@@ -1,23 +1,51 @@
 //! Liveness and readiness of the process.
 
-use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
 use serde_json::json;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::Mutex;
 use tracing::warn;
 use wakeful_engine::ctx::Ctx;
+use wakeful_store::space::{Scope, within};
 
-/// 200 as long as the process answers. Never asks the database: an outage of the database must not get the
-/// process killed.
-pub(super) async fn live() -> Json<serde_json::Value> {
-    Json(json!({"status": "ok"}))
+/// How old the answer of the database may be.
+const SHARED: Duration = Duration::from_millis(500);
+
+/// What the database said.
+#[derive(Clone, Debug)]
+struct Look {
+    database: String,
+    /// The steps that it fails again and again. One session's step may be refused for a reason of its own, so the server stays
+    /// in service.
+    steps: String,
 }
 
-/// 200 when requests can be served. 503 while draining, or with the failed check; a database that answers but
-/// refuses writes is a failed check too.
-pub(super) async fn ready(State(ctx): State<Arc<Ctx>>) -> Response {
+/// What the database said last, and when. Strangers may ask `/readyz`. All who ask share one look at the database, so that
+/// a flood of them takes no connections from the work.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Looks(Arc<Mutex<Option<(Instant, Look)>>>);
+
+impl Looks {
+    async fn last(&self, ctx: &Ctx) -> Look {
+        // Those who come during a look wait for its answer here.
+        let mut last = self.0.lock().await;
+        if let Some((at, said)) = &*last
+            && at.elapsed() < SHARED
+        {
+            return said.clone();
+        }
+        // The steps of all spaces count. The answer has their number only.
+        let said = within(Scope::All, look(ctx)).await;
+        *last = Some((Instant::now(), said.clone()));
+        said
+    }
+}
+
+async fn look(ctx: &Ctx) -> Look {
     let database = match ctx.store.readiness().await {
         Ok(None) => "ok".to_owned(),
         Ok(Some(outage)) => outage.as_str().to_owned(),
@@ -28,11 +56,29 @@ pub(super) async fn ready(State(ctx): State<Arc<Ctx>>) -> Response {
             format!("{outage}; the server's log says why")
         }
     };
+    let steps = match if database == "ok" { ctx.store.count_faulty_steps().await } else { None } {
+        None => "unknown".to_owned(),
+        Some(0) => "ok".to_owned(),
+        Some(steps) => format!("the database fails {steps} again and again; `wakeful doctor` names them"),
+    };
+    Look { database, steps }
+}
+
+/// 200 as long as the process answers. Never asks the database: an outage of the database must not get the
+/// process killed.
+pub(super) async fn live() -> Json<serde_json::Value> {
+    Json(json!({"status": "ok"}))
+}
+
+/// 200 when requests can be served. 503 while draining, or with the failed check; a database that answers but
+/// refuses writes is a failed check too.
+pub(super) async fn ready(State(ctx): State<Arc<Ctx>>, Extension(looks): Extension<Looks>) -> Response {
+    let Look { database, steps } = looks.last(&ctx).await;
     let draining = ctx.shutdown.draining.is_cancelled();
     let ready = database == "ok" && !draining;
     let body = json!({
         "status": if ready { "ok" } else { "unavailable" },
-        "checks": {"database": database, "draining": if draining { "draining" } else { "ok" }},
+        "checks": {"database": database, "steps": steps, "draining": if draining { "draining" } else { "ok" }},
     });
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     (status, Json(body)).into_response()

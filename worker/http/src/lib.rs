@@ -5,6 +5,7 @@
 
 pub mod access;
 mod audit;
+pub mod batches;
 pub mod body;
 pub mod bundle;
 pub mod context;
@@ -12,16 +13,21 @@ mod conversations;
 mod deliveries;
 mod door;
 mod files;
+pub mod errors;
 mod fork;
 pub mod front;
 pub mod guard;
 mod health;
+mod overview;
 pub mod problem;
+mod scope;
+pub mod search;
 pub mod sessions;
 mod steer;
 mod stream;
 pub mod tokens;
 
+use access::Issuer;
 use axum::extract::DefaultBodyLimit;
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::routing::{delete, get, post};
@@ -35,11 +41,12 @@ use wakeful_engine::ctx::Ctx;
 /// All routes of Wakeful.
 ///
 /// The channels bring their own routes. `guarded` goes below `/v1`, behind the bearer token. `webhooks` goes
-/// below `/v1/triggers`; each of these routes checks its caller itself. `own` are a program's own routes. The
-/// bodies of all of them come through the door.
+/// below `/v1/triggers`; each of these routes checks its caller itself. `own` are a program's own routes: the program
+/// is trusted, so they see all spaces. The bodies of all of them come through the door.
 pub fn router(ctx: Arc<Ctx>, guarded: Router<Arc<Ctx>>, webhooks: Router<Arc<Ctx>>, own: Router) -> Router {
     let door = from_fn_with_state(Door::new(Arc::clone(&ctx)), door::held);
     audit::count_refusals(&ctx);
+    overview::sample_queue(&ctx);
     let followers = stream::Followers::start(&ctx);
     let imports = Router::new().route("/sessions/import", post(bundle::import).layer(from_fn(door::spooled)));
     let v1 = Router::new()
@@ -69,19 +76,42 @@ pub fn router(ctx: Arc<Ctx>, guarded: Router<Arc<Ctx>>, webhooks: Router<Arc<Ctx
         .route("/tokens", get(tokens::list).post(tokens::create))
         .route("/tokens/{id}", delete(tokens::revoke))
         .route("/audit", get(audit::list))
+        .route("/search", get(sessions::behind))
+        .route("/batches", get(batches::list).post(batches::create))
+        .route("/batches/{id}", get(batches::show))
+        .route("/batches/{id}/members", get(batches::members))
+        .route("/batches/{id}/pause", post(batches::pause))
+        .route("/batches/{id}/resume", post(batches::resume))
+        .route("/batches/{id}/cancel", post(batches::cancel))
+        .route("/errors", get(errors::list))
+        .route("/errors/{id}", get(errors::show))
+        .route("/errors/{id}/mute", post(errors::mute))
+        .route("/errors/{id}/note", post(errors::note))
         .route("/user-tokens", post(tokens::of_user))
+        .route("/me", get(overview::me))
+        .route("/overview", get(overview::show))
+        .route("/queue", get(overview::queue))
+        .route("/workers", get(overview::workers))
         .merge(guarded)
         .layer(door.clone())
         .merge(imports)
         .route_layer(from_fn_with_state(Arc::clone(&ctx), guard))
+        .layer(Extension(ctx.config.users.jwt.clone().map(Issuer::new).map(Arc::new)))
         // Outside the guard: an export needs its own token instead of the bearer token.
         .route("/sessions/{id}/export", get(bundle::export))
-        .nest("/triggers", webhooks.layer(door.clone()).layer(from_fn_with_state(Arc::clone(&ctx), shed)));
+        .nest(
+            "/triggers",
+            webhooks
+                .layer(from_fn(scope::of_default))
+                .layer(door.clone())
+                .layer(from_fn_with_state(Arc::clone(&ctx), shed)),
+        );
     Router::new()
         .nest("/v1", v1)
         .route("/sessions/{id}/export", get(bundle::export))
+        .layer(from_fn(scope::nothing))
         .route("/healthz", get(health::live))
-        .route("/readyz", get(health::ready))
+        .route("/readyz", get(health::ready).layer(Extension(health::Looks::default())))
         .fallback(problem::no_route)
         .method_not_allowed_fallback(problem::no_method)
         .layer(DefaultBodyLimit::max(BODY_LIMIT_BYTES))

@@ -88,7 +88,9 @@ impl IntoResponse for Problem {
 /// The verbs of `POST /v1/sessions/{id}/…` that a session in this status accepts.
 pub fn valid_verbs(status: SessionStatus) -> &'static [&'static str] {
     match status {
-        SessionStatus::Created | SessionStatus::Completed => &["messages", "archive", "terminate"],
+        SessionStatus::Created | SessionStatus::Completed | SessionStatus::Cancelled => {
+            &["messages", "archive", "terminate"]
+        }
         SessionStatus::Queued | SessionStatus::Running | SessionStatus::WaitingInput => {
             &["messages", "cancel"]
         }
@@ -128,9 +130,10 @@ impl From<wakeful_store::Error> for Problem {
                     .with("session_status", status.as_str())
                     .with("valid", valid_verbs(status).iter().copied().map(Value::from).collect::<Vec<_>>())
             }
-            Error::Refused { .. } | Error::Schedule { .. } | Error::NotErased { .. } => {
-                Problem::new(StatusCode::CONFLICT, detail)
-            }
+            Error::Refused { .. }
+            | Error::Schedule { .. }
+            | Error::Batch { .. }
+            | Error::NotErased { .. } => Problem::new(StatusCode::CONFLICT, detail),
             Error::OfAnotherUser { .. } => Problem::new(
                 StatusCode::FORBIDDEN,
                 format!("{detail}; `participants = \"anyone\"` of the agent would let it in"),

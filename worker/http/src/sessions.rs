@@ -4,6 +4,7 @@ use crate::access::Caller;
 use crate::body::Id;
 use crate::body::{accepted, check_text, idempotency_key, message_text, parse};
 use crate::problem::Problem;
+use crate::search::Search;
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, PathRejection, QueryRejection};
@@ -15,31 +16,16 @@ use std::sync::Arc;
 use wakeful_engine::ctx::Ctx;
 use wakeful_engine::ingest;
 use wakeful_store::Error;
-use wakeful_store::session::SessionFilter;
+use wakeful_store::search::Behind;
 use wakeful_store::wake::{NewMessage, Woken};
 use wakeful_workflow::access::Reach;
 use wakeful_workflow::diff::Report;
-use wakeful_workflow::session::SessionStatus;
 use wakeful_workflow::trigger;
 
 /// How many items a page has by default.
 const PAGE: i64 = 50;
 /// … and at most.
 const PAGE_LIMIT: i64 = 500;
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct ListQuery {
-    status: Option<String>,
-    conversation_id: Option<String>,
-    trigger_type: Option<String>,
-    /// Includes replays and imports. By default the list leaves them out, unless their type or conversation
-    /// is asked for.
-    #[serde(default)]
-    all: bool,
-    cursor: Option<String>,
-    limit: Option<i64>,
-}
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -55,6 +41,16 @@ pub(super) struct MessagesQuery {
     limit: Option<i64>,
     /// `false` leaves out the agent's internal messages; `true` gives only them.
     internal: Option<bool>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct EventsQuery {
+    cursor: Option<i64>,
+    limit: Option<i64>,
+    /// The newest entries instead of those after the cursor.
+    #[serde(default)]
+    newest: bool,
 }
 
 impl PageQuery {
@@ -73,35 +69,18 @@ pub(super) type Answer = Result<Json<Value>, Problem>;
 pub(super) async fn list(
     State(ctx): State<Arc<Ctx>>,
     caller: Caller,
-    query: Result<Query<ListQuery>, QueryRejection>,
+    query: Result<Query<Search>, QueryRejection>,
 ) -> Answer {
     let Query(query) = query?;
-    if let Some(status) = &query.status
-        && SessionStatus::parse(status).is_none()
-    {
-        let known: Vec<&str> = SessionStatus::ALL.iter().map(|status| status.as_str()).collect();
-        return Err(Problem::bad_request(format!("no status {status:?}; there are: {}", known.join(", "))));
-    }
-    check_text("cursor", query.cursor.as_deref(), 256)?;
-    check_text("trigger_type", query.trigger_type.as_deref(), 256)?;
-    if let Some(trigger_type) = &query.trigger_type
-        && !ctx.store.knows_trigger_type(trigger_type).await?
-    {
-        return Err(Problem::bad_request(no_trigger(trigger_type)));
-    }
-    let limit = limit(query.limit);
-    let filter = SessionFilter {
-        status: query.status,
-        only_live: !query.all && query.trigger_type.is_none() && query.conversation_id.is_none(),
-        trigger_type: query.trigger_type,
-        conversation_id: query.conversation_id.map(|id| caller.conversation(&id)).transpose()?,
-        before: query.cursor,
-        limit,
-        ..SessionFilter::of(&caller.reach)
-    };
+    let filter = query.filter_for(&ctx.store, &caller).await?;
     let items = ctx.store.sessions(&filter).await?;
-    let next = next_page(&items, limit, |last| json!(last.session_id));
+    let next = next_page(&items, filter.limit, |last| json!(last.session_id));
     page(&items, next)
+}
+
+/// How far the search is behind.
+pub(super) async fn behind(State(ctx): State<Arc<Ctx>>) -> Result<Json<Behind>, Problem> {
+    Ok(Json(ctx.store.search_behind().await?))
 }
 
 /// The error for a trigger type that no session can have.
@@ -178,16 +157,25 @@ pub(super) async fn steps(
     page(&items, older_page(&items, query.limit(), |first| first.step_number))
 }
 
-/// The journal entries after the cursor.
+/// The journal entries after the cursor, or the newest.
 pub(super) async fn events(
     State(ctx): State<Arc<Ctx>>,
     caller: Caller,
     Id(id): Id,
-    query: Result<Query<PageQuery>, QueryRejection>,
+    query: Result<Query<EventsQuery>, QueryRejection>,
 ) -> Answer {
     let query = of_session(&ctx, &caller, &id, query).await?;
-    let items = ctx.store.journal(&id, query.cursor.unwrap_or(0), query.limit()).await?;
-    let next = next_page(&items, query.limit(), |last| json!(last.seq));
+    let limit = limit(query.limit);
+    let after = match (query.cursor, query.newest) {
+        (Some(_), true) => {
+            return Err(Problem::bad_request("`newest` begins where it has to: leave `cursor` out"));
+        }
+        (cursor, false) => cursor.unwrap_or(0),
+        // Numbers of entries have no gaps.
+        (None, true) => (ctx.store.last_event_seq(&id).await? - limit).max(0),
+    };
+    let items = ctx.store.journal(&id, after, limit).await?;
+    let next = if query.newest { Value::Null } else { next_page(&items, limit, |last| json!(last.seq)) };
     page(&items, next)
 }
 

@@ -143,14 +143,14 @@ impl<'a> Draft<'a> {
         let only_answers = performed.iter().all(|one| matches!(one.ending, CallEnd::Answered { .. }));
         let executed = performed.iter().filter(|one| one.ending.executed()).count();
         let needs_person = self.policy.on_uncertain == OnUncertain::NeedsAttention
-            && performed.iter().any(|one| one.ending == CallEnd::Uncertain { known: false });
+            && performed.iter().any(|one| matches!(one.ending, CallEnd::Uncertain { known: false, .. }));
         let mut asked: Option<(CallId, String)> = None;
         for EndedCall { call, ending } in performed {
             match ending {
                 CallEnd::Settled(status, outcome) => self.record_result(&call, status, outcome),
-                CallEnd::Uncertain { known } => {
+                CallEnd::Uncertain { known, why } => {
                     if !known {
-                        self.journal_uncertain(&call);
+                        self.journal_uncertain(&call, why);
                     }
                     if needs_person {
                         // No result yet. An operator's decision becomes the result, or `session retry` tells
@@ -379,7 +379,8 @@ impl<'a> Draft<'a> {
         let otherwise =
             self.only_a_checkpoint_tells().then(|| Box::new(self.checkpoint(self.session.status).0));
         let events = vec![moved, result, checkpoint];
-        self.transition.next = Next::Close(Closing { status, error, events, snapshot, otherwise });
+        self.transition.next =
+            Next::Close(Closing { status, error, failure: None, events, snapshot, otherwise });
         self.transition
     }
 }

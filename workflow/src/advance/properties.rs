@@ -312,7 +312,7 @@ impl World {
         for (PlannedCall { call, how }, end) in calls.into_iter().zip(&work.ends) {
             let ending = match how {
                 How::Reuse(status, outcome) => CallEnd::Settled(status, outcome),
-                How::Uncertain { known } => CallEnd::Uncertain { known },
+                How::Uncertain { known } => CallEnd::Uncertain { known, why: None },
                 How::Answer { inbox_id, text } => CallEnd::Answered { inbox_id, text },
                 How::Abandon => CallEnd::Abandoned,
                 How::Run => self.run(&call, *end)?,
@@ -344,7 +344,7 @@ impl World {
             return None;
         }
         if end == End::IsLost && row.effect == Effect::Guarded {
-            return Some(CallEnd::Uncertain { known: false });
+            return Some(CallEnd::Uncertain { known: false, why: None });
         }
         if row.effect != Effect::Pure {
             row.status = CallStatus::Done;

@@ -23,6 +23,10 @@ const TRIGGER: &str = "import";
 /// Error of a run that was open at the export.
 const CUT_OFF: &str =
     "imported: the session was exported in the middle of this run, and the run does not continue here";
+/// The error of a cancelled run, and of its session.
+const CANCELLED: &str = "cancelled";
+/// The reason in the journal for the corrected status of a session that an older Wakeful exported.
+const WAS_CANCELLED: &str = "its run was cancelled before that was a status of its own";
 
 /// Error of a delivery that was not sent before the export.
 const NOT_SENT: &str = "imported: nothing of a bundle is sent";
@@ -41,6 +45,8 @@ pub struct Adoption {
     inbox: HashMap<i64, i64>,
     /// The session's status at the export, if it was open.
     open: Option<SessionStatus>,
+    /// An older Wakeful cancelled its newest run, and wrote `failed`.
+    cancelled: bool,
     waits: bool,
     open_run: Option<String>,
     last_ts: String,
@@ -65,6 +71,7 @@ impl Adoption {
             ids: Ids::Hashed,
             inbox,
             open: None,
+            cancelled: false,
             waits: false,
             open_run: None,
             last_ts: String::new(),
@@ -98,16 +105,24 @@ impl Adoption {
         }
     }
 
-    /// Journal entries to add after the bundle's last one. They say that the open run failed. Empty if no run
-    /// was open.
+    /// Journal entries to add after the bundle's last one. They say that the open run failed, or that the status of a
+    /// run which an older Wakeful cancelled is `cancelled`. Empty if neither is so.
     pub fn ending(&self, last_seq: i64) -> Vec<EventRow> {
-        let Some(from) = self.open else { return Vec::new() };
-        let transition = Event::StateTransition {
+        let transition = |from: SessionStatus, to: SessionStatus, reason: &str| Event::StateTransition {
             from_state: from.as_str().to_owned(),
-            to_state: SessionStatus::Failed.as_str().to_owned(),
-            reason: Some(CUT_OFF.to_owned()),
+            to_state: to.as_str().to_owned(),
+            reason: Some(reason.to_owned()),
         };
-        let events = [transition, Event::invocation_result(SessionStatus::Failed, Some(CUT_OFF))];
+        let events = match self.open {
+            Some(from) => vec![
+                transition(from, SessionStatus::Failed, CUT_OFF),
+                Event::invocation_result(SessionStatus::Failed, Some(CUT_OFF)),
+            ],
+            None if self.cancelled => {
+                vec![transition(SessionStatus::Failed, SessionStatus::Cancelled, WAS_CANCELLED)]
+            }
+            None => return Vec::new(),
+        };
         let entry = |(event, seq): (Event, i64)| {
             let (kind, payload) = event.to_row();
             let (ts, run_id) = (self.last_ts.clone(), self.open_run.clone());
@@ -116,15 +131,17 @@ impl Adoption {
         events.into_iter().zip(last_seq + 1..).map(entry).collect()
     }
 
-    /// Number of entries that [`Adoption::ending`] returns for a session of this status.
-    pub(super) fn endings(status: SessionStatus) -> i64 {
-        if status.is_open() { 2 } else { 0 }
+    /// Number of entries that [`Adoption::ending`] returns for this session.
+    pub(super) fn endings(row: &SessionRow) -> i64 {
+        if row.status.is_open() { 2 } else { i64::from(was_cancelled(row)) }
     }
 
     fn session(&mut self, row: SessionRow) -> SessionRow {
         self.open = row.status.is_open().then_some(row.status);
+        self.cancelled = was_cancelled(&row);
         self.waits = row.status == SessionStatus::WaitingInput;
         self.last_ts.clone_from(&row.started_at);
+        let endings = Adoption::endings(&row);
         let trigger_id = self.conversation_id.split_once('/').map_or("", |(_, id)| id).to_owned();
         SessionRow {
             session_id: self.session_id.clone(),
@@ -132,12 +149,16 @@ impl Adoption {
             space_id: self.space_id.clone(),
             trigger_type: TRIGGER.to_owned(),
             trigger_id,
-            status: if self.open.is_some() { SessionStatus::Failed } else { row.status },
+            status: match self.open {
+                Some(_) => SessionStatus::Failed,
+                None if self.cancelled => SessionStatus::Cancelled,
+                None => row.status,
+            },
             error: if self.open.is_some() { Some(CUT_OFF.to_owned()) } else { row.error },
             cancel_requested: false,
             cancel_reason: None,
             policy: Some(policy(row.policy.unwrap_or_default(), &row.trigger_type)),
-            last_event_seq: row.last_event_seq + Adoption::endings(row.status),
+            last_event_seq: row.last_event_seq + endings,
             parent_session_id: None,
             forked_from_message_id: None,
             parent_conversation_id: None,
@@ -154,10 +175,14 @@ impl Adoption {
                 self.open_run = Some(run_id.clone());
                 RunRow { run_id, status: RunStatus::Failed, error: Some(CUT_OFF.to_owned()), ..row }
             }
+            RunStatus::Failed if row.error.as_deref() == Some(CANCELLED) => {
+                RunRow { run_id, status: RunStatus::Cancelled, ..row }
+            }
             RunStatus::WaitingInput
             | RunStatus::NeedsAttention
             | RunStatus::Completed
-            | RunStatus::Failed => RunRow { run_id, ..row },
+            | RunStatus::Failed
+            | RunStatus::Cancelled => RunRow { run_id, ..row },
         }
     }
 
@@ -313,6 +338,11 @@ fn policy(mut policy: Map<String, Value>, trigger_type: &str) -> Map<String, Val
     }
     policy.entry("replies_as").or_insert_with(|| json!(trigger_type));
     policy
+}
+
+/// Older versions wrote `failed` for a cancelled run.
+fn was_cancelled(row: &SessionRow) -> bool {
+    row.status == SessionStatus::Failed && row.error.as_deref() == Some(CANCELLED)
 }
 
 fn is_delivery(id: &str) -> bool {

@@ -28,7 +28,7 @@ pub fn normal(bundle: &[u8]) -> Result<String, Refused> {
     let summary = checker.finish()?;
     let inbox: HashMap<i64, i64> = summary.inbox.iter().copied().zip(1..).collect();
     let mut adoption = Adoption::by_place(inbox);
-    let endings = Adoption::endings(summary.session.status);
+    let endings = Adoption::endings(&summary.session);
     let mut text = Vec::new();
     if let Some(mut header) = header {
         header.session_id = "sess_0".to_owned();

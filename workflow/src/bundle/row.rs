@@ -104,6 +104,7 @@ pub enum RunStatus {
     NeedsAttention,
     Completed,
     Failed,
+    Cancelled,
 }
 
 impl RunStatus {
@@ -116,6 +117,7 @@ impl RunStatus {
             RunStatus::NeedsAttention => "needs_attention",
             RunStatus::Completed => "completed",
             RunStatus::Failed => "failed",
+            RunStatus::Cancelled => "cancelled",
         }
     }
 }

@@ -18,6 +18,9 @@ pub enum SessionStatus {
     NeedsAttention,
     Completed,
     Failed,
+    /// A person cancelled its run, or its question expired where the agent's runs end by that. It takes messages,
+    /// and is never retried.
+    Cancelled,
     /// A person archived the session. It takes no messages.
     Archived,
     /// A person ended the session for good. It takes no messages.
@@ -26,7 +29,7 @@ pub enum SessionStatus {
 
 impl SessionStatus {
     /// Every status, in the usual order of a session's life.
-    pub const ALL: [SessionStatus; 9] = [
+    pub const ALL: [SessionStatus; 10] = [
         SessionStatus::Created,
         SessionStatus::Queued,
         SessionStatus::Running,
@@ -34,6 +37,7 @@ impl SessionStatus {
         SessionStatus::NeedsAttention,
         SessionStatus::Completed,
         SessionStatus::Failed,
+        SessionStatus::Cancelled,
         SessionStatus::Archived,
         SessionStatus::Terminated,
     ];
@@ -48,6 +52,7 @@ impl SessionStatus {
             SessionStatus::NeedsAttention => "needs_attention",
             SessionStatus::Completed => "completed",
             SessionStatus::Failed => "failed",
+            SessionStatus::Cancelled => "cancelled",
             SessionStatus::Archived => "archived",
             SessionStatus::Terminated => "terminated",
         }
@@ -63,17 +68,18 @@ impl SessionStatus {
     /// rows that should not exist.
     pub fn may_become(self, next: SessionStatus) -> bool {
         use SessionStatus::{
-            Archived, Completed, Created, Failed, NeedsAttention, Queued, Running, Terminated, WaitingInput,
+            Archived, Cancelled, Completed, Created, Failed, NeedsAttention, Queued, Running, Terminated,
+            WaitingInput,
         };
         match self {
             Created => matches!(next, Queued | Archived | Terminated),
             Queued => {
-                matches!(next, Running | Completed | Failed | WaitingInput | NeedsAttention)
+                matches!(next, Running | Completed | Failed | Cancelled | WaitingInput | NeedsAttention)
             }
-            Running => matches!(next, WaitingInput | NeedsAttention | Completed | Failed),
+            Running => matches!(next, WaitingInput | NeedsAttention | Completed | Failed | Cancelled),
             // Only a session at rest is archived: cancel a paused run first.
-            WaitingInput | NeedsAttention => matches!(next, Queued | Failed),
-            Completed | Failed => matches!(next, Queued | Archived | Terminated),
+            WaitingInput | NeedsAttention => matches!(next, Queued | Failed | Cancelled),
+            Completed | Failed | Cancelled => matches!(next, Queued | Archived | Terminated),
             Archived => matches!(next, Terminated),
             Terminated => false,
         }
@@ -87,6 +93,18 @@ impl SessionStatus {
     /// Returns whether a step job exists, or will exist as soon as the conversation is free.
     pub fn is_open(self) -> bool {
         matches!(self, SessionStatus::Queued | SessionStatus::Running)
+    }
+
+    /// Returns whether no run is open or paused, and the session may be put away.
+    pub fn is_at_rest(self) -> bool {
+        use SessionStatus::{Cancelled, Completed, Created, Failed};
+        matches!(self, Created | Completed | Failed | Cancelled)
+    }
+
+    /// Returns whether a person or a command may retry the run: it failed, or waits for an operator. A
+    /// cancelled run is never retried, because somebody wanted its end.
+    pub fn may_be_retried(self) -> bool {
+        matches!(self, SessionStatus::Failed | SessionStatus::NeedsAttention)
     }
 
     /// Returns whether the session takes messages.
@@ -118,8 +136,7 @@ mod tests {
     #[test]
     fn only_what_rests_is_put_away() {
         for status in SessionStatus::ALL {
-            let rests =
-                matches!(status, SessionStatus::Created | SessionStatus::Completed | SessionStatus::Failed);
+            let rests = status.is_at_rest();
             assert_eq!(status.may_become(SessionStatus::Archived), rests, "{status:?}");
             let ends = rests || status == SessionStatus::Archived;
             assert_eq!(status.may_become(SessionStatus::Terminated), ends, "{status:?}");

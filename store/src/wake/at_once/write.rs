@@ -22,24 +22,27 @@ macro_rules! opens_run {
         sqlx::query!(
             "with " + $with + ", message as (
                 insert into session_inbox
-                    (session_id, inbox_id, client_key, content, content_sha256, sender, status, run_id, outcome)
+                    (space_id, session_id, inbox_id, client_key, content, content_sha256, sender, status, run_id,
+                     outcome)
                 overriding system value
-                select s.session_id, $2, $3, $4, $5, $6, 'drained', $1, $7
+                select s.space_id, s.session_id, $2, $3, $4, $5, $6, 'drained', $1, $7
                 from s
             ), events as (
-                insert into session_events (session_id, seq, type, run_id, dedupe_key, payload)
-                select s.session_id, s.last_event_seq - cardinality($8::text[]) + e.ordinal, e.type, $1,
+                insert into session_events (space_id, session_id, seq, type, run_id, dedupe_key, payload)
+                select s.space_id, s.session_id, s.last_event_seq - cardinality($8::text[]) + e.ordinal, e.type, $1,
                     case when e.ordinal = 1 then 'message/' || $3::text end, e.payload::jsonb
                 from s, unnest($8::text[], $9::text[]) with ordinality as e (type, payload, ordinal)
             ), record as (
                 insert into conversation_records
-                    (conversation_id, message_number, session_id, run_id, step_number, role, content, details)
-                select s.conversation_id, $10, s.session_id, $1, $14, $11, $12::text::json, $13::text::json
+                    (space_id, conversation_id, message_number, session_id, run_id, step_number, role, content,
+                     details)
+                select s.space_id, s.conversation_id, $10, s.session_id, $1, $14, $11, $12::text::json, $13::text::json
                 from s
             ), run as (
                 insert into session_runs
-                    (run_id, session_id, conversation_id, status, trace_context, started_at, prompt_message_number)
-                select $1, s.session_id, s.conversation_id, 'running', $15, clock_timestamp(), $10
+                    (space_id, run_id, session_id, conversation_id, status, trace_context, started_at,
+                     prompt_message_number)
+                select s.space_id, $1, s.session_id, s.conversation_id, 'running', $15, clock_timestamp(), $10
                 from s
             ), job as (
                 insert into jobs (kind, space_id, conversation_id, session_id, step_number, trace_context)
@@ -50,7 +53,8 @@ macro_rules! opens_run {
                     do update set runner = excluded.runner, step_number = excluded.step_number,
                         trace_context = excluded.trace_context, run_at = clock_timestamp(), lease = null,
                         worker_id = null, stuck = 0, died = 0, attempt = 0, last_error = null, outage_since = null,
-                        outage_faults = 0, waits_for = null, waits_since = null, gate_pass = null
+                        outage_faults = 0, waits_for = null, waits_since = null, gate_pass = null,
+                        fault_since = null, faults = 0
             ), audit as (
                 insert into audit_log
                     (actor_kind, actor, token_id, user_id, verb, target, space_id, reason, address, outcome)
@@ -98,12 +102,12 @@ pub(super) async fn join_run(
             set last_event_seq = last_event_seq + 1, wake_seq = wake_seq + 1
             -- If the conversation began anew meanwhile, the same message may have been sent to its new session.
             where session_id = $1 and status = $2 and wake_seq = $3 and superseded = $14
-            returning session_id, last_event_seq
+            returning space_id, session_id, last_event_seq
         ), message as (
             insert into session_inbox
-                (session_id, inbox_id, client_key, content, content_sha256, sender, run_id, outcome)
+                (space_id, session_id, inbox_id, client_key, content, content_sha256, sender, run_id, outcome)
             overriding system value
-            select s.session_id, $4, $5, $6, $7, $8, $9, $10
+            select s.space_id, s.session_id, $4, $5, $6, $7, $8, $9, $10
             from s
         ), audit as (
             insert into audit_log
@@ -114,8 +118,8 @@ pub(super) async fn join_run(
                 user_id text, verb text, space_id text, reason text, address text)
             where $13::text is not null
         )
-        insert into session_events (session_id, seq, type, run_id, dedupe_key, payload)
-        select s.session_id, s.last_event_seq, $11, $9, 'message/' || $5::text, $12::text::jsonb
+        insert into session_events (space_id, session_id, seq, type, run_id, dedupe_key, payload)
+        select s.space_id, s.session_id, s.last_event_seq, $11, $9, 'message/' || $5::text, $12::text::jsonb
         from s",
         session_id,
         seen.status,
@@ -295,10 +299,10 @@ pub(super) async fn first_message(
             on conflict (conversation_id) do nothing
             returning conversation_id, space_id, mailbox_id, last_message_number
         ), prefix as (
-            insert into blobs (sha256, size, media_type, bytes)
-            select $21, length($22::bytea), 'application/json', $22
+            insert into blobs (space_id, sha256, size, media_type, bytes)
+            select c.space_id, $21, length($22::bytea), 'application/json', $22
             from c
-            on conflict (sha256) do nothing
+            on conflict (sha256, space_id) do nothing
         ), s as (
             insert into conversation_sessions
                 (session_id, conversation_id, space_id, mailbox_id, trigger_type, trigger_id, agent, model_id,
@@ -311,8 +315,8 @@ pub(super) async fn first_message(
             from c
             returning session_id, conversation_id, space_id, last_event_seq
         ), seeds as (
-            insert into session_seed_messages (session_id, ordinal, role, content, is_new)
-            select s.session_id, seed.ordinal - 1, seed.role, seed.content, seed.is_new
+            insert into session_seed_messages (space_id, session_id, ordinal, role, content, is_new)
+            select s.space_id, s.session_id, seed.ordinal - 1, seed.role, seed.content, seed.is_new
             from s, unnest($32::text[], $33::text[], $34::boolean[])
                 with ordinality as seed (role, content, is_new, ordinal)
         )",

@@ -76,7 +76,8 @@ async fn wake(
     let of_agent = |agent: Option<&str>, shared: bool| -> Result<NewSession, Problem> {
         let new = new_session::of_chat(&ctx.config, &ctx.plugins.tools, conversation_id.clone(), agent)?;
         let speaker = Some(caller.speaker(message.sender.as_deref(), shared)?);
-        Ok(NewSession { repository_id: repository_id.clone(), speaker, ..new })
+        let only_agent = caller.reach.agent.is_some();
+        Ok(NewSession { repository_id: repository_id.clone(), speaker, only_agent, ..new })
     };
     // Usually nothing depends on the agent of the conversation, so nothing is read to learn it.
     if agent.is_none()

@@ -17,6 +17,7 @@ use wakeful_engine::ingest::Refused;
 use wakeful_engine::new_session::{self, Trigger};
 use wakeful_store::Error;
 use wakeful_store::mail::{KnownMail, MailWakes, NewMail};
+use wakeful_store::space::{self, Scope};
 use wakeful_store::wake::{Continues, NewMessage, NewSession, Woken};
 use wakeful_workflow::access::Speaker;
 use wakeful_workflow::id::DEFAULT_SPACE;
@@ -129,11 +130,19 @@ pub(super) async fn read(arrived: Arrived) -> Result<Incoming, NotAccepted> {
     Ok(Incoming { read: Arc::new(read), bounces: bounces.into(), dmarc, unwanted })
 }
 
-/// Accepts a mail for one mailbox.
+/// Accepts a mail for one mailbox. Mailboxes belong to the default space.
 ///
 /// # Errors
 /// [`NotAccepted::Refused`].
 pub(super) async fn accept_for(
+    ctx: &Ctx,
+    incoming: &Incoming,
+    addressed: &Addressed<'_>,
+) -> Result<Accepted, NotAccepted> {
+    space::within(Scope::of(DEFAULT_SPACE), accept_in(ctx, incoming, addressed)).await
+}
+
+async fn accept_in(
     ctx: &Ctx,
     incoming: &Incoming,
     addressed: &Addressed<'_>,

@@ -144,6 +144,7 @@ async fn accept(
         continues: Continues::Trigger,
         policy: mailing(&ctx.config, &mail_to, &subject),
         speaker: heralded.user_id.map(|user_id| Speaker::NoticeFor { user_id }),
+        only_agent: caller.reach.agent.is_some(),
         ..new_session::of_chat(&ctx.config, &ctx.plugins.tools, conversation_id, Some(agent))?
     };
     let message = NewMessage {

@@ -1,11 +1,12 @@
-//! `wakeful audit`: lists who did what. Also the act of each command that writes.
+//! `wakeful audit`: lists who did what, and deletes what is old. Also the act of each command that writes.
 
 use super::output::{Cell, Column, Output, Table, Tone, age, until_reader_goes};
 use super::{Exit, Usage};
 use chrono::Utc;
 use clap::ArgMatches;
+use serde_json::json;
 use wakeful_config::Config;
-use wakeful_store::audit::act::Act;
+use wakeful_store::audit::act::{self, Act};
 use wakeful_store::audit::{AuditFilter, Audited};
 
 pub(super) type Args = super::Noun<Verb>;
@@ -30,11 +31,23 @@ pub(super) enum Verb {
         #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(i64).range(1..=10_000))]
         limit: i64,
     },
+    /// Delete old rows, in the database role wakeful_auditor. The deletion itself is a row of the audit.
+    Delete {
+        /// Delete what is older than this many days.
+        #[arg(long, value_name = "DAYS", value_parser = clap::value_parser!(u32).range(30..=36_500))]
+        older_than: u32,
+        /// Delete without asking. Nothing brings the rows back.
+        #[arg(long)]
+        yes: bool,
+    },
 }
 
 /// The commands that write, as the audit calls them. `replay` is not among them, because it runs an agent: no
 /// person acts. `migrate` changes the schema, not the data.
-const WRITES: [&str; 26] = [
+const WRITES: &[&str] = &[
+    "absurd.import",
+    "absurd.take",
+    "absurd.back",
     "session.send",
     "session.new",
     "session.retry",
@@ -44,6 +57,7 @@ const WRITES: [&str; 26] = [
     "session.archive",
     "session.terminate",
     "session.import",
+    "session.export",
     "session.wake",
     "delivery.resend",
     "schedule.create",
@@ -59,8 +73,14 @@ const WRITES: [&str; 26] = [
     "conversation.release",
     "person.erase",
     "person.hold",
+    "audit.delete",
     "retention.run",
     "blobs.gc",
+    "errors.mute",
+    "errors.note",
+    "batch.pause",
+    "batch.resume",
+    "batch.cancel",
 ];
 
 /// The act of a command, if it writes.
@@ -83,7 +103,11 @@ pub(super) fn act_of(matches: &ArgMatches, name: Option<&str>) -> anyhow::Result
     };
     let text = |id: &str| args.try_get_one::<String>(id).ok().flatten().cloned();
     // `token create` has a name too, and its row has an id that is not known yet.
-    let names = if noun == "schedule" { &["name"][..] } else { &["id", "session", "conversation"] };
+    let names = if noun == "schedule" || noun == "absurd" {
+        &["name"][..]
+    } else {
+        &["id", "ids", "session", "conversation"]
+    };
     Ok(Some(Act {
         actor_kind: "cli",
         actor,
@@ -103,15 +127,32 @@ fn system_user() -> String {
 }
 
 pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
-    let store = super::open_store(&config, "wakeful audit").await?;
     let output = Output::new(&args.output);
-    let Verb::List { actor, verb, target, refused, limit } = args.verb;
+    let (actor, verb, target, refused, limit) = match args.verb {
+        Verb::List { actor, verb, target, refused, limit } => (actor, verb, target, refused, limit),
+        Verb::Delete { older_than, yes } => return delete(&config, &output, older_than, yes).await,
+    };
+    let store = super::open_store(&config, "wakeful audit").await?;
     let outcome = refused.then(|| "refused".to_owned());
     let filter = AuditFilter { actor, verb, target, outcome, limit, ..AuditFilter::default() };
     let rows = store.audited(&filter).await;
     store.close().await;
     let rows = rows?;
     until_reader_goes(output.items(&rows, || table(&rows)).map(|()| Exit::Ok))
+}
+
+async fn delete(config: &Config, output: &Output, days: u32, yes: bool) -> anyhow::Result<Exit> {
+    if !yes {
+        let text = "nothing brings back what is deleted: say --yes";
+        return Err(Usage(text.to_owned()).into());
+    }
+    act::because(Some(&format!("older than {days} days")));
+    let store = super::open_store(config, "wakeful audit").await?;
+    let deleted = store.delete_audit(Utc::now() - chrono::Duration::days(days.into())).await;
+    store.close().await;
+    let deleted = deleted?;
+    output.one(&json!({"deleted": deleted}), || format!("{deleted} rows of the audit are deleted.\n"))?;
+    Ok(Exit::Ok)
 }
 
 fn table(rows: &[Audited]) -> Table {

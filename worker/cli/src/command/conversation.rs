@@ -4,7 +4,7 @@
 use super::Exit;
 use super::erase;
 use super::output::{Cell, Column, Output, Table, Tone, age, count, dollars, print};
-use super::session::{list_table, show::missed};
+use super::session::{list::list_table, show::missed};
 use serde_json::Value;
 use wakeful_config::Config;
 use wakeful_store::Store;

@@ -300,6 +300,7 @@ async fn show(ctx: &Ctx, listen: SocketAddr, args: &Args, home: &Home, given: bo
         place: &data_dir_option(args),
         samples: &states,
         once: args.once,
+        console: ctx.config.server.console.then_some(ctx.config.server.base_path.as_str()),
         style: Style::of(&std::io::stdout()),
     };
     println!("{banner}");

@@ -1,13 +1,19 @@
 //! The command line, with one file per noun. stdout is data; stderr is progress and logs.
 
+mod absurd;
 mod audit;
 mod blobs;
+mod batch;
+mod config;
 mod conversation;
 mod delivery;
 mod demo;
 mod dev;
 mod doctor;
 mod erase;
+mod errors;
+mod mail;
+mod manual;
 mod migrate;
 mod output;
 mod person;
@@ -21,6 +27,7 @@ mod serve;
 mod session;
 mod token;
 mod trigger;
+mod worker;
 
 use crate::App;
 use crate::serve::CannotListen;
@@ -49,6 +56,8 @@ pub enum Exit {
     Auth = 5,
     /// No database, another schema than the binary's, or a port in use.
     Unavailable = 6,
+    /// Not all of several things went well, or a batch waits for a person.
+    Partial = 7,
     /// Two things that must be equal differ, such as a cache and the log that it derives from, or a replay
     /// and its source.
     Divergence = 8,
@@ -113,8 +122,24 @@ enum Command {
     Retention(retention::Args),
     /// Collect and check the bytes that rows point at: files, outputs, attachments.
     Blobs(blobs::Args),
+    /// Show, pause, resume and cancel batches, which `session retry` and its like make.
+    Batch(batch::Args),
+    /// Show failed runs in groups; mute and note them.
+    Errors(errors::Args),
     /// Show the job queue.
     Queue(queue::Args),
+    /// Leave Absurd: bring its tasks over, prove it, and take it back.
+    Absurd(absurd::Args),
+    /// List the worker processes.
+    Worker(worker::Args),
+    /// List the mails that came in, and what became of each.
+    Mail(mail::Args),
+    /// Show what is configured, and where.
+    Config(config::Args),
+    /// Print a script that completes commands in a shell: `wakeful completions bash > /etc/bash_completion.d/wakeful`.
+    Completions(manual::CompletionsArgs),
+    /// Write a manual page for each command into a directory.
+    Man(manual::ManArgs),
 }
 
 // The arguments of a noun whose only option is `-o`. Not a doc comment, because clap could show it in the help.
@@ -195,8 +220,16 @@ fn run(app: App, cli: Cli, matches: &clap::ArgMatches) -> anyhow::Result<Exit> {
             Command::Audit(args) => audit::run(config, args).await,
             Command::Retention(args) => retention::run(config, args).await,
             Command::Blobs(args) => blobs::run(config, args).await,
+            Command::Batch(args) => batch::run(config, args).await,
+            Command::Errors(args) => errors::run(config, args).await,
             Command::Queue(args) => queue::run(config, args).await,
+            Command::Absurd(args) => absurd::run(&app, config, args).await,
             Command::Trigger(args) => trigger::run(config, args).await,
+            Command::Worker(args) => worker::run(config, args).await,
+            Command::Mail(args) => mail::run(config, args).await,
+            Command::Config(args) => config::run(&config, &args),
+            Command::Completions(args) => manual::completions(&args),
+            Command::Man(args) => manual::pages(&args),
         }
     };
     let exit = runtime.block_on(async {
@@ -246,6 +279,7 @@ fn exit_of(error: &anyhow::Error) -> Exit {
                 wakeful_store::Error::Conflict { .. }
                 | wakeful_store::Error::Refused { .. }
                 | wakeful_store::Error::Schedule { .. }
+                | wakeful_store::Error::Batch { .. }
                 | wakeful_store::Error::NotErased { .. }
                 | wakeful_store::Error::KeyReused { .. } => Exit::Conflict,
                 wakeful_store::Error::OfAnotherUser { .. } | wakeful_store::Error::OfAUser { .. } => {

@@ -159,7 +159,7 @@ impl Tone {
             "created" | "queued" | "running" | "invoked" | "started" | "sending" => Tone::Plain,
             "waiting_input" | "waiting" => Tone::Busy,
             "needs_attention" | "failed" | "uncertain" => Tone::Bad,
-            "archived" | "terminated" | "abandoned" | "expired" => Tone::Faint,
+            "cancelled" | "archived" | "terminated" | "abandoned" | "expired" => Tone::Faint,
             _ => Tone::Plain,
         }
     }

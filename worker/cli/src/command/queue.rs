@@ -24,7 +24,7 @@ pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
     let (depth, workers) = (store.queue_depth().await?, store.workers().await?);
     let gates = store.closed_gates().await?;
     store.close().await;
-    let silent_after_s = config.queue.heartbeat.as_secs_f64() * 3.0;
+    let silent_after_s = silent_after_s(&config);
     let printed = output.one(&json!({"queues": depth, "workers": workers, "gates": gates}), || {
         if output.for_people() {
             failing(&output, &gates) + &pretty(&output, &depth, &workers, silent_after_s)
@@ -61,6 +61,11 @@ pub(super) fn said(gate: &ClosedGate) -> String {
     .to_string()
 }
 
+/// After how long without a heartbeat a worker counts as silent.
+pub(super) fn silent_after_s(config: &Config) -> f64 {
+    config.queue.heartbeat.as_secs_f64() * 3.0
+}
+
 fn state(worker: &WorkerView, silent_after_s: f64) -> &'static str {
     if worker.beat_age_s < silent_after_s { "alive" } else { "silent" }
 }
@@ -95,6 +100,11 @@ fn pretty(output: &Output, depth: &[Depth], workers: &[WorkerView], silent_after
         let _ = writeln!(text, "{}", output.paint(Tone::Bad, "No worker beat within the last day."));
         return text;
     }
+    text.push_str(&output.aligned(&worker_table(workers, silent_after_s), 0));
+    text
+}
+
+pub(super) fn worker_table(workers: &[WorkerView], silent_after_s: f64) -> Table {
     let mut table = Table::new(&[
         Column::fixed("WORKER"),
         Column::fixed("STATE"),
@@ -118,8 +128,7 @@ fn pretty(output: &Output, depth: &[Depth], workers: &[WorkerView], silent_after
             worker.host.as_str().into(),
         ]);
     }
-    text.push_str(&output.aligned(&table, 0));
-    text
+    table
 }
 
 /// One line per queue and per worker; the first word tells which.

@@ -49,7 +49,7 @@ fn scope(word: &str) -> Result<Scope, &'static str> {
 }
 
 /// Reads a span of time: a number and s, m, h or d.
-fn after(text: &str) -> Result<Duration, &'static str> {
+pub(super) fn after(text: &str) -> Result<Duration, &'static str> {
     let rule = "a span is a number and s, m, h or d, such as 90d";
     let unit = match text.chars().next_back() {
         Some('s') => 1,

@@ -29,6 +29,8 @@ pub struct Banner<'a> {
     pub samples: &'a [State],
     /// It stops by itself (`--once`).
     pub once: bool,
+    /// The path below which the console is, if it is served.
+    pub console: Option<&'a str>,
     pub style: Style,
 }
 
@@ -38,6 +40,13 @@ impl fmt::Display for Banner<'_> {
         let url = format!("http://{}", self.listen);
         let row = |f: &mut fmt::Formatter<'_>, name: &str, text: &str| writeln!(f, "  {name:<12} {text}");
         writeln!(f, "\n{}\n", style.bold(&format!("Wakeful is up at {url}")))?;
+        if let Some(base_path) = self.console {
+            row(
+                f,
+                "Console",
+                &format!("{url}{base_path}/console/ in a browser: talk to the agent, look, act"),
+            )?;
+        }
         match self.model {
             Some(model) if model.starts_with("scripted/") => {
                 row(f, "Model", &format!("{model}, offline"))?;
@@ -87,6 +96,7 @@ impl Banner<'_> {
                 | SessionStatus::Running => self.style.yellow(&status),
                 SessionStatus::NeedsAttention
                 | SessionStatus::Failed
+                | SessionStatus::Cancelled
                 | SessionStatus::Archived
                 | SessionStatus::Terminated => self.style.red(&status),
             };

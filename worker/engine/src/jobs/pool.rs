@@ -1,6 +1,6 @@
 //! The pool: apalis runs the jobs, a heartbeat extends their leases, and a drain ends both in order.
 
-use super::{deliver::deliver, expire, gates, heal, step::step};
+use super::{batches, delayed, deliver::deliver, expire, gates, heal, search, step::step};
 use crate::ctx::Ctx;
 use apalis::prelude::{Monitor, ParallelizeExt, WorkerBuilder};
 use std::sync::Arc;
@@ -27,6 +27,9 @@ pub async fn run(ctx: Arc<Ctx>, news: News) -> anyhow::Result<()> {
     let liveness = tokio::spawn(liveness(&ctx, &holdings).run(heartbeat_stop.clone()));
     let healer = tokio::spawn(heal::run(Arc::clone(&ctx)));
     let expiry = tokio::spawn(expire::run(Arc::clone(&ctx)));
+    let delays = tokio::spawn(delayed::run(Arc::clone(&ctx)));
+    let search = tokio::spawn(search::run(Arc::clone(&ctx)));
+    let batches = tokio::spawn(batches::run(Arc::clone(&ctx)));
     know_the_gates(&ctx).await;
     let gates = tokio::spawn(gates::run(Arc::clone(&ctx), heartbeat_stop.clone()));
     let draining = ctx.shutdown.draining.clone();
@@ -79,6 +82,9 @@ pub async fn run(ctx: Arc<Ctx>, news: News) -> anyhow::Result<()> {
     deadline.abort();
     healer.abort();
     expiry.abort();
+    delays.abort();
+    search.abort();
+    batches.abort();
     heartbeat_stop.cancel();
     let _ = gates.await;
     // Wait for the heartbeat, which continues until the last lease is given back.

@@ -35,7 +35,7 @@ use wakeful_workflow::fault::Fault;
 use wakeful_workflow::id::{GenerationId, SessionId};
 use wakeful_workflow::plan::{Action, Stop, in_context, plan};
 use wakeful_workflow::replay::has_recorded_replies;
-use wakeful_workflow::session::Session;
+use wakeful_workflow::session::{Session, SessionStatus};
 
 /// Runs one claimed step job and records in the job's row how the claim ended. apalis only learns that the
 /// job is over.
@@ -101,7 +101,10 @@ async fn work(ctx: &Ctx, job: &Job) -> ClaimEnd {
             Err(error) if error.is_transient() && job.lease.is_live() => {
                 faults += 1;
                 warn!(%error, "A database fault interrupted the step; trying again");
-                tries::note(ctx, job, faults, &error).await;
+                if let Some(noted) = tries::note(ctx, job, &error).await {
+                    let end = (SessionStatus::NeedsAttention, tries::refused(&error, noted));
+                    return give_up(ctx, job, session_id, end).await;
+                }
                 tokio::time::sleep(queue::delay(faults, None)).await;
             }
             // The job's session does not exist, so there is nothing to do.
@@ -114,10 +117,18 @@ async fn work(ctx: &Ctx, job: &Job) -> ClaimEnd {
                     }
                 };
             }
-            Err(error) if counts.tries.stuck >= tries::most(&error) => {
-                return give_up(ctx, job, session_id, &error).await;
+            Err(error @ Error::Corrupt { .. }) => {
+                if counts.tries.stuck >= tries::UNREADABLE_ATTEMPTS {
+                    let end = (SessionStatus::Failed, tries::unreadable(&error));
+                    return give_up(ctx, job, session_id, end).await;
+                }
+                return ClaimEnd::Retry { kind: "database", error: error.to_string(), at_least: None };
             }
             Err(error) => {
+                if let Some(noted) = tries::note(ctx, job, &error).await {
+                    let end = (SessionStatus::NeedsAttention, tries::refused(&error, noted));
+                    return give_up(ctx, job, session_id, end).await;
+                }
                 return ClaimEnd::Retry { kind: "database", error: error.to_string(), at_least: None };
             }
         }
@@ -134,6 +145,7 @@ async fn hydrate_and_run(
     wakeful_store::failpoint!("K3");
     withdraw(ctx, job, &SessionId::from(session_id), counts).await?;
     let session = ctx.store.hydrate(session_id).await?;
+    counts.tries.warn_of_deaths(&session);
     let span = span::of_run(ctx, &session);
     run_steps(ctx, job, session, counts).instrument(span).await
 }
@@ -215,7 +227,8 @@ async fn run_steps(
             telemetry::failed(&Span::current(), fault.kind());
         }
         let ends_claim = retry_summary_later(&session, &performed);
-        let mut transition = advance::advance(&session, performed, policy);
+        let on_failed = ctx.config.agents.get(&session.agent).and_then(|agent| agent.on_failed.as_deref());
+        let mut transition = advance::advance(&session, performed, policy).telling(&session, on_failed);
         if let Ok(agent) = &agent {
             started = StartedCalls::with_commit(ctx, &job.lease, &session, agent, &mut transition);
         }
@@ -234,7 +247,7 @@ async fn run_steps(
         let prepared = match &agent {
             Ok(agent) if ends_claim.is_none() && !may_yield => {
                 let tries = if progress { RetryCounts::default() } else { counts.tries };
-                let may_try = tries.used_up(agent.limits.attempts, job.last_error.as_deref()).is_none();
+                let may_try = tries.used_up(agent.limits.attempts, job.last_error.as_deref(), None).is_none();
                 next_call(ctx, &mut session, &transition, agent, may_try).await
             }
             Ok(_) | Err(_) => None,
@@ -374,7 +387,8 @@ async fn decide(
         ctx.store.end_job(&job.lease).await?;
         return Ok(Decided::End(ClaimEnd::Closed));
     }
-    if let Some(fault) = tries.used_up(agent.limits.attempts, job.last_error.as_deref())
+    if let Some(fault) =
+        tries.used_up(agent.limits.attempts, job.last_error.as_deref(), tries::doing(session))
         && !matches!(action, Action::Stop(_))
     {
         return Ok(Decided::Performed(Performed::Stopped(Stop::Failed(fault))));

@@ -167,7 +167,7 @@ impl<'a> ToolRun<'a> {
         let mut source_number = i64::MAX;
         let ending = match how {
             How::Reuse(status, outcome) => CallEnd::Settled(status, outcome),
-            How::Uncertain { known } => CallEnd::Uncertain { known },
+            How::Uncertain { known } => CallEnd::Uncertain { known, why: None },
             How::Answer { inbox_id, text } => CallEnd::Answered { inbox_id, text },
             How::Abandon => CallEnd::Abandoned,
             How::Run => match self.session.policy.tool_mode {
@@ -211,7 +211,11 @@ impl<'a> ToolRun<'a> {
                 .session
                 .call(&call.call_id)
                 .is_some_and(|row| row.status.may_have_run() && row.outcome.is_none());
-            return Ok(if may_have_run { CallEnd::Uncertain { known: false } } else { failed(refusal.0) });
+            return Ok(if may_have_run {
+                CallEnd::Uncertain { known: false, why: None }
+            } else {
+                failed(refusal.0)
+            });
         }
         let (effect, status) = match self.session.call(&call.call_id) {
             Some(row) => (row.effect, row.status),
@@ -270,7 +274,7 @@ impl<'a> ToolRun<'a> {
             ToolEnd::Lost(reason) if effect == Effect::Idempotent => failed(reason),
             ToolEnd::Lost(reason) => {
                 warn!(session.id = %session_id, call.id = %call.call_id, reason, "A guarded call timed out or panicked");
-                return Ok(CallEnd::Uncertain { known: false });
+                return Ok(CallEnd::Uncertain { known: false, why: Some(reason) });
             }
         };
         wakeful_store::failpoint!("K19");
@@ -366,8 +370,12 @@ impl<'a> ToolRun<'a> {
         let (kind, ran) = match ran {
             Ok(Ok(Ok(output))) => return ToolEnd::Output(output),
             Ok(Ok(Err(error))) => ("tool_error", ToolEnd::Error(error)),
-            Ok(Err(_)) => {
-                ("panic", ToolEnd::Lost("The tool failed inside; this is a defect of the tool.".to_owned()))
+            Ok(Err(panic)) => {
+                let text = panic_text(&*panic);
+                (
+                    "panic",
+                    ToolEnd::Lost(format!("The tool failed inside: {text}. This is a defect of the tool.")),
+                )
             }
             Err(_) => (
                 "timeout",
@@ -488,6 +496,12 @@ fn end_of_output(output: ToolOutput) -> CallEnd {
             CallOutcome { content: output.content, is_error: false, details: output.details },
         ),
     }
+}
+
+/// The text of a panic, at most 500 characters of it.
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied().or(panic.downcast_ref::<String>().map(String::as_str));
+    text.unwrap_or("it panicked").trim_end_matches('.').chars().take(500).collect()
 }
 
 fn failed(reason: String) -> CallEnd {

@@ -141,7 +141,7 @@ impl Workspaces {
         let started = Instant::now();
         let tree =
             folder::hash_of_hex(&target.tree_sha256).ok_or_else(|| unreadable("its name is no hash"))?;
-        let spool = match restore::spool(store, target, &held.state_folder()).await {
+        let spool = match restore::spool(store, &held.session_id, target, &held.state_folder()).await {
             Ok(spool) => spool,
             Err(error) => return Err(not_restored(&held.session_id, error)),
         };
@@ -174,7 +174,7 @@ impl Workspaces {
         let looking = tokio::task::spawn_blocking(move || on_host.look(before.as_ref(), &limits, &sender));
         while let Some(packed) = packs.recv().await {
             // Blob first, then the commit that names it.
-            put(store, &packed).await?;
+            put(store, &held.session_id, &packed).await?;
             wakeful_store::failpoint!("K30_put");
         }
         let made = match looking.await {
@@ -227,8 +227,8 @@ impl Workspaces {
     }
 }
 
-async fn put(store: &Store, packed: &pack::Packed) -> Result<(), NotReady> {
-    store.put_pack(&hex::encode(packed.sha256), &packed.bytes).await.map_err(NotReady::Store)
+async fn put(store: &Store, session_id: &str, packed: &pack::Packed) -> Result<(), NotReady> {
+    store.put_pack(session_id, &hex::encode(packed.sha256), &packed.bytes).await.map_err(NotReady::Store)
 }
 
 fn not_kept(session_id: &str, fault: Fault) -> NotReady {

@@ -42,13 +42,18 @@ pub(super) struct Spool {
 }
 
 /// Reads every pack of `snapshot`, part by part. `folder` is where the spool lies.
-pub(super) async fn spool(store: &Store, snapshot: &Snapshot, folder: &Path) -> Result<Spool, Unreadable> {
+pub(super) async fn spool(
+    store: &Store,
+    session_id: &str,
+    snapshot: &Snapshot,
+    folder: &Path,
+) -> Result<Spool, Unreadable> {
     let mut spool = Spool { files: Vec::new(), places: HashMap::new(), packs: snapshot.packs.clone() };
     for pack in &snapshot.packs {
         let file = tempfile::tempfile_in(folder)?;
         let mut at = 0;
         while at < pack.bytes {
-            let part = store.pack_part(&pack.sha256, at, PART_BYTES).await?;
+            let part = store.pack_part(session_id, &pack.sha256, at, PART_BYTES).await?;
             if part.is_empty() {
                 return Err(broken(pack));
             }

@@ -7,7 +7,7 @@ use crate::derive::StateUpdate;
 use crate::event::{Event, UpdateValue};
 use crate::generation::InterruptedCall;
 use crate::id::GenerationId;
-use crate::record::ToolCall;
+use crate::record::{ToolCall, without_nul};
 use crate::session::SessionStatus;
 
 impl Draft<'_> {
@@ -63,9 +63,10 @@ impl Draft<'_> {
         self.transition.events.push(Event::ContextUpdate { key: update.key.clone(), value });
     }
 
-    pub(super) fn journal_uncertain(&mut self, call: &ToolCall) {
+    pub(super) fn journal_uncertain(&mut self, call: &ToolCall, reason: Option<String>) {
         let (call_id, name) = (call.call_id.clone(), call.name.clone());
-        self.transition.events.push(Event::ToolFailedUncertain { call_id, name });
+        let reason = reason.map(without_nul);
+        self.transition.events.push(Event::ToolFailedUncertain { call_id, name, reason });
     }
 
     /// Returns whether the state changed and no journal entry holds the change. Then the commit needs a

@@ -2,8 +2,9 @@
 
 use super::journal::After;
 use super::{Draft, abandoned};
-use crate::advance::Transition;
+use crate::advance::{Next, Transition};
 use crate::effect::Effect;
+use crate::failure::Failure;
 use crate::fault::{Fault, Verdict};
 use crate::record::{ToolCall, without_nul};
 use crate::resolve::outcome_unknown;
@@ -25,7 +26,7 @@ impl Draft<'_> {
             match row {
                 Some(Call { status, outcome: None, .. }) if status.may_have_run() => {
                     if status != CallStatus::Uncertain {
-                        self.journal_uncertain(&call);
+                        self.journal_uncertain(&call, None);
                     }
                     executed += 1;
                     self.record_result(&call, CallStatus::Uncertain, outcome_unknown());
@@ -48,8 +49,8 @@ impl Draft<'_> {
             Some(reason) => format!("cancelled: {reason}"),
             None => "cancelled".to_owned(),
         };
-        let moved = self.moved_to(SessionStatus::Failed, Some(without_nul(reason)));
-        self.close_with(SessionStatus::Failed, Some("cancelled".to_owned()), moved)
+        let moved = self.moved_to(SessionStatus::Cancelled, Some(without_nul(reason)));
+        self.close_with(SessionStatus::Cancelled, Some("cancelled".to_owned()), moved)
     }
 
     pub(in crate::advance) fn fail(mut self, fault: &Fault) -> Transition {
@@ -62,7 +63,14 @@ impl Draft<'_> {
             Verdict::Fail { remedy } => format!("{fault}. Remedy: {remedy}"),
             Verdict::Retry { .. } => fault.to_string(),
         };
-        self.close(SessionStatus::Failed, Some(without_nul(error)))
+        let model = self.session.interrupted.last().map(|call| call.model.as_str());
+        let mut failure = Failure::of(fault, model);
+        failure.text = without_nul(failure.text);
+        let mut transition = self.close(SessionStatus::Failed, Some(without_nul(error)));
+        if let Next::Close(closing) = &mut transition.next {
+            closing.failure = Some(Box::new(failure));
+        }
+        transition
     }
 
     /// Marks guarded calls that were started and not finished as uncertain, because the failed run has no
@@ -81,7 +89,7 @@ impl Draft<'_> {
                     && row.status != CallStatus::Uncertain
             });
             if half_done {
-                self.journal_uncertain(&call);
+                self.journal_uncertain(&call, None);
                 self.leave_open(&call, CallStatus::Uncertain);
             }
         }

@@ -153,7 +153,7 @@ fn a_question_that_nobody_answered_pauses_the_run() {
 fn the_model_is_told_of_an_unknown_outcome_and_goes_on() {
     for known in [false, true] {
         let session = turn(vec![row("a", Effect::Guarded, CallStatus::Started)]);
-        let told = advance(&session, called(vec![("a", CallEnd::Uncertain { known })]), TELL);
+        let told = advance(&session, called(vec![("a", CallEnd::Uncertain { known, why: None })]), TELL);
         assert!(told.records[0].text().starts_with("OUTCOME UNKNOWN"));
         assert_eq!(closed(&told), [("a", CallStatus::Uncertain, Some(4))]);
         assert_eq!(told.next, Next::NextStep);
@@ -168,7 +168,7 @@ fn a_person_is_asked_first_where_the_policy_says_so_and_a_retry_tells_the_model(
         row("a", Effect::Guarded, CallStatus::Started),
         row("b", Effect::Pure, CallStatus::Invoked),
     ]);
-    let unknown = CallEnd::Uncertain { known: false };
+    let unknown = CallEnd::Uncertain { known: false, why: None };
     let stopped = advance(&session, called(vec![("a", unknown), ("b", done())]), ASK);
     assert_eq!(closed(&stopped), [("a", CallStatus::Uncertain, None), ("b", CallStatus::Done, Some(4))]);
     let closing = closing(&stopped);
@@ -178,7 +178,7 @@ fn a_person_is_asked_first_where_the_policy_says_so_and_a_retry_tells_the_model(
     session.apply(&stopped);
     assert_eq!(session.calls, [row("a", Effect::Guarded, CallStatus::Uncertain)]);
     session.status = SessionStatus::Running;
-    let told = advance(&session, called(vec![("a", CallEnd::Uncertain { known: true })]), ASK);
+    let told = advance(&session, called(vec![("a", CallEnd::Uncertain { known: true, why: None })]), ASK);
     assert_eq!((closed(&told)[0].2, &told.next), (Some(5), &Next::NextStep));
     let step = told.step.unwrap();
     assert_eq!(step.usage, USAGE, "the turn is counted when it is complete");
@@ -201,7 +201,7 @@ fn a_person_who_could_not_be_asked_yet_is_asked_by_the_next_plan() {
         row("a", Effect::Guarded, CallStatus::Started),
         row("b", Effect::Pure, CallStatus::Invoked),
     ]);
-    let unknown = CallEnd::Uncertain { known: false };
+    let unknown = CallEnd::Uncertain { known: false, why: None };
     let woken = advance(&session, called(vec![("a", unknown), ("b", done())]), ASK).continuing();
     assert_eq!(closed(&woken), [("b", CallStatus::Done, Some(4))]);
     assert_eq!((names(&woken.events), woken.next), (vec!["TOOL_RESULT".to_owned()], Next::SameStep));

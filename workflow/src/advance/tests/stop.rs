@@ -25,11 +25,11 @@ fn a_cancelled_run_closes_each_call_with_what_is_known_of_it() {
         ]
     );
     assert_eq!((roles(&cancelled)[5], &cancelled.inbox_drained), (Role::User, &vec![6]));
-    let unknown = Event::ToolFailedUncertain { call_id: "started".into(), name: "tool".into() };
+    let unknown = Event::ToolFailedUncertain { call_id: "started".into(), name: "tool".into(), reason: None };
     assert_eq!(cancelled.events.iter().filter(|event| **event == unknown).count(), 1);
     assert!(cancelled.generation_over);
     let closing = closing(&cancelled);
-    assert_eq!((closing.status, closing.error.as_deref()), (SessionStatus::Failed, Some("cancelled")));
+    assert_eq!((closing.status, closing.error.as_deref()), (SessionStatus::Cancelled, Some("cancelled")));
     let Event::StateTransition { reason, .. } = &closing.events[0] else { panic!("{:?}", closing.events) };
     assert_eq!(reason.as_deref(), Some("cancelled: the guest left"));
     session.apply(&cancelled);

@@ -196,12 +196,14 @@ impl Logs {
             Event::Checkpoint { lifecycle_state, .. } => self.lifecycle = Some(lifecycle_state.clone()),
             Event::TriggerEvent { .. }
             | Event::SessionForked { .. }
+            | Event::SessionImported { .. }
             | Event::LlmCalled { .. }
             | Event::GenStart { .. }
             | Event::GenResumed { .. }
             | Event::GenFailed { .. }
             | Event::SessionSteered { .. }
             | Event::AttemptFailed { .. }
+            | Event::PersonTold { .. }
             | Event::SessionTerminated { .. }
             | Event::InvocationResult { .. }
             | Event::ContextUpdate { .. } => {}

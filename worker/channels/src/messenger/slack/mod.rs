@@ -20,6 +20,8 @@ use tracing::{Instrument, warn};
 use wakeful_config::messenger::Answers;
 use wakeful_engine::ctx::Ctx;
 use wakeful_http::problem::Problem;
+use wakeful_store::space::{self, Scope};
+use wakeful_workflow::id::DEFAULT_SPACE;
 use wakeful_workflow::policy::ReplyRoute;
 
 /// The word in `deliveries.channel`.
@@ -53,7 +55,8 @@ pub(super) async fn receive(State(ctx): State<Arc<Ctx>>, request: Request) -> Re
     }
     // Run as a task of its own, so that a late answer does not cancel the write. A cancelled write would free
     // its permit while its connection is still busy.
-    let taking = tokio::spawn(admit(Arc::clone(&ctx), message).in_current_span());
+    let admitted = space::within(Scope::of(DEFAULT_SPACE), admit(Arc::clone(&ctx), message));
+    let taking = tokio::spawn(admitted.in_current_span());
     match tokio::time::timeout(ANSWER, taking).await {
         Ok(Ok(accepted)) => Ok(accepted?.into_response()),
         Ok(Err(panicked)) => std::panic::resume_unwind(panicked.into_panic()),

@@ -87,9 +87,14 @@ pub(super) async fn run(app: App, mut config: Config, args: Args) -> anyhow::Res
             "correct it: `wakeful serve` does not start with it",
         );
     }
-    let (server, database, mail) =
-        tokio::join!(system::server(&config), system::database(&config), system::mail(&config));
+    let (server, database, mail, users) = tokio::join!(
+        system::server(&config),
+        system::database(&config),
+        system::mail(&config),
+        system::users(&config)
+    );
     report.checks.extend(server.checks);
+    report.checks.extend(users.checks);
     report.checks.extend(mail.checks);
     report.checks.extend(database.checks);
     finish(&args, &report)

@@ -1,6 +1,6 @@
 //! Checks of what this host talks to: the server that listens here, the database, the workers and their work.
 
-use super::super::output::span;
+use super::super::output::{count, span};
 use super::Report;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
@@ -79,6 +79,28 @@ async fn ready(address: SocketAddr) -> Result<Option<(u16, serde_json::Value)>, 
         Err(error) if error.is_connect() => Ok(None),
         Err(error) => Err(error),
     }
+}
+
+/// Reads the keys of the issuer of users' tokens, if one is configured.
+pub(super) async fn users(config: &Config) -> Report {
+    let mut report = Report::default();
+    let Some(jwt) = &config.users.jwt else { return report };
+    match wakeful_http::access::count_keys(jwt).await {
+        Ok(0) => report.problem(
+            "users",
+            format!("{} has no key for {}", jwt.issuer, jwt.algorithms.join(", ")),
+            "check [users.jwt] algorithms, and whether these are the issuer's keys",
+        ),
+        Ok(keys) => {
+            report.ok("users", format!("{} has {} for users' tokens", jwt.issuer, count(keys as i64, "key")))
+        }
+        Err(error) => report.problem(
+            "users",
+            format!("the keys of {} cannot be read: {error}", jwt.issuer),
+            "check [users.jwt] jwks_url or jwks_file, and whether this host may connect there",
+        ),
+    }
+    report
 }
 
 /// Checks the SMTP server, if one is configured: it must answer and accept the user. Sends no mail.
@@ -221,7 +243,10 @@ async fn role(store: &Store, report: &mut Report) -> Result<(), Error> {
     let facts = store.role_facts().await?;
     let mut more = Vec::new();
     if facts.superuser {
-        more.push("is a superuser");
+        more.push("is a superuser, so it sees the rows of every space");
+    }
+    if facts.sees_all_spaces && !facts.superuser {
+        more.push("sees the rows of every space, because row-level security does not bind it");
     }
     if facts.ddl {
         more.push("may change tables");
@@ -288,6 +313,8 @@ async fn work(config: &Config, store: &Store, report: &mut Report) -> Result<(),
     if gates.is_empty() {
         report.ok("providers", "none is known to fail");
     }
+    faulty(store, report).await?;
+    deadly(store, report).await?;
     let depth = store.queue_depth().await?;
     let waiting: Vec<_> = depth.iter().filter(|one| one.oldest_ready_s > WAITING_S).collect();
     for one in &waiting {
@@ -306,6 +333,51 @@ async fn work(config: &Config, store: &Store, report: &mut Report) -> Result<(),
         let (ready, leased, delayed) = (sum(|one| one.ready), sum(|one| one.leased), sum(|one| one.delayed));
         report.ok("queue", format!("{ready} ready, {leased} leased, {delayed} delayed"));
     }
+    Ok(())
+}
+
+/// Names the steps at which workers died.
+async fn deadly(store: &Store, report: &mut Report) -> Result<(), Error> {
+    for step in store.deadly_steps().await?.into_iter().take(3) {
+        let tools = if step.tools.is_empty() {
+            "called its model".to_owned()
+        } else {
+            format!("ran {}", step.tools.join(", "))
+        };
+        report.warning(
+            "steps",
+            format!(
+                "{} workers died at a step of session {}, most likely while it {tools}",
+                step.died, step.session_id
+            ),
+            format!(
+                "read the end of their logs; stop it before it takes more: wakeful session cancel {}",
+                step.session_id
+            ),
+        );
+    }
+    Ok(())
+}
+
+/// Names the steps that the database fails although it answers.
+async fn faulty(store: &Store, report: &mut Report) -> Result<(), Error> {
+    let faulty = store.faulty_steps().await?;
+    let Some(first) = faulty.first() else { return Ok(()) };
+    report.problem(
+        "steps",
+        format!(
+            "the database fails {} again and again. Session {}, {} times within {}: {}",
+            if faulty.len() == 1 { "one step".to_owned() } else { format!("{} steps", faulty.len()) },
+            first.session_id,
+            first.times,
+            span(first.lasted_s),
+            first.last_error
+        ),
+        format!(
+            "mend what the error names; the server's log has its place. Then it goes on by itself: wakeful session why {}",
+            first.session_id
+        ),
+    );
     Ok(())
 }
 

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use tempfile::NamedTempFile;
 use wakeful_engine::web::{self, Reach};
 use wakeful_store::Store;
+use wakeful_store::audit::act;
 use wakeful_workflow::bundle::Limits;
 
 #[derive(Debug, clap::Args)]
@@ -49,6 +50,15 @@ enum Target {
 }
 
 impl Target {
+    /// Where the bundle goes, for the audit.
+    fn shown(args: &Args) -> String {
+        match &args.file {
+            Some(file) if file == Path::new("-") => "stdout".to_owned(),
+            Some(file) => std::path::absolute(file).unwrap_or_else(|_| file.clone()).display().to_string(),
+            None => "a file in the folder of the command".to_owned(),
+        }
+    }
+
     fn of(args: &Args) -> anyhow::Result<Target> {
         let named = match &args.file {
             Some(file) if file == Path::new("-") => return Ok(Target::Stdout),
@@ -120,6 +130,8 @@ impl Written {
 }
 
 pub(super) async fn from_database(store: &Store, output: &Output, args: &Args) -> anyhow::Result<Exit> {
+    let redacted = if args.redact { ", redacted" } else { "" };
+    act::because(Some(&format!("to {}{redacted}", Target::shown(args))));
     let mut export = store.export(&args.id, args.redact).await?;
     let target = Target::of(args)?;
     let mut written = Written::new(args, &target)?;

@@ -42,6 +42,9 @@ pub(in crate::command) struct Args {
     /// How tool calls are handled. Default: as in the parent.
     #[arg(long, value_name = "MODE", value_enum)]
     tool_mode: Option<Mode>,
+    /// The fork belongs to the user of the parent's conversation, who sees it then. Default: it is no user's.
+    #[arg(long)]
+    for_user: bool,
     /// Start no run: the fork waits for a message.
     #[arg(long, conflicts_with_all = ["text", "prompt"])]
     no_start: bool,
@@ -123,6 +126,7 @@ fn request(app: &App, config: &Config, args: Args) -> anyhow::Result<ForkRequest
         text: args.text,
         prompt: args.prompt,
         tool_mode,
+        for_user: args.for_user,
         start: !args.no_start,
         client_key: args.client_key,
         trace_context: wakeful_engine::telemetry::trace_context(),

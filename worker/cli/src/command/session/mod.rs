@@ -1,5 +1,6 @@
 //! `wakeful session`: shows and controls sessions. Works on the database and needs no server.
 
+pub(in crate::command) mod bulk;
 mod context;
 mod diff;
 mod export;
@@ -7,6 +8,7 @@ mod files;
 mod fork;
 mod import;
 mod job;
+pub(in crate::command) mod list;
 mod new;
 mod progress;
 mod recover;
@@ -18,17 +20,16 @@ mod verify;
 mod wake;
 pub(in crate::command) mod why;
 
-use super::output::{Cell, Column, Output, Table, Tone, age, count, dollars, print, printable};
+use super::output::{Output, count, dollars, printable};
 use super::{Exit, Usage};
 use crate::App;
 use serde_json::json;
 use wakeful_config::Config;
 use wakeful_http::problem::valid_verbs;
-use wakeful_http::sessions::no_trigger;
-use wakeful_store::session::{SessionFilter, SessionSummary};
+use wakeful_store::batch::Verb as Bulk;
+use wakeful_store::session::SessionSummary;
 use wakeful_store::wake::NewMessage;
 use wakeful_store::{Error, Store};
-use wakeful_workflow::id::DEFAULT_SPACE;
 use wakeful_workflow::session::SessionStatus;
 
 pub(super) type Args = super::Noun<Verb>;
@@ -36,26 +37,7 @@ pub(super) type Args = super::Noun<Verb>;
 #[derive(Debug, clap::Subcommand)]
 pub(super) enum Verb {
     /// List sessions, newest first.
-    List {
-        /// Only sessions with this status: created, queued, running, waiting_input, needs_attention,
-        /// completed, failed, archived, terminated.
-        #[arg(long, value_name = "STATUS")]
-        status: Option<String>,
-        /// Only sessions of this conversation.
-        #[arg(long, value_name = "ID")]
-        conversation: Option<String>,
-        /// Only sessions started by this type of trigger: chat, email, message, cron, herald, herald-chat,
-        /// new, api, fork, replay, import, or a type of a route of your own.
-        #[arg(long, value_name = "TYPE")]
-        trigger: Option<String>,
-        /// Also list replays and imports. By default they are left out, unless --trigger or --conversation is
-        /// given.
-        #[arg(long)]
-        all: bool,
-        /// Show at most this many.
-        #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(i64).range(1..=10_000))]
-        limit: i64,
-    },
+    List(Box<list::Args>),
     /// Show a session: its messages, steps, tool calls and deliveries.
     Show {
         /// The session's id.
@@ -89,21 +71,9 @@ pub(super) enum Verb {
     /// old session stays as it is.
     New(new::Args),
     /// Continue a failed run, or one that needs attention, from its last commit.
-    Retry {
-        /// The session's id.
-        id: String,
-        /// The reason, for the journal.
-        #[arg(long)]
-        reason: Option<String>,
-    },
+    Retry(bulk::RetryArgs),
     /// End the open run.
-    Cancel {
-        /// The session's id.
-        id: String,
-        /// The reason, for the journal.
-        #[arg(long)]
-        reason: Option<String>,
-    },
+    Cancel(bulk::Args),
     /// Say what happened to an uncertain tool call or delivery.
     Resolve(resolve::Args),
     /// Make a new session from the messages of this one up to a cut, and let it continue from there.
@@ -114,13 +84,7 @@ pub(super) enum Verb {
         id: String,
     },
     /// Archive a session that rests: it accepts no messages and never runs again.
-    Archive {
-        /// The session's id.
-        id: String,
-        /// The reason, for the journal.
-        #[arg(long)]
-        reason: Option<String>,
-    },
+    Archive(bulk::Args),
     /// End a session that rests, permanently.
     Terminate {
         /// The session's id.
@@ -138,10 +102,7 @@ pub(super) enum Verb {
     /// Write a session's files into a new folder.
     Checkout(files::CheckoutArgs),
     /// Heal a session, so that it continues with its open work.
-    Wake {
-        /// The session's id.
-        id: String,
-    },
+    Wake(bulk::Args),
     /// Explain why a session is in its current state, and what to do about it.
     Why {
         /// The session's id.
@@ -179,24 +140,14 @@ pub(super) async fn run(app: &App, config: Config, args: Args) -> anyhow::Result
     let store = super::open_store(&config, "wakeful session").await?;
     let output = Output::new(&args.output);
     let ran = match args.verb {
-        Verb::List { status, conversation, trigger, all, limit } => {
-            let filter = SessionFilter {
-                status,
-                only_live: !all && trigger.is_none() && conversation.is_none(),
-                conversation_id: conversation.map(|id| format!("{DEFAULT_SPACE}/{id}")),
-                trigger_type: trigger,
-                limit,
-                ..SessionFilter::default()
-            };
-            list(&store, &output, filter).await
-        }
+        Verb::List(args) => list::list(&store, &output, *args).await,
         Verb::Show { id, full } => show::show(&store, &output, &id, full).await,
         Verb::Tail { id, follow, after } => tail::tail(&store, &output, &id, follow, after).await,
         Verb::New(args) => new::new(app, &config, &store, &output, args).await,
         Verb::Send { id, text, client_key } => send(&store, &output, &id, text, client_key).await,
-        Verb::Retry { id, reason } => steer(&store, &output, &id, Steer::Retry, reason).await,
-        Verb::Cancel { id, reason } => steer(&store, &output, &id, Steer::Cancel, reason).await,
-        Verb::Archive { id, reason } => steer(&store, &output, &id, Steer::Archive, reason).await,
+        Verb::Retry(args) => bulk::retry(app, &config, &store, &output, args).await,
+        Verb::Cancel(args) => bulk::bulk(&store, &output, Bulk::Cancel, args).await,
+        Verb::Archive(args) => bulk::bulk(&store, &output, Bulk::Archive, args).await,
         Verb::Terminate { id, reason } => steer(&store, &output, &id, Steer::Terminate, reason).await,
         Verb::Resolve(args) => resolve::resolve(&store, &output, args).await,
         Verb::Fork(args) => fork::fork(&store, app, &config, &output, args).await,
@@ -205,7 +156,7 @@ pub(super) async fn run(app: &App, config: Config, args: Args) -> anyhow::Result
         Verb::Import(args) => import::into_database(&store, &output, &args, limits).await,
         Verb::Files(args) => files::files(&store, &output, args).await,
         Verb::Checkout(args) => files::check_out(&store, &output, args).await,
-        Verb::Wake { id } => wake::wake(&store, &output, &id).await,
+        Verb::Wake(args) => bulk::bulk(&store, &output, Bulk::Wake, args).await,
         Verb::Why { id } => why::why(&store, &config, &output, &id).await,
         Verb::Diff(args) => diff::diff(&store, &output, args).await,
         Verb::Context(args) => context::context(app, &store, &config, &output, args).await,
@@ -214,54 +165,6 @@ pub(super) async fn run(app: &App, config: Config, args: Args) -> anyhow::Result
     };
     store.close().await;
     super::output::until_reader_goes(ran)
-}
-
-async fn list(store: &Store, output: &Output, filter: SessionFilter) -> anyhow::Result<Exit> {
-    if let Some(status) = &filter.status
-        && SessionStatus::parse(status).is_none()
-    {
-        let known: Vec<&str> = SessionStatus::ALL.iter().map(|status| status.as_str()).collect();
-        return Err(Usage(format!("no status {status:?}; there are: {}", known.join(", "))).into());
-    }
-    if let Some(trigger_type) = &filter.trigger_type
-        && !store.knows_trigger_type(trigger_type).await?
-    {
-        return Err(Usage(no_trigger(trigger_type)).into());
-    }
-    let sessions = store.sessions(&filter).await?;
-    output.items(&sessions, || list_table(&sessions))?;
-    if output.for_people() && sessions.is_empty() {
-        print("No sessions match.\n")?;
-    }
-    if output.for_people() && sessions.len() as i64 == filter.limit {
-        eprintln!("There may be more: --limit {}", filter.limit.saturating_mul(10).min(10_000));
-    }
-    Ok(Exit::Ok)
-}
-
-pub(super) fn list_table(sessions: &[SessionSummary]) -> Table {
-    let mut table = Table::new(&[
-        Column::fixed("SESSION"),
-        Column::fixed("STATUS"),
-        Column::number("TURNS").extra(),
-        Column::number("AGE"),
-        Column::flexible("CONVERSATION"),
-        Column::flexible("NOTE").extra(),
-    ]);
-    for session in sessions {
-        let held = session.job.as_ref().and_then(job::note);
-        let note =
-            session.error.as_deref().or(session.question.as_deref()).or(held.as_deref()).unwrap_or_default();
-        table.row([
-            session.session_id.as_str().into(),
-            Cell::status(&session.status),
-            session.total_turns.into(),
-            age(session.started_at).into(),
-            session.conversation_id.as_str().into(),
-            Cell::new(note, Tone::Faint),
-        ]);
-    }
-    table
 }
 
 async fn send(

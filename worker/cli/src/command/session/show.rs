@@ -62,6 +62,12 @@ impl Shown {
         let commands = self.commands();
         if !commands.is_empty() {
             heading(&mut text, output, "Uncertain: look at the service behind it, then say what you found");
+            for call in self.calls.iter().filter(|call| call.status == "uncertain") {
+                if let Some(arguments) = &call.arguments {
+                    let (shown, _) = beginning(arguments);
+                    text.push_str(&output.block(&format!("{} {}", call.name, printable(shown)), 2));
+                }
+            }
             text.push_str(&output.block(&commands, 2));
         }
         let unsent = self.unsent();
@@ -186,6 +192,7 @@ fn section(text: &mut String, output: &Output, name: &str, table: &Table) {
 
 fn say(text: &mut String, output: &Output, message: &MessageView, full: bool) {
     let internal = if message.internal { ", internal" } else { "" };
+    let failed = if message.role == "tool" { failed_results(&message.content) } else { 0 };
     let about =
         format!("  step {}{internal}, {}", message.step_number, message.created_at.format("%H:%M:%S"));
     let _ = writeln!(
@@ -194,6 +201,9 @@ fn say(text: &mut String, output: &Output, message: &MessageView, full: bool) {
         output.paint(Tone::Head, &format!("#{} {}", message.message_number, message.role)),
         output.paint(Tone::Faint, &about)
     );
+    if failed > 0 {
+        let _ = writeln!(text, "    {}", output.paint(Tone::Bad, "✗ the call failed:"));
+    }
     if !message.text.trim().is_empty() {
         let (shown, hidden) = if full { (message.text.as_str(), 0) } else { beginning(&message.text) };
         text.push_str(&output.block(shown, 4));
@@ -213,6 +223,12 @@ fn beginning(text: &str) -> (&str, usize) {
     let by_chars = text.char_indices().nth(MESSAGE_CHARS).map_or(text.len(), |(at, _)| at);
     let end = by_lines.min(by_chars);
     (&text[..end], text[end..].chars().count())
+}
+
+/// Counts the results of tool calls that failed.
+fn failed_results(content: &Value) -> usize {
+    let blocks = content.as_array().map(Vec::as_slice).unwrap_or_default();
+    blocks.iter().filter(|block| block["type"] == "tool_result" && block["is_error"] == true).count()
 }
 
 /// Formats the tool calls of an assistant's message, one line each: `→ charge {"cents":5}`.

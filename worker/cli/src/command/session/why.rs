@@ -103,6 +103,17 @@ pub(super) fn explain(standing: &Standing, around: Surroundings) -> Vec<Finding>
                 )),
             );
         }
+        Some(SessionStatus::NeedsAttention) if error_of(standing).1.is_some() => {
+            let (error, remedy) = error_of(standing);
+            find(
+                format!("It waits for an operator: {error}."),
+                remedy.map(|remedy| {
+                    format!(
+                        "{remedy}:\nwakeful session retry {id}\nOr end the run:\nwakeful session cancel {id}"
+                    )
+                }),
+            );
+        }
         Some(SessionStatus::NeedsAttention) => find(
             format!("It waits for an operator: {}.", error_of(standing).0),
             Some(format!(
@@ -122,12 +133,10 @@ pub(super) fn explain(standing: &Standing, around: Surroundings) -> Vec<Finding>
                 )),
             );
         }
-        Some(SessionStatus::Failed) if session.error.as_deref() == Some("cancelled") => {
-            find(
-                "Its run was cancelled.".to_owned(),
-                Some(format!("To go on after all:\nwakeful session retry {id}")),
-            );
-        }
+        Some(SessionStatus::Cancelled) => find(
+            "Its run was cancelled, and is not retried.".to_owned(),
+            Some(format!("To go on after all, say so:\nwakeful session send {id} 'TEXT'")),
+        ),
         Some(SessionStatus::Failed) => {
             let (error, remedy) = error_of(standing);
             let retry = format!("wakeful session retry {id}");
@@ -164,6 +173,7 @@ pub(super) fn explain(standing: &Standing, around: Surroundings) -> Vec<Finding>
         find(format!("{} {wait} {until}.", count(pending, "message")), None);
     }
     findings.extend(of_calls(standing));
+    findings.extend(of_failed_calls(standing));
     findings.extend(after);
     findings
 }
@@ -200,7 +210,22 @@ fn of_job(job: &JobView, standing: &Standing, around: Surroundings) -> Finding {
         return finding;
     }
     let step = job.step_number.unwrap_or(0);
+    let calls: Vec<String> = standing
+        .open_calls
+        .iter()
+        .filter(|call| !call.told && call.status != "uncertain")
+        .map(|call| format!("{} ({})", call.name, call.call_id))
+        .collect();
     let tried = match around.attempts {
+        _ if job.died > 0 => format!(
+            " {} at this step, most likely while it {}; at 5 deaths the run fails.",
+            if job.died == 1 { "A worker died".to_owned() } else { format!("{} workers died", job.died) },
+            if calls.is_empty() {
+                "called its model".to_owned()
+            } else {
+                format!("ran {}", calls.join(", "))
+            }
+        ),
         Some(limit) if job.stuck > 1 => {
             format!(" Attempts without progress: {} of {limit}, after which the run fails.", job.stuck)
         }
@@ -211,7 +236,15 @@ fn of_job(job: &JobView, standing: &Standing, around: Surroundings) -> Finding {
         .last_error
         .as_deref()
         .map(|error| format!(" The last attempt failed: {}.", error.trim_end_matches('.')));
-    let last = last.unwrap_or_default();
+    let last = match job.fault_s.filter(|_| job.faults > 0) {
+        Some(lasted) => format!(
+            "{} The database has failed it {} within {}.",
+            last.unwrap_or_default(),
+            count(job.faults.into(), "time"),
+            span(lasted)
+        ),
+        None => last.unwrap_or_default(),
+    };
     let none_alive = || {
         "No worker is alive. Start one:\nwakeful serve --roles worker\nThen look:\nwakeful queue status"
             .to_owned()
@@ -226,7 +259,9 @@ fn of_job(job: &JobView, standing: &Standing, around: Surroundings) -> Finding {
                     .filter(|call| call.status == "started")
                     .map(|call| format!("{} ({})", call.name, call.call_id))
                     .collect();
-                let doing = if running.is_empty() {
+                let doing = if job.faults > 0 {
+                    "the database fails it".to_owned()
+                } else if running.is_empty() {
                     "most likely it waits for the model".to_owned()
                 } else {
                     format!("it runs {}", running.join(", "))
@@ -307,11 +342,16 @@ fn of_calls(standing: &Standing) -> Vec<Finding> {
     uncertain
         .map(|call| {
             let told = if call.told { "the model was told so" } else { "the model has not been told yet" };
+            let arguments = call.arguments.as_ref().map(|given| format!(" with {}", bounded(&given.to_string())));
+            let how = call.reason.as_deref().map_or("its worker died in the middle of it", |why| why.trim_end_matches('.'));
             Finding {
                 why: format!(
-                    "Nobody knows whether {} took effect (call {}, asked for in message #{}): its worker died in the \
-                     middle of it; {told}, and it is never run again by itself.",
-                    call.name, call.call_id, call.message_number
+                    "Nobody knows whether {}{} took effect (call {}, asked for in message #{}): {how}; {told}, and it is \
+                     never run again by itself.",
+                    call.name,
+                    arguments.unwrap_or_default(),
+                    call.call_id,
+                    call.message_number
                 ),
                 remedy: Some(format!(
                     "Look at the service behind {}, then say what you found:\n{}{}",
@@ -322,6 +362,32 @@ fn of_calls(standing: &Standing) -> Vec<Finding> {
             }
         })
         .collect()
+}
+
+/// Says how many tool calls of the newest run failed, and why the last of them did. The model was told.
+fn of_failed_calls(standing: &Standing) -> Option<Finding> {
+    let last = standing.failed_calls.first()?;
+    let failed = standing.failed_calls.len();
+    let error = last.error.as_deref().map(|error| format!(": {}", bounded(error.trim_end_matches('.'))));
+    Some(Finding {
+        why: format!(
+            "{failed} of {} of its newest run failed. The last was {} ({}, message #{}){}. The model was told, and went on.",
+            count(standing.run_calls, "tool call"),
+            last.name,
+            last.call_id,
+            last.message_number,
+            error.unwrap_or_default()
+        ),
+        remedy: None,
+    })
+}
+
+/// The beginning of a text that may be long.
+fn bounded(text: &str) -> String {
+    match text.char_indices().nth(300) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
 }
 
 /// Returns the three commands that resolve a call.

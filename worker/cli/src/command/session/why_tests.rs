@@ -56,6 +56,8 @@ fn standing(status: &str) -> Standing {
         jobs: vec![],
         pending_messages: 0,
         open_calls: vec![],
+        run_calls: 0,
+        failed_calls: vec![],
         unsent: vec![],
         quiet_s: Some(1.0),
     }
@@ -69,11 +71,14 @@ fn job(leased: bool, due_in_s: f64) -> JobView {
         step_number: Some(3),
         attempt: 2,
         stuck: 2,
+        died: 0,
         leased,
         worker_id: leased.then(|| "host-1-abc".to_owned()),
         worker_beat_age_s: leased.then_some(2.0),
         due_in_s,
         last_error: None,
+        fault_s: None,
+        faults: 0,
         outage_s: None,
         outage_faults: 0,
         waits_for: None,
@@ -197,8 +202,13 @@ fn a_failed_run_gives_the_remedy_of_its_fault_and_the_retry() {
         first(&failed, AROUND),
         "Its run failed: the run reached its limit of 5 steps. | Raise `limits.steps`:\nwakeful session retry sess_1"
     );
-    failed.session.error = Some("cancelled".into());
-    assert!(first(&failed, AROUND).contains("cancelled"));
+    let mut cancelled = standing("cancelled");
+    cancelled.session.error = Some("cancelled".into());
+    let text = first(&cancelled, AROUND);
+    assert!(
+        text.contains("was cancelled") && text.contains("session send") && !text.contains("session retry"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -274,6 +284,8 @@ fn call(status: &str, told: bool) -> OpenCall {
         message_number: 3,
         told,
         started_at: None,
+        arguments: None,
+        reason: None,
     }
 }
 
@@ -325,4 +337,41 @@ fn a_repeated_text_has_another_remedy_than_too_many_mails() {
         .map(|reason| loop_finding(reason).remedy.unwrap().contains("raise email.loop_limit"))
         .collect();
     assert_eq!(says, [true, false]);
+}
+
+#[test]
+fn failed_calls_are_counted_and_an_uncertain_one_shows_what_it_was_asked_for() {
+    let mut failed = standing("completed");
+    failed.run_calls = 3;
+    failed.failed_calls.push(wakeful_store::standing::FailedCall {
+        call_id: "call_2".into(),
+        name: "charge".into(),
+        message_number: 5,
+        error: Some("The tool failed inside: no such card. This is a defect of the tool.".into()),
+    });
+    let text = explain(&failed, AROUND).iter().map(|finding| finding.why.clone()).collect::<String>();
+    assert!(
+        text.contains("1 of 3 tool calls of its newest run failed") && text.contains("no such card"),
+        "{text}"
+    );
+    let mut unsure = standing("completed");
+    unsure.open_calls.push(call("uncertain", true));
+    unsure.open_calls[0].arguments = Some(serde_json::json!({"cents": 500}));
+    let text = explain(&unsure, AROUND).iter().map(|finding| finding.why.clone()).collect::<String>();
+    assert!(
+        text.contains(r#"charge with {"cents":500} took effect"#) && text.contains("its worker died"),
+        "{text}"
+    );
+    unsure.open_calls[0].reason = Some("The tool did not finish within 5 seconds.".into());
+    let text = explain(&unsure, AROUND).iter().map(|finding| finding.why.clone()).collect::<String>();
+    assert!(text.contains("did not finish within 5 seconds; the model was told so"), "{text}");
+}
+
+#[test]
+fn deaths_at_a_step_name_its_tool() {
+    let mut dying = running(job(false, -1.0));
+    dying.jobs[0].died = 2;
+    dying.open_calls.push(call("invoked", false));
+    let text = first(&dying, AROUND);
+    assert!(text.contains("2 workers died at this step, most likely while it ran charge (call_1)"), "{text}");
 }

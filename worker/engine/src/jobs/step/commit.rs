@@ -28,7 +28,10 @@ pub(super) async fn commit(
             Err(error) if error.is_transient() && job.lease.is_live() => {
                 faults += 1;
                 warn!(%error, "The commit failed; trying again");
-                super::tries::note(ctx, job, faults, &error).await;
+                // The caller lets the session rest then.
+                if super::tries::note(ctx, job, &error).await.is_some() {
+                    return Err(error);
+                }
                 tokio::time::sleep(queue::delay(faults, None)).await;
             }
             Ok(commit) => {

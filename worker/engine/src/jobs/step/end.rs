@@ -1,11 +1,11 @@
 //! How a claim of a step job ends.
 
 use super::provider::Back;
-use super::tries;
 use crate::ctx::Ctx;
 use std::time::Duration;
 use tracing::warn;
 use wakeful_store::queue::{self, Job, Kind};
+use wakeful_workflow::session::SessionStatus;
 
 /// How a claim ends.
 #[derive(Debug, PartialEq)]
@@ -23,18 +23,17 @@ pub(super) enum ClaimEnd {
     SetBack { kind: &'static str, back: Box<Back> },
 }
 
-/// Fails the run of a session that cannot be read or written. Its agent may be unknown, so [`tries::most`] applies instead of
-/// the agent's own limit.
+/// Ends the run of a session that cannot be read (`failed`) or whose step the database fails again and again
+/// (`needs_attention`).
 pub(super) async fn give_up(
     ctx: &Ctx,
     job: &Job,
     session_id: &str,
-    error: &wakeful_store::Error,
+    (status, reason): (SessionStatus, String),
 ) -> ClaimEnd {
-    let reason = tries::hopeless(error);
-    match ctx.store.give_up(&job.lease, session_id, &reason).await {
+    match ctx.store.give_up(&job.lease, session_id, status, &reason).await {
         Ok(true) => {
-            warn!(session.id = session_id, %error, "Failed the run: its session cannot be read");
+            warn!(session.id = session_id, status = status.as_str(), reason, "Gave the run up");
             ctx.bus.notifier.session(session_id);
             ctx.bus.notifier.job_of(Kind::Step, &job.runner);
             ClaimEnd::Closed

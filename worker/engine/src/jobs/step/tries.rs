@@ -3,9 +3,10 @@
 use crate::ctx::Ctx;
 use tracing::warn;
 use wakeful_store::Error;
-use wakeful_store::queue::Job;
+use wakeful_store::queue::{Faults, Job};
 use wakeful_workflow::agent::Limits;
 use wakeful_workflow::fault::Fault;
+use wakeful_workflow::session::Session;
 
 /// Claims of this step since the last progress (`stuck`, this claim included), and how many of the earlier
 /// ones lost their process (`died`). Both are 0 once this claim has made progress.
@@ -13,11 +14,16 @@ use wakeful_workflow::fault::Fault;
 pub(super) struct RetryCounts {
     pub(super) stuck: i64,
     died: i64,
+    /// One more than `died` if an earlier claim of the step made progress: its worker may have died too, and `died` does not
+    /// count that.
+    deaths: i64,
 }
 
 impl RetryCounts {
     pub(super) fn of(job: &Job) -> RetryCounts {
-        RetryCounts { stuck: i64::from(job.stuck), died: i64::from(job.died) }
+        let progressed = job.attempt > job.stuck && job.died > 0;
+        let died = i64::from(job.died);
+        RetryCounts { stuck: i64::from(job.stuck), died, deaths: died + i64::from(progressed) }
     }
 
     /// Returns whether each earlier claim of this step gave the job back.
@@ -31,51 +37,83 @@ impl RetryCounts {
     }
 
     /// Returns the fault that ends the run if no attempt is left, where `limit` is the agent's number of
-    /// attempts. Deaths use them up only at [`Limits::DEATHS`] or at `limit`, whichever is more, because
-    /// another job in the same process may have caused them.
-    pub(super) fn used_up(self, limit: i64, last_error: Option<&str>) -> Option<Fault> {
-        let attempts = self.stuck - 1;
-        if self.died < limit.max(Limits::DEATHS) && self.ended_by_faults() <= limit {
-            return None;
+    /// attempts. Deaths are not counted among them, because another job in the same process may have caused them:
+    /// [`Limits::DEATHS`] of them end the run. `during` is what the step does now.
+    pub(super) fn used_up(
+        self,
+        limit: i64,
+        last_error: Option<&str>,
+        during: Option<String>,
+    ) -> Option<Fault> {
+        if self.deaths >= Limits::DEATHS {
+            return Some(Fault::WorkerDied { attempts: self.deaths, during });
         }
-        Some(match last_error {
+        let attempts = self.stuck - 1;
+        (self.ended_by_faults() > limit).then(|| match last_error {
             Some(error) => Fault::Stuck { attempts, last_error: error.to_owned() },
-            None => Fault::WorkerDied { attempts },
+            None => Fault::WorkerDied { attempts, during },
         })
     }
+
+    /// Warns that workers died at this step, and says what it does: a tool that kills its process is found before it has taken
+    /// several.
+    pub(super) fn warn_of_deaths(self, session: &Session) {
+        if self.died > 0 {
+            let deaths = self.deaths.max(2);
+            let doing = doing(session).unwrap_or_else(|| "called its model".to_owned());
+            warn!(
+                session.id = %session.session_id,
+                deaths,
+                "Workers died at this step, most likely while it {doing}. At {} its run fails",
+                Limits::DEATHS
+            );
+        }
+    }
+}
+
+/// What a worker does at this step beside calling the model: the calls of the open turn that have no result. `None`: none.
+pub(super) fn doing(session: &Session) -> Option<String> {
+    let turn = session.open_turn()?;
+    let calls: Vec<String> =
+        turn.without_result.iter().map(|call| format!("{} ({})", call.name, call.call_id)).collect();
+    (!calls.is_empty()).then(|| format!("ran {}", calls.join(", ")))
 }
 
 /// Claims without progress after which the run of an unreadable session fails.
-const UNREADABLE_ATTEMPTS: i64 = 5;
+pub(super) const UNREADABLE_ATTEMPTS: i64 = 5;
 
-/// The same for a session whose statements the database refuses: with the delays between them, about a quarter of an hour.
-const REFUSED_ATTEMPTS: i64 = 20;
+/// Fewer faults of the database than this never end a run, however long ago the first one was.
+const FEWEST_FAULTS: i32 = 3;
 
-/// Returns after how many claims without progress the run fails, when `error` ends the last one.
-pub(super) fn most(error: &Error) -> i64 {
-    if matches!(error, Error::Corrupt { .. }) { UNREADABLE_ATTEMPTS } else { REFUSED_ATTEMPTS }
-}
-
-/// The reason with which such a run fails.
-pub(super) fn hopeless(error: &Error) -> String {
-    if matches!(error, Error::Corrupt { .. }) {
-        return format!(
-            "the session cannot be read: {error}. Remedy: repair the row that the error names, then retry the session"
-        );
-    }
+/// The reason with which the run of an unreadable session fails.
+pub(super) fn unreadable(error: &Error) -> String {
     format!(
-        "the database refuses the step: {error}. Remedy: mend what the error names (see the server's log, and `wakeful \
-         doctor`), then retry the session; it goes on where it stood"
+        "the session cannot be read: {error}. Remedy: repair the row that the error names, then retry the session"
     )
 }
 
-/// Records on the job's row that the database interrupts its step again and again, so that people see it while the claim goes
-/// on. This statement touches no other table, so it works when the step's own statement does not.
-pub(super) async fn note(ctx: &Ctx, job: &Job, faults: i32, error: &Error) {
-    if faults > 1
-        && let Err(error) = ctx.store.note_fault(&job.lease, &format!("{error} ({faults} times)")).await
-    {
-        warn!(%error, "The fault could not be recorded on the job's row");
+/// The reason why the run of a session whose statements fail again and again waits for an operator.
+pub(super) fn refused(error: &Error, faults: Faults) -> String {
+    format!(
+        "the database failed the step {} times within {:.0} s: {error}. Remedy: mend what the error names (see the server's \
+         log, and `wakeful doctor`), then retry the session; it goes on where it stood",
+        faults.times, faults.lasted_s
+    )
+}
+
+/// Records on the job's row that the database failed its step, so that people see it while the claim goes on. Returns the count
+/// when that has gone on for too long, and the session is to rest. While the database as a whole is away this statement fails
+/// too, and nothing is counted.
+pub(super) async fn note(ctx: &Ctx, job: &Job, error: &Error) -> Option<Faults> {
+    match ctx.store.note_fault(&job.lease, &error.to_string()).await {
+        Ok(faults) => {
+            let limit = ctx.config.queue.database_faults.as_secs_f64();
+            faults.filter(|faults| faults.times >= FEWEST_FAULTS && faults.lasted_s >= limit)
+        }
+        Err(error) => {
+            warn!(%error, "The fault could not be recorded on the job's row");
+            None
+        }
     }
 }
 
@@ -89,21 +127,25 @@ mod tests {
             // A job that kills its worker ends the claims of its neighbours too: twice, and once more each
             // time it makes progress.
             for died in 0..5 {
-                let tries = RetryCounts { stuck: died + 1, died };
-                assert_eq!(tries.used_up(limit, None), None, "{limit} {died}");
+                let tries = RetryCounts { stuck: died + 1, died, deaths: died };
+                assert_eq!(tries.used_up(limit, None, None), None, "{limit} {died}");
                 assert_eq!(tries.ended_by_faults(), 1, "a first fault counts as one");
             }
         }
-        let dead = RetryCounts { stuck: 6, died: 5 };
-        assert_eq!(dead.used_up(1, None), Some(Fault::WorkerDied { attempts: 5 }));
-        assert_eq!(dead.used_up(6, None), None);
-        assert!(RetryCounts { stuck: 7, died: 6 }.used_up(6, None).is_some());
+        // However many attempts the agent has, five deaths are enough.
+        let during = || Some("ran charge (call_1)".to_owned());
+        for limit in 1..=20 {
+            let dead = RetryCounts { stuck: 6, died: 5, deaths: 5 };
+            let fault = dead.used_up(limit, None, during()).expect("it is over");
+            assert!(fault.to_string().ends_with("died each time, while it ran charge (call_1)"), "{fault}");
+            assert!(RetryCounts { stuck: 5, died: 4, deaths: 5 }.used_up(limit, None, None).is_some());
+        }
     }
 
     #[test]
     fn faults_use_up_attempts_one_by_one() {
-        assert_eq!(RetryCounts { stuck: 2, died: 0 }.used_up(2, Some("429")), None);
-        let stuck = RetryCounts { stuck: 3, died: 0 }.used_up(2, Some("429"));
+        assert_eq!(RetryCounts { stuck: 2, died: 0, deaths: 0 }.used_up(2, Some("429"), None), None);
+        let stuck = RetryCounts { stuck: 3, died: 0, deaths: 0 }.used_up(2, Some("429"), None);
         assert_eq!(stuck, Some(Fault::Stuck { attempts: 2, last_error: "429".to_owned() }));
         assert_eq!(RetryCounts::default().ended_by_faults(), 1);
     }

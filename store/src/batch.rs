@@ -1,0 +1,374 @@
+//! Batches: retry, cancel, archive or wake many sessions as one durable object.
+//!
+//! | to | read |
+//! |---|---|
+//! | choose the members, and make a batch | [`create`] |
+//! | act on the next members, each once | [`act`] |
+//! | see how retried members end, and stop when the failure comes back | [`watch`] |
+//! | try members dry before anything is retried | [`prove`] |
+//!
+//! A worker that has a moment takes the batch that is due: one update of its row moves `next_at` on, so several workers together keep
+//! the rate. The outcome of a member commits with the act on its session, so a kill leaves both or none. The member's row is locked
+//! last, after schedule, conversation, session and job.
+
+mod act;
+mod create;
+mod prove;
+mod watch;
+
+pub use create::{Chosen, NewBatch, Preview};
+
+use crate::audit::act::{Act, because, does};
+use crate::{Error, Result, Store};
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// The space of a batch of the whole installation.
+pub const EVERYWHERE: &str = "*";
+
+/// The most members of a batch.
+pub const MEMBERS: i64 = 100_000;
+
+/// The share of a stage's members that may fail again, if nothing else is said.
+pub const STOP_SHARE: f64 = 0.2;
+
+/// What a batch does with its members.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verb {
+    /// Continues failed runs, and those that need attention.
+    Retry,
+    /// Ends open runs.
+    Cancel,
+    /// Takes sessions that rest out of use.
+    Archive,
+    /// Heals sessions whose runs are open.
+    Wake,
+}
+
+impl Verb {
+    /// The word that is stored and shown.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Verb::Retry => "retry",
+            Verb::Cancel => "cancel",
+            Verb::Archive => "archive",
+            Verb::Wake => "wake",
+        }
+    }
+
+    /// Reads the stored word.
+    pub fn parse(word: &str) -> Option<Verb> {
+        [Verb::Retry, Verb::Cancel, Verb::Archive, Verb::Wake].into_iter().find(|verb| verb.as_str() == word)
+    }
+
+    /// The statuses of the sessions that it takes. A cancelled run is never retried.
+    pub fn takes(self) -> &'static [&'static str] {
+        match self {
+            Verb::Retry => &["failed", "needs_attention"],
+            Verb::Cancel => &["queued", "running", "waiting_input", "needs_attention"],
+            Verb::Archive => &["created", "completed", "failed", "cancelled"],
+            Verb::Wake => &["queued", "running"],
+        }
+    }
+}
+
+/// How many members are where.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Counts {
+    pub pending: i64,
+    pub acted: i64,
+    pub refused: i64,
+    /// Of a retry's acted members: ended well.
+    pub passed: i64,
+    pub failed_again: i64,
+    /// Still at work.
+    pub open: i64,
+}
+
+/// What trying members dry has found.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Proof {
+    pub asked: i64,
+    pub passed: i64,
+    pub failed: i64,
+    pub pending: i64,
+    /// One sentence.
+    pub text: String,
+    pub errors: Vec<ProofError>,
+}
+
+/// An error that dry tries ended with.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ProofError {
+    pub text: String,
+    pub count: i64,
+    /// It is the error that these sessions had failed with.
+    pub same: bool,
+}
+
+/// A batch for display.
+#[derive(Clone, Debug, Serialize)]
+pub struct Batch {
+    pub batch_id: String,
+    /// `*`: of the whole installation.
+    pub space_id: String,
+    pub verb: String,
+    pub reason: Option<String>,
+    pub filter: Value,
+    /// `proving`, `running`, `paused`, `done` or `cancelled`.
+    pub status: String,
+    pub status_reason: Option<String>,
+    pub rate: f64,
+    pub stages: Vec<i32>,
+    pub stage: i32,
+    pub stop_share: Option<f64>,
+    pub model: Option<String>,
+    pub proof: Option<Proof>,
+    pub by: String,
+    pub created_at: DateTime<Utc>,
+    pub started_at: Option<DateTime<Utc>>,
+    pub ended_at: Option<DateTime<Utc>>,
+    pub members: i32,
+    pub counts: Counts,
+}
+
+/// A member for display.
+#[derive(Clone, Debug, Serialize)]
+pub struct Member {
+    pub ordinal: i32,
+    pub session_id: String,
+    pub stage: i32,
+    pub outcome: String,
+    pub detail: Option<String>,
+    pub acted_at: Option<DateTime<Utc>>,
+    pub result: Option<String>,
+    pub result_at: Option<DateTime<Utc>>,
+}
+
+/// What a person does to a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Steer {
+    Pause,
+    Resume,
+    Cancel,
+}
+
+impl Steer {
+    /// The verb, as the audit has it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Steer::Pause => "batch.pause",
+            Steer::Resume => "batch.resume",
+            Steer::Cancel => "batch.cancel",
+        }
+    }
+
+    /// From which statuses, and to which one.
+    fn moves(self) -> (&'static [&'static str], &'static str) {
+        match self {
+            Steer::Pause => (&["running", "proving"], "paused"),
+            Steer::Resume => (&["paused"], "running"),
+            Steer::Cancel => (&["running", "proving", "paused"], "cancelled"),
+        }
+    }
+}
+
+impl Store {
+    /// Batches, newest first. `space_id`: none for all.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`], [`Error::Database`].
+    pub async fn batches(
+        &self,
+        space_id: Option<&str>,
+        status: Option<&str>,
+        before: Option<&str>,
+        limit: i64,
+    ) -> Result<Vec<Batch>> {
+        self.read_batches(space_id, None, status, before, limit).await
+    }
+
+    /// One batch.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::Corrupt`], [`Error::Database`].
+    pub async fn batch(&self, space_id: Option<&str>, batch_id: &str) -> Result<Batch> {
+        let found = self.read_batches(space_id, Some(batch_id), None, None, 1).await?.pop();
+        found.ok_or_else(|| Error::NotFound { what: "batch", id: batch_id.to_owned() })
+    }
+
+    async fn read_batches(
+        &self,
+        space_id: Option<&str>,
+        batch_id: Option<&str>,
+        status: Option<&str>,
+        before: Option<&str>,
+        limit: i64,
+    ) -> Result<Vec<Batch>> {
+        let rows = sqlx::query!(
+            r#"select b.*, m.pending as "pending!", m.acted as "acted!", m.refused as "refused!", m.passed as "passed!",
+                m.failed_again as "failed_again!", m.open as "open!"
+            from (
+                select * from batches
+                where ($1::text is null or space_id = $1)
+                    and ($2::text is null or batch_id = $2)
+                    and ($3::text is null or status = $3)
+                    and ($4::text is null or batch_id < $4)
+                order by batch_id desc
+                limit $5
+            ) b
+            cross join lateral (
+                select count(*) filter (where outcome = 'pending') as pending,
+                    count(*) filter (where outcome = 'acted') as acted,
+                    count(*) filter (where outcome = 'refused') as refused,
+                    count(*) filter (where result = 'passed') as passed,
+                    count(*) filter (where result = 'failed_again') as failed_again,
+                    count(*) filter (where outcome = 'acted' and result is null and b.verb = 'retry') as open
+                from batch_members where batch_id = b.batch_id
+            ) m
+            order by b.batch_id desc"#,
+            space_id,
+            batch_id,
+            status,
+            before,
+            limit
+        )
+        .fetch_all(&self.pool)
+        .await?;
+        rows.into_iter()
+            .map(|row| {
+                let proof = row.proof.map(serde_json::from_value).transpose();
+                Ok(Batch {
+                    batch_id: row.batch_id,
+                    space_id: row.space_id,
+                    verb: row.verb,
+                    reason: row.reason,
+                    filter: row.filter,
+                    status: row.status,
+                    status_reason: row.status_reason,
+                    rate: row.rate,
+                    stages: row.stages,
+                    stage: row.stage,
+                    stop_share: row.stop_share,
+                    model: row.model,
+                    proof: proof.map_err(|error| Error::corrupt("proof", error))?,
+                    by: row.actor,
+                    created_at: row.created_at,
+                    started_at: row.started_at,
+                    ended_at: row.ended_at,
+                    members: row.members,
+                    counts: Counts {
+                        pending: row.pending,
+                        acted: row.acted,
+                        refused: row.refused,
+                        passed: row.passed,
+                        failed_again: row.failed_again,
+                        open: row.open,
+                    },
+                })
+            })
+            .collect()
+    }
+
+    /// Members of a batch, in their order.
+    ///
+    /// # Errors
+    /// [`Error::Database`].
+    pub async fn batch_members(
+        &self,
+        batch_id: &str,
+        outcome: Option<&str>,
+        result: Option<&str>,
+        after: Option<i32>,
+        limit: i64,
+    ) -> Result<Vec<Member>> {
+        Ok(sqlx::query_as!(
+            Member,
+            "select ordinal, session_id, stage, outcome, detail, acted_at, result, result_at
+            from batch_members
+            where batch_id = $1
+                and ($2::text is null or outcome = $2)
+                and ($3::text is null or result = $3)
+                and ($4::integer is null or ordinal > $4)
+            order by ordinal
+            limit $5",
+            batch_id,
+            outcome,
+            result,
+            after,
+            limit
+        )
+        .fetch_all(&self.pool)
+        .await?)
+    }
+
+    /// Pauses, resumes or cancels a batch. Members that are in hand now may still be acted on. Doing it twice changes nothing.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::Batch`] if its status does not allow it, [`Error::Database`].
+    pub async fn steer_batch(
+        &self,
+        space_id: Option<&str>,
+        batch_id: &str,
+        steer: Steer,
+        reason: Option<&str>,
+    ) -> Result<Batch> {
+        does(steer.as_str());
+        because(reason);
+        let (from, to) = steer.moves();
+        let from: Vec<String> = from.iter().map(|&status| status.to_owned()).collect();
+        let mut tx = self.pool.begin().await?;
+        let moved = sqlx::query!(
+            "update batches
+            set status = $4,
+                status_reason = $5,
+                next_at = clock_timestamp(),
+                resumed_at = case when $4 = 'running' then clock_timestamp() else resumed_at end,
+                ended_at = case when $4 = 'cancelled' then clock_timestamp() end
+            where batch_id = $1 and ($2::text is null or space_id = $2) and status = any ($3)",
+            batch_id,
+            space_id,
+            &from,
+            to,
+            reason
+        );
+        let moved = moved.execute(&mut *tx).await?.rows_affected();
+        if moved == 1 {
+            tx.commit().await?;
+            return self.batch(space_id, batch_id).await;
+        }
+        tx.rollback().await?;
+        let batch = self.batch(space_id, batch_id).await?;
+        if batch.status == to {
+            return Ok(batch);
+        }
+        let verb = steer.as_str().trim_start_matches("batch.");
+        let reason = format!("it is {}, and one that is {} can be {verb}d", batch.status, from.join(" or "));
+        Err(Error::Batch { batch_id: batch_id.to_owned(), reason: reason.replace("canceld", "cancelled") })
+    }
+}
+
+/// The act of a batch on one of its members: the person's who made it.
+fn act_of(verb: Verb, session_id: &str, row: &act::Claimed) -> Act {
+    Act {
+        actor_kind: kind_of(&row.actor_kind),
+        actor: row.actor.clone(),
+        token_id: row.token_id.clone(),
+        user_id: row.user_id.clone(),
+        verb: format!("session.{}", verb.as_str()),
+        target: Some(session_id.to_owned()),
+        space_id: (row.space_id != EVERYWHERE).then(|| row.space_id.clone()),
+        reason: None,
+        address: row.address.clone(),
+    }
+}
+
+/// The stored word again, as acts have it.
+fn kind_of(word: &str) -> &'static str {
+    ["token", "configuration", "machine", "user", "cli"]
+        .into_iter()
+        .find(|kind| *kind == word)
+        .unwrap_or("cli")
+}

@@ -1,0 +1,322 @@
+//! Chooses the members of a batch and makes it, or only says what they would be.
+
+use super::{Batch, EVERYWHERE, MEMBERS, STOP_SHARE, Verb};
+use crate::audit::act;
+use crate::fork::Model;
+use crate::session::{SessionFilter, SessionSummary};
+use crate::{Error, Result, Store, new_id};
+use serde::Serialize;
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
+
+/// Which sessions a batch is about.
+#[derive(Clone, Debug)]
+pub enum Chosen {
+    Filter(Box<SessionFilter>),
+    /// Named one by one. The filter says which of them the caller reaches.
+    Sessions {
+        ids: Vec<String>,
+        within: Box<SessionFilter>,
+    },
+}
+
+/// A batch to make.
+#[derive(Clone, Debug)]
+pub struct NewBatch {
+    /// `None`: of the whole installation.
+    pub space_id: Option<String>,
+    pub verb: Verb,
+    pub chosen: Chosen,
+    /// What was asked for, to be shown.
+    pub filter: Value,
+    pub reason: Option<String>,
+    /// Members a second.
+    pub rate: f64,
+    /// How many members are tried dry before.
+    pub prove: i32,
+    /// Of the dry tries. `None`: the model that a retry would ask.
+    pub model: Option<Model>,
+    /// The numbers of members of the first stages.
+    pub canary: Vec<i32>,
+    pub stop_share: Option<f64>,
+    pub client_key: Option<String>,
+}
+
+/// What a batch would do.
+#[derive(Clone, Debug, Serialize)]
+pub struct Preview {
+    pub verb: Verb,
+    pub members: i64,
+    pub by_status: BTreeMap<String, i64>,
+    /// What was asked for and the verb does not take, by status.
+    pub skipped: BTreeMap<String, i64>,
+    /// Ten of the members.
+    pub sample: Vec<SessionSummary>,
+}
+
+/// The sessions that were chosen, by whether the verb takes them.
+struct Found {
+    /// Oldest first: id and space.
+    members: Vec<(String, String)>,
+    by_status: BTreeMap<String, i64>,
+    skipped: BTreeMap<String, i64>,
+}
+
+impl Store {
+    /// Says what [`Store::create_batch`] would do. Writes nothing.
+    ///
+    /// # Errors
+    /// [`Error::Batch`] if there are too many, [`Error::Database`].
+    pub async fn preview_batch(&self, new: &NewBatch) -> Result<Preview> {
+        let found = self.choose(new).await?;
+        let step = found.members.len().div_ceil(10).max(1);
+        let sample: Vec<String> = found.members.iter().step_by(step).map(|(id, _)| id.clone()).collect();
+        Ok(Preview {
+            verb: new.verb,
+            members: found.members.len() as i64,
+            by_status: found.by_status,
+            skipped: found.skipped,
+            sample: self.sessions_by_id(&sample).await?,
+        })
+    }
+
+    /// Makes a batch. `true`: the same key made it before, and nothing is written.
+    ///
+    /// # Errors
+    /// [`Error::Batch`] if there is no member, or too many; [`Error::KeyReused`]; [`Error::Database`].
+    pub async fn create_batch(&self, new: &NewBatch) -> Result<(Batch, bool)> {
+        act::does("batch.create");
+        act::because(new.reason.as_deref());
+        let space_id = new.space_id.as_deref().unwrap_or(EVERYWHERE);
+        let sha256 = new.sha256();
+        if let Some(first) = self.first_batch(space_id, new, &sha256).await? {
+            return Ok((first, true));
+        }
+        let found = self.choose(new).await?;
+        let members = found.members.len();
+        if members == 0 {
+            let skipped = found.skipped.iter().map(|(status, count)| format!("{count} {status}"));
+            let skipped = skipped.collect::<Vec<_>>().join(", ");
+            let found = if skipped.is_empty() { String::new() } else { format!(" (found: {skipped})") };
+            let takes = new.verb.takes().join(", ");
+            return Err(
+                new.refused(format!("there is no session to {}: it takes {takes}{found}", new.verb.as_str()))
+            );
+        }
+        let batch_id = new_id("batch");
+        let act = act::current().unwrap_or_default();
+        let (ids, spaces): (Vec<String>, Vec<String>) = found.members.into_iter().unzip();
+        let stages: Vec<i32> = (0..members).map(|at| stage_of(at, &new.canary)).collect();
+        let proofs = spread(members, usize::try_from(new.prove).unwrap_or(0));
+        let is_canary = new.verb == Verb::Retry && !new.canary.is_empty();
+        let mut tx = self.pool.begin().await?;
+        let made = sqlx::query!(
+            "insert into batches (batch_id, space_id, verb, reason, filter, status, rate, stages, stop_share, prove, model,
+                model_context_window, actor_kind, actor, token_id, user_id, address, client_key, request_sha256, members)
+            values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20)
+            on conflict (space_id, client_key) do nothing",
+            batch_id,
+            space_id,
+            new.verb.as_str(),
+            new.reason,
+            new.filter,
+            if proofs.is_empty() { "running" } else { "proving" },
+            new.rate,
+            &new.canary,
+            new.stop_share.or(is_canary.then_some(STOP_SHARE)),
+            proofs.len() as i32,
+            new.model.as_ref().map(|model| &model.id),
+            new.model.as_ref().map(|model| model.context_window),
+            if act.actor_kind.is_empty() { "cli" } else { act.actor_kind },
+            act.actor,
+            act.token_id,
+            act.user_id,
+            act.address,
+            new.client_key,
+            sha256,
+            members as i32
+        );
+        if made.execute(&mut *tx).await?.rows_affected() == 0 {
+            // The same request came at the same time.
+            tx.rollback().await?;
+            let first = self.first_batch(space_id, new, &sha256).await?;
+            return first.map(|first| (first, true)).ok_or_else(|| new.refused("it was made and is gone"));
+        }
+        sqlx::query!(
+            "insert into batch_members (batch_id, ordinal, session_id, space_id, stage)
+            select $1, m.ordinal, m.session_id, m.space_id, m.stage
+            from unnest($2::text[], $3::text[], $4::integer[]) with ordinality as m (session_id, space_id, stage, ordinal)",
+            batch_id,
+            &ids,
+            &spaces,
+            &stages
+        )
+        .execute(&mut *tx)
+        .await?;
+        sqlx::query!(
+            "insert into batch_proofs (batch_id, ordinal, session_id, space_id)
+            select batch_id, ordinal, session_id, space_id from batch_members
+            where batch_id = $1 and ordinal = any ($2)",
+            batch_id,
+            &proofs
+        )
+        .execute(&mut *tx)
+        .await?;
+        act::on(&batch_id);
+        tx.commit().await?;
+        Ok((self.batch(None, &batch_id).await?, false))
+    }
+
+    async fn first_batch(&self, space_id: &str, new: &NewBatch, sha256: &str) -> Result<Option<Batch>> {
+        let Some(client_key) = &new.client_key else { return Ok(None) };
+        let first = sqlx::query!(
+            "select batch_id, request_sha256 from batches where space_id = $1 and client_key = $2",
+            space_id,
+            client_key
+        );
+        match first.fetch_optional(&self.pool).await? {
+            Some(first) if first.request_sha256 == sha256 => {
+                Ok(Some(self.batch(None, &first.batch_id).await?))
+            }
+            Some(_) => Err(Error::KeyReused { client_key: client_key.clone() }),
+            None => Ok(None),
+        }
+    }
+
+    async fn choose(&self, new: &NewBatch) -> Result<Found> {
+        let ids = match &new.chosen {
+            Chosen::Filter(filter) => {
+                // One more than may be, so that too many are noticed and not left out.
+                let filter = SessionFilter { limit: MEMBERS + 1, before: None, ..(**filter).clone() };
+                let ids = self.find_sessions(&filter).await?;
+                if ids.len() as i64 > MEMBERS {
+                    return Err(
+                        new.refused(format!("the filter finds more than {MEMBERS} sessions: narrow it"))
+                    );
+                }
+                ids
+            }
+            Chosen::Sessions { ids, within } => {
+                let mut ids = ids.clone();
+                ids.sort_unstable();
+                ids.dedup();
+                if ids.len() as i64 > MEMBERS {
+                    return Err(new.refused(format!("a batch has at most {MEMBERS} sessions")));
+                }
+                self.reached(&ids, within).await?
+            }
+        };
+        let takes: Vec<String> = new.verb.takes().iter().map(|&status| status.to_owned()).collect();
+        let rows = sqlx::query!(
+            r#"select session_id, space_id, status,
+                status = any ($2) and runner = '' and not ($3 and error is not distinct from 'cancelled') as "taken!",
+                error is not distinct from 'cancelled' as "cancelled!"
+            from conversation_sessions where session_id = any ($1)
+            order by session_id"#,
+            &ids,
+            &takes,
+            new.verb == Verb::Retry
+        )
+        .fetch_all(&self.pool)
+        .await?;
+        let mut found = Found { members: Vec::new(), by_status: BTreeMap::new(), skipped: BTreeMap::new() };
+        for row in rows {
+            let status = if row.cancelled { "cancelled".to_owned() } else { row.status };
+            let counts = if row.taken { &mut found.by_status } else { &mut found.skipped };
+            *counts.entry(status).or_default() += 1;
+            if row.taken {
+                found.members.push((row.session_id, row.space_id));
+            }
+        }
+        Ok(found)
+    }
+
+    /// Those of the sessions that a caller reaches. All others do not exist for the caller.
+    async fn reached(&self, ids: &[String], within: &SessionFilter) -> Result<Vec<String>> {
+        let found = sqlx::query_scalar!(
+            "select s.session_id from conversation_sessions s
+            left join conversation_counters c using (conversation_id)
+            where s.session_id = any ($1)
+                and ($2::text is null or s.space_id = $2)
+                and ($3::text is null or s.agent = $3)
+                and ($4::text is null or c.user_id = $4)",
+            ids,
+            within.space_id,
+            within.agent,
+            within.user_id
+        )
+        .fetch_all(&self.pool)
+        .await?;
+        match ids.iter().find(|id| !found.contains(id)) {
+            Some(missing) => Err(Error::NotFound { what: "session", id: missing.clone() }),
+            None => Ok(found),
+        }
+    }
+}
+
+impl NewBatch {
+    fn refused(&self, reason: impl Into<String>) -> Error {
+        Error::Batch { batch_id: self.verb.as_str().to_owned(), reason: reason.into() }
+    }
+
+    /// Hash of the request, for its key.
+    fn sha256(&self) -> String {
+        let ids = match &self.chosen {
+            Chosen::Filter(_) => None,
+            Chosen::Sessions { ids, .. } => Some(ids),
+        };
+        let asked = format!(
+            "{:?}",
+            (
+                self.verb,
+                &self.filter,
+                ids,
+                &self.reason,
+                self.rate,
+                self.prove,
+                &self.model,
+                &self.canary,
+                self.stop_share
+            )
+        );
+        hex::encode(Sha256::digest(asked.as_bytes()))
+    }
+}
+
+/// The stage of the member at this place.
+fn stage_of(at: usize, canary: &[i32]) -> i32 {
+    let mut end = 0;
+    for (stage, size) in canary.iter().enumerate() {
+        end += usize::try_from(*size).unwrap_or(0);
+        if at < end {
+            return stage as i32;
+        }
+    }
+    canary.len() as i32
+}
+
+/// `asked` ordinals, spread evenly over all members.
+fn spread(members: usize, asked: usize) -> Vec<i32> {
+    let asked = asked.min(members);
+    (0..asked).map(|n| (n * members / asked) as i32 + 1).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stages_follow_one_another_and_the_last_has_the_rest() {
+        let stages: Vec<i32> = (0..15).map(|at| stage_of(at, &[1, 10])).collect();
+        assert_eq!(stages, [0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2]);
+        assert_eq!(stage_of(7, &[]), 0);
+    }
+
+    #[test]
+    fn tries_are_spread_over_all_members() {
+        assert_eq!(spread(10, 3), [1, 4, 7]);
+        assert_eq!(spread(2, 50), [1, 2]);
+        assert_eq!(spread(5, 0), [0; 0]);
+    }
+}

@@ -1,0 +1,173 @@
+//! Finds sessions by what was said in them, who wrote, which tool was asked for, how they failed, and what they cost.
+//!
+//! The statement has only the conditions that were asked for, and is planned anew each time with their values. So Postgres knows
+//! whether a value is rare, and reads either an index of that value or the newest sessions in their order. Sessions are named in
+//! the order of time, so no list is sorted as a whole.
+//!
+//! Words, tools, senders, costs and failures are in tables of their own, which [`index`] fills beside the steps.
+
+mod index;
+
+pub(crate) use index::LOCK;
+pub use index::{Behind, Indexed};
+
+use crate::session::SessionFilter;
+use crate::{Error, Result, Store};
+use chrono::{DateTime, TimeDelta, Utc};
+use serde_json::Value;
+use sqlx::{Execute, Postgres, QueryBuilder, Row};
+use wakeful_workflow::failure::is_fingerprint;
+
+/// How far the clock of the process that named a session may be from the database's, in hours.
+const CLOCKS_H: i64 = 1;
+
+/// The most groups of errors that a part of a text may name.
+const GROUPS: i64 = 200;
+
+impl Store {
+    /// The ids of the sessions that a filter names, newest first.
+    pub(crate) async fn find_sessions(&self, filter: &SessionFilter) -> Result<Vec<String>> {
+        let groups = self.groups_of(filter).await?;
+        let mut statement = statement(filter, groups.as_deref());
+        let query = statement.build_query_scalar::<String>().persistent(false);
+        Ok(query.fetch_all(&self.pool).await?)
+    }
+
+    /// How Postgres would find these sessions, as EXPLAIN says it. For tests.
+    ///
+    /// # Errors
+    /// [`Error::Database`].
+    #[doc(hidden)]
+    pub async fn explain_sessions(&self, filter: &SessionFilter) -> Result<Value> {
+        let groups = self.groups_of(filter).await?;
+        let mut statement = statement(filter, groups.as_deref());
+        let mut query = statement.build();
+        let arguments = query.take_arguments().map_err(|error| Error::corrupt("filter", error))?;
+        let text = format!("explain (format json) {}", query.sql().as_str());
+        let query = sqlx::query_with(sqlx::AssertSqlSafe(text), arguments.unwrap_or_default());
+        Ok(query.persistent(false).fetch_one(&self.pool).await?.try_get(0)?)
+    }
+
+    /// The fingerprints that `filter.error` names.
+    async fn groups_of(&self, filter: &SessionFilter) -> Result<Option<Vec<String>>> {
+        let Some(error) = &filter.error else { return Ok(None) };
+        if is_fingerprint(error) {
+            return Ok(Some(vec![error.clone()]));
+        }
+        let found = sqlx::query_scalar!(
+            "select distinct fingerprint from error_groups
+            where ($1::text is null or space_id = $1)
+                and (position(lower($2) in lower(text)) > 0 or position(lower($2) in lower(example)) > 0)
+            limit $3",
+            filter.space_id,
+            error,
+            GROUPS
+        );
+        Ok(Some(found.fetch_all(&self.pool).await?))
+    }
+}
+
+/// The statement of a filter. `groups` are the fingerprints of its errors.
+fn statement(filter: &SessionFilter, groups: Option<&[String]>) -> QueryBuilder<Postgres> {
+    let mut sql = QueryBuilder::new("select s.session_id from conversation_sessions s");
+    if filter.user_id.is_some() || filter.user.is_some() {
+        sql.push(" join conversation_counters c on c.conversation_id = s.conversation_id");
+    }
+    let looks_beside = filter.from.is_some()
+        || filter.tool.is_some()
+        || groups.is_some()
+        || filter.cost_over_micros.is_some()
+        || filter.steps_over.is_some();
+    if looks_beside {
+        sql.push(" join search_sessions h on h.session_id = s.session_id");
+    }
+    sql.push(" where true");
+    let equal = [
+        ("s.space_id", &filter.space_id),
+        ("s.status", &filter.status),
+        ("s.conversation_id", &filter.conversation_id),
+        ("s.trigger_type", &filter.trigger_type),
+        ("s.agent", &filter.agent),
+        ("c.user_id", &filter.user_id),
+        ("c.user_id", &filter.user),
+    ];
+    for (column, value) in equal {
+        if let Some(value) = value {
+            sql.push(format_args!(" and {column} = ")).push_bind(value.clone());
+        }
+    }
+    if let Some(before) = &filter.before {
+        sql.push(" and s.session_id < ").push_bind(before.clone());
+    }
+    if filter.only_live {
+        sql.push(" and s.trigger_type not in ('replay', 'import')");
+    }
+    if let Some(since) = filter.since {
+        sql.push(" and s.started_at >= ").push_bind(since);
+        sql.push(" and s.session_id >= ").push_bind(id_at(since - TimeDelta::hours(CLOCKS_H)));
+    }
+    if let Some(until) = filter.until {
+        sql.push(" and s.started_at < ").push_bind(until);
+        // An import began when its original did, and has a new id.
+        if filter.only_live {
+            sql.push(" and s.session_id < ").push_bind(id_at(until + TimeDelta::hours(CLOCKS_H)));
+        }
+    }
+    if let Some(text) = &filter.text {
+        sql.push(" and s.session_id in (select d.session_id from search_documents d where d.words @@ ");
+        sql.push("websearch_to_tsquery('simple', ").push_bind(text.clone()).push("))");
+    }
+    for (column, value) in [("h.senders", &filter.from), ("h.tools", &filter.tool)] {
+        if let Some(value) = value {
+            sql.push(format_args!(" and {column} @> ")).push_bind(vec![value.clone()]);
+        }
+    }
+    if let Some(groups) = groups {
+        // A session that was retried and went on has no error any more.
+        sql.push(" and s.status = 'failed'");
+        match groups {
+            [one] => sql.push(" and h.fingerprint = ").push_bind(one.clone()),
+            several => sql.push(" and h.fingerprint = any (").push_bind(several.to_vec()).push(")"),
+        };
+    }
+    if let Some(cost) = filter.cost_over_micros {
+        sql.push(" and h.cost_micros > ").push_bind(cost);
+    }
+    if let Some(steps) = filter.steps_over {
+        sql.push(" and h.steps > ").push_bind(steps);
+    }
+    sql.push(" order by s.session_id desc limit ").push_bind(filter.limit);
+    sql
+}
+
+/// The first id that a session could have at this time.
+fn id_at(time: DateTime<Utc>) -> String {
+    id_of("sess", time)
+}
+
+/// The first id with this prefix that could be made at this time: [`crate::new_id`] begins with the milliseconds.
+pub(crate) fn id_of(prefix: &str, time: DateTime<Utc>) -> String {
+    format!("{prefix}_{:012x}", time.timestamp_millis().max(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_is_between_the_ids_of_times() {
+        let now = Utc::now();
+        let made = crate::new_id("sess");
+        assert!(id_at(now - TimeDelta::seconds(1)) < made && made < id_at(now + TimeDelta::seconds(1)));
+    }
+
+    #[test]
+    fn a_statement_has_only_what_was_asked_for() {
+        let filter = SessionFilter { limit: 1, ..SessionFilter::default() };
+        let text = |filter: &SessionFilter| statement(filter, None).sql().as_str().to_owned();
+        assert!(!text(&filter).contains("join"));
+        let filter =
+            SessionFilter { tool: Some("reserve".to_owned()), text: Some("two".to_owned()), ..filter };
+        assert!(text(&filter).contains("h.tools @> $2") && text(&filter).contains("d.words @@"));
+    }
+}

@@ -1,0 +1,305 @@
+//! Fills the tables that a search reads, beside the steps.
+//!
+//! One worker at a time does it, under an advisory lock that ends with its transaction. It finds sessions without a mark by the
+//! steps: ids of runs and sessions grow with time, so everything new is behind the last id that it read; and a run that is opened
+//! again leaves a row in `search_due`. A session that is at work is looked at again every few seconds, until it rests and all of its
+//! messages are read.
+
+use crate::{Result, Store, failure, hydrate, search::id_of};
+use chrono::{DateTime, TimeDelta, Utc};
+use serde::Serialize;
+use serde_json::Value;
+use sqlx::PgConnection;
+use std::collections::{BTreeMap, BTreeSet};
+use wakeful_workflow::record::Block;
+
+/// The lock of the one who fills the tables. An erasure takes it too, so that no words come back after it.
+pub(crate) const LOCK: i64 = 0x7761_6b65_7365_6172;
+
+/// How many ids one look reads.
+const IDS: i64 = 10_000;
+/// How many sessions one look reads, and how many messages of each.
+const SESSIONS: i64 = 20;
+const MESSAGES: i64 = 50;
+/// The bytes of one message that are read. What follows is not found by its words.
+const MESSAGE_BYTES: i32 = 64 * 1024;
+/// The bytes of the words of one row.
+const PART_BYTES: usize = 128 * 1024;
+
+/// A row may be committed this long after its id was made.
+const LATE: TimeDelta = TimeDelta::seconds(60);
+
+/// What one look did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Indexed {
+    /// How many sessions it read.
+    pub sessions: usize,
+    /// There is more to read now.
+    pub more: bool,
+}
+
+/// How far the search is behind.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Behind {
+    /// Sessions with messages that may not be found yet.
+    pub waiting: i64,
+    /// For how long the oldest of them has waited, in seconds.
+    pub behind_s: f64,
+}
+
+struct Due {
+    session_id: String,
+    space_id: String,
+    through: i64,
+    parts: i32,
+    last: i64,
+    at_work: bool,
+    cost_micros: i64,
+    steps: i64,
+}
+
+impl Store {
+    /// Counts new failures, and puts what is new into the search. Does nothing while another process does it.
+    ///
+    /// # Errors
+    /// [`crate::Error::Database`].
+    pub async fn index_sessions(&self) -> Result<Indexed> {
+        let mut tx = self.pool.begin().await?;
+        let is_mine = sqlx::query_scalar!(r#"select pg_try_advisory_xact_lock($1) as "mine!""#, LOCK);
+        if !is_mine.fetch_one(&mut *tx).await? {
+            return Ok(Indexed::default());
+        }
+        let found = discover(&mut tx).await?;
+        let counted = failure::count(&mut tx).await?;
+        let due = due(&mut tx).await?;
+        let ids: Vec<String> = due.iter().map(|one| one.session_id.clone()).collect();
+        let mut messages = messages(&mut tx, &due).await?;
+        let mut senders = senders(&mut tx, &ids).await?;
+        let mut more = due.len() as i64 == SESSIONS || found || counted;
+        for one in &due {
+            let read = messages.remove(&one.session_id).unwrap_or_default();
+            let senders = senders.remove(&one.session_id).unwrap_or_default();
+            more |= write(&mut tx, one, &read, senders).await?;
+        }
+        tx.commit().await?;
+        Ok(Indexed { sessions: due.len(), more })
+    }
+
+    /// How far the search is behind.
+    ///
+    /// # Errors
+    /// [`crate::Error::Database`].
+    pub async fn search_behind(&self) -> Result<Behind> {
+        Ok(sqlx::query_as!(
+            Behind,
+            r#"select count(*) as "waiting!",
+                coalesce(extract(epoch from clock_timestamp() - min(due_at)), 0)::float8 as "behind_s!"
+            from search_sessions where due_at <= clock_timestamp()"#
+        )
+        .fetch_one(&self.pool)
+        .await?)
+    }
+}
+
+/// Enters sessions that are new or go on. `true`: there may be more.
+async fn discover(tx: &mut PgConnection) -> Result<bool> {
+    let certain: DateTime<Utc> =
+        sqlx::query_scalar!(r#"select clock_timestamp() as "now!""#).fetch_one(&mut *tx).await? - LATE;
+    let read = sqlx::query!(
+        r#"with runs as materialized (
+            select run_id, session_id from session_runs
+            where run_id > (select run_id from search_progress)
+            order by run_id limit $1
+        ), made as materialized (
+            select session_id from conversation_sessions
+            where session_id > (select session_id from search_progress)
+            order by session_id limit $1
+        ), again as (
+            delete from search_due where due_id in (select due_id from search_due order by due_id limit $1)
+            returning session_id
+        ), found as (
+            select session_id from runs union select session_id from made union select session_id from again
+        ), entered as (
+            insert into search_sessions (session_id, space_id, due_at)
+            select s.session_id, s.space_id, clock_timestamp()
+            from found
+            join conversation_sessions s using (session_id)
+            left join search_sessions known using (session_id)
+            where known.session_id is null
+                or (known.due_at is null
+                    and (known.through_message_number < s.last_message_number or s.status in ('queued', 'running')))
+            on conflict (session_id) do update set due_at = excluded.due_at
+        ), moved as (
+            update search_progress
+            set run_id = greatest(run_id, least($2,
+                    case when (select count(*) from runs) = $1 then (select max(run_id) from runs) else $2 end)),
+                session_id = greatest(session_id, least($3,
+                    case when (select count(*) from made) = $1 then (select max(session_id) from made) else $3 end))
+        )
+        select (select count(*) from runs) = $1 and (select max(run_id) from runs) < $2
+            or (select count(*) from made) = $1 and (select max(session_id) from made) < $3
+            or (select count(*) from again) = $1 as "more""#,
+        IDS,
+        id_of("run", certain),
+        id_of("sess", certain)
+    )
+    .fetch_one(tx)
+    .await?;
+    Ok(read.more.unwrap_or(false))
+}
+
+async fn due(tx: &mut PgConnection) -> Result<Vec<Due>> {
+    Ok(sqlx::query_as!(
+        Due,
+        r#"select h.session_id, h.space_id, h.through_message_number as through, h.parts, s.last_message_number as last,
+            s.status in ('queued', 'running') as "at_work!", s.total_cost_micros as cost_micros,
+            s.total_turns::bigint as "steps!"
+        from search_sessions h
+        join conversation_sessions s using (session_id)
+        where h.due_at <= clock_timestamp()
+        order by h.due_at
+        limit $1"#,
+        SESSIONS
+    )
+    .fetch_all(tx)
+    .await?)
+}
+
+/// The next messages of these sessions, in their order: each with its number.
+async fn messages(tx: &mut PgConnection, due: &[Due]) -> Result<BTreeMap<String, Vec<(i64, String)>>> {
+    let ids: Vec<String> = due.iter().map(|one| one.session_id.clone()).collect();
+    let through: Vec<i64> = due.iter().map(|one| one.through).collect();
+    let rows = sqlx::query!(
+        r#"select d.session_id as "session_id!", r.message_number, left(r.content::text, $4) as "content!"
+        from unnest($1::text[], $2::bigint[]) as d (session_id, through)
+        cross join lateral (
+            select message_number, content from conversation_records
+            where session_id = d.session_id and message_number > d.through
+            order by message_number
+            limit $3
+        ) r
+        order by d.session_id, r.message_number"#,
+        &ids,
+        &through,
+        MESSAGES,
+        MESSAGE_BYTES
+    )
+    .fetch_all(tx)
+    .await?;
+    let mut by_session: BTreeMap<String, Vec<(i64, String)>> = BTreeMap::new();
+    for row in rows {
+        by_session.entry(row.session_id).or_default().push((row.message_number, row.content));
+    }
+    Ok(by_session)
+}
+
+async fn senders(tx: &mut PgConnection, ids: &[String]) -> Result<BTreeMap<String, Vec<String>>> {
+    let rows = sqlx::query!(
+        r#"select session_id, array_agg(distinct sender) as "senders!" from session_inbox
+        where session_id = any ($1) and sender is not null
+        group by session_id"#,
+        ids
+    )
+    .fetch_all(tx)
+    .await?;
+    Ok(rows.into_iter().map(|row| (row.session_id, row.senders)).collect())
+}
+
+/// Writes what was read of one session. `true`: it has more messages.
+async fn write(
+    tx: &mut PgConnection,
+    one: &Due,
+    read: &[(i64, String)],
+    senders: Vec<String>,
+) -> Result<bool> {
+    let (bodies, tools) = words(read);
+    let parts: Vec<i32> = (one.parts..).take(bodies.len()).collect();
+    if !bodies.is_empty() {
+        sqlx::query!(
+            "insert into search_documents (session_id, part, space_id, words)
+            select $1, part, $2, to_tsvector('simple', body)
+            from unnest($3::integer[], $4::text[]) as r (part, body)
+            on conflict (session_id, part) do update set words = excluded.words",
+            one.session_id,
+            one.space_id,
+            &parts,
+            &bodies
+        )
+        .execute(&mut *tx)
+        .await?;
+    }
+    let is_full = read.len() as i64 == MESSAGES;
+    // Numbers may be left out: another session of the conversation has them.
+    let through = if is_full { read.last().map_or(one.through, |(number, _)| *number) } else { one.last };
+    sqlx::query!(
+        "update search_sessions
+        set through_message_number = $2,
+            parts = $3,
+            tools = array(select distinct unnest(tools || $4::text[]) order by 1),
+            senders = $5,
+            cost_micros = $6,
+            steps = $7,
+            due_at = case when $8 then clock_timestamp() when $9 then clock_timestamp() + interval '3 s' end,
+            indexed_at = clock_timestamp()
+        where session_id = $1",
+        one.session_id,
+        through,
+        one.parts + parts.len() as i32,
+        &tools,
+        &senders,
+        one.cost_micros,
+        one.steps,
+        is_full,
+        one.at_work
+    )
+    .execute(tx)
+    .await?;
+    Ok(is_full)
+}
+
+/// The texts of these messages, a part each, and the tools that they ask for.
+fn words(read: &[(i64, String)]) -> (Vec<String>, Vec<String>) {
+    let (mut parts, mut tools) = (Vec::new(), BTreeSet::new());
+    let mut part = String::new();
+    for (_, content) in read {
+        let mut add = |text: &str| {
+            part.push_str(&text.replace('\0', " "));
+            part.push('\n');
+        };
+        // A long message was cut, so it is no JSON any more. Its words are words all the same.
+        let Ok(blocks) = hydrate::from_text::<Vec<Block>>("message", content) else {
+            add(&content.replace("\\n", " ").replace("\\t", " "));
+            continue;
+        };
+        for block in blocks {
+            match block {
+                Block::Text { text } => add(&text),
+                Block::ToolCall(call) => {
+                    add(&call.name);
+                    strings(&call.arguments, &mut add);
+                    tools.insert(call.name);
+                }
+                Block::ToolResult(result) => add(&result.content),
+                Block::Provider { .. } => {}
+            }
+        }
+        if part.len() >= PART_BYTES {
+            parts.push(std::mem::take(&mut part));
+        }
+    }
+    if !part.is_empty() {
+        parts.push(part);
+    }
+    (parts, tools.into_iter().map(|name| name.replace('\0', " ")).collect())
+}
+
+/// The texts and numbers of a call's arguments.
+fn strings(value: &Value, add: &mut impl FnMut(&str)) {
+    match value {
+        Value::String(text) => add(text),
+        Value::Number(number) => add(&number.to_string()),
+        Value::Array(values) => values.iter().for_each(|value| strings(value, add)),
+        Value::Object(fields) => fields.values().for_each(|value| strings(value, add)),
+        Value::Null | Value::Bool(_) => {}
+    }
+}

@@ -1,0 +1,156 @@
+//! Tells people that their run takes long. A search finds the runs by the database's clock and takes no lock; the notice is
+//! written under the session's lock, with a mark on the run, so each run has at most one.
+
+use crate::delivery::deliver_jobs;
+use crate::run::{self, Wakes, append_events};
+use crate::{Error, Result, Store, new_id};
+use sqlx::PgConnection;
+use wakeful_workflow::derive::NewDelivery;
+use wakeful_workflow::policy::SessionPolicy;
+use wakeful_workflow::told::{self, Reason};
+
+/// When the people who wait for an agent are told so, and what.
+#[derive(Clone, Copy, Debug)]
+pub struct Delay<'a> {
+    pub agent: &'a str,
+    pub after_s: f64,
+    pub text: &'a str,
+}
+
+impl Store {
+    /// Returns sessions of this agent whose open run has waited or worked for longer than `after_s` without its person being
+    /// told: at most `limit`, with ids above `after`.
+    ///
+    /// # Errors
+    /// [`Error::Database`].
+    pub async fn untold(&self, delay: Delay<'_>, after: &str, limit: i64) -> Result<Vec<String>> {
+        Ok(sqlx::query_scalar!(
+            r#"
+            with open as (
+                (
+                    select session_id, agent, runner, imported_from from conversation_sessions
+                    where status in ('queued', 'running') and session_id > $3
+                ) union all (
+                    select session_id, agent, runner, imported_from from conversation_sessions
+                    where status = 'needs_attention' and session_id > $3
+                )
+            )
+            select open.session_id as "session_id!"
+            from open
+            cross join lateral (
+                select r.created_at, r.delay_told_at from session_runs r
+                where r.session_id = open.session_id
+                order by r.created_at desc
+                limit 1
+            ) newest
+            where open.agent = $1
+                and open.runner = ''
+                and open.imported_from is null
+                and newest.delay_told_at is null
+                and newest.created_at < clock_timestamp() - make_interval(secs => $2)
+            order by open.session_id
+            limit $4"#,
+            delay.agent,
+            delay.after_s,
+            after,
+            limit
+        )
+        .fetch_all(&self.pool)
+        .await?)
+    }
+
+    /// Tells the person who waits for the session's open run. Returns `false` and does nothing if the run is over, waits for
+    /// its user, has not taken that long since it was last started or resumed, or its person was told before.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::Database`].
+    pub async fn tell_of_delay(&self, session_id: &str, delay: Delay<'_>) -> Result<bool> {
+        let mut tx = self.pool.begin().await?;
+        run::lock(&mut tx, session_id).await?;
+        let Some(run_id) = run::newest(&mut tx, session_id).await? else { return Ok(false) };
+        // The person may have answered a question after days, or an operator may have retried the run.
+        let told = sqlx::query_scalar!(
+            r#"update session_runs r
+            set delay_told_at = clock_timestamp()
+            from conversation_sessions s
+            where r.run_id = $1 and s.session_id = r.session_id
+                and s.status in ('queued', 'running', 'needs_attention')
+                and r.delay_told_at is null
+                and not exists (select from deliveries d where d.session_id = s.session_id and d.source_key = $3)
+                and coalesce((
+                    select e.ts from session_events e
+                    where e.session_id = s.session_id and e.type = 'state_transition'
+                        and e.payload ->> 'to_state' = 'queued'
+                    order by e.seq desc
+                    limit 1
+                ), r.created_at) < clock_timestamp() - make_interval(secs => $2)
+            returning s.policy"#,
+            run_id,
+            delay.after_s,
+            format!("{}/1", Reason::Failed.key(&run_id))
+        )
+        .fetch_optional(&mut *tx)
+        .await?;
+        let Some(policy) = told else { return Ok(false) };
+        let policy: SessionPolicy = match policy {
+            Some(policy) => {
+                serde_json::from_value(policy).map_err(|error| Error::corrupt("policy", error))?
+            }
+            None => SessionPolicy::default(),
+        };
+        let trigger_type = sqlx::query_scalar!(
+            "select trigger_type from conversation_sessions where session_id = $1",
+            session_id
+        )
+        .fetch_one(&mut *tx)
+        .await?;
+        let notice = told::notice(&policy, &trigger_type, &run_id, Reason::Delayed, delay.text);
+        if let Some(notice) = &notice {
+            append_events(
+                &mut tx,
+                session_id,
+                Some(&run_id),
+                None,
+                Wakes::Nobody,
+                std::slice::from_ref(&notice.event),
+            )
+            .await?;
+            send(&mut tx, session_id, &notice.deliveries).await?;
+        }
+        crate::failpoint!("K63_tell");
+        // Without a notice the mark is kept all the same, so that no search finds this run again.
+        tx.commit().await?;
+        crate::failpoint!("K63_told");
+        Ok(notice.is_some())
+    }
+}
+
+/// Puts messages of a locked session into the outbox, with the job that sends them.
+async fn send(tx: &mut PgConnection, session_id: &str, deliveries: &[NewDelivery]) -> Result<()> {
+    for delivery in deliveries {
+        macro_rules! statement {
+            ($deliver_jobs:tt) => {
+                sqlx::query!(
+                    "with to_deliver as (
+                        insert into deliveries
+                            (delivery_id, space_id, conversation_id, channel, ordinal, session_id, source_key, content)
+                        select $2, s.space_id, s.conversation_id, $3, nextval('delivery_ordinals'), s.session_id, $4,
+                            $5::text::json
+                        from conversation_sessions s
+                        where s.session_id = $1
+                        on conflict (session_id, source_key, channel) do nothing
+                        returning space_id, conversation_id, channel, null::text as trace_context
+                    )"
+                        + $deliver_jobs,
+                    session_id,
+                    new_id("dlv"),
+                    delivery.channel,
+                    delivery.source_key,
+                    delivery.content.to_string()
+                )
+            };
+        }
+        deliver_jobs!(statement).execute(&mut *tx).await?;
+    }
+    Ok(())
+}

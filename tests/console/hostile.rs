@@ -1,0 +1,151 @@
+//! Whatever a user, a mail or a model says stays text on every page: 300 payloads through every field.
+
+use super::{Browser, pages};
+use crate::support::{Answer, Database, ModelServer, Options};
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+
+const BASES: [&str; 30] = [
+    "<script>alert(1)</script>",
+    "<img src=x onerror=alert(1)>",
+    "<svg/onload=alert(1)>",
+    "<iframe src=//x>",
+    "\" onmouseover=alert(1) x=\"",
+    "' onfocus=alert(1) autofocus='",
+    "</title><script>1</script>",
+    "</style><body onload=1>",
+    "</textarea><b>",
+    "</td></tr></table><form>",
+    "<a href=javascript:alert(1)>",
+    "<!--",
+    "--><b>",
+    "<![CDATA[<b>",
+    "]]><b>",
+    "<?xml?>",
+    "<math><mi//xlink:href=\"data:x\">",
+    "<object data=x>",
+    "<base href=//x>",
+    "<meta http-equiv=refresh content=0>",
+    "<link rel=stylesheet href=//x>",
+    "<details open ontoggle=1>",
+    "<input autofocus>",
+    "{{7*7}}",
+    "{% raw %}",
+    "${7*7}",
+    "&lt;script&gt;",
+    "&#60;b&#62;",
+    "\u{202e}<b>",
+    "\u{1b}]0;<b>\u{7}",
+];
+
+const WRAPS: [fn(&str) -> String; 10] = [
+    |text| text.to_owned(),
+    |text| text.to_uppercase(),
+    |text| format!("plain {text} plain"),
+    |text| format!("\"{text}\""),
+    |text| format!("'>{text}"),
+    |text| format!("\">{text}"),
+    |text| format!("--> {text}"),
+    |text| format!("</del></ins></pre></details>{text}"),
+    |text| text.replace(' ', "/"),
+    |text| text.repeat(3),
+];
+
+pub(crate) fn payloads() -> Vec<String> {
+    BASES.iter().flat_map(|base| WRAPS.iter().map(move |wrap| wrap(base))).collect()
+}
+
+/// Says `text` in every place that takes text from outside, and returns the tags of all pages that show it.
+async fn said(text: &str, short: &str) -> (BTreeSet<String>, String) {
+    let echoed = text.to_owned();
+    let model = ModelServer::start(move |body, _| {
+        let said = body["messages"].to_string();
+        match said.matches("\"role\":\"tool\"").count() {
+            _ if said.contains("break") => Answer::Error(400),
+            0 if said.contains("ask me") => {
+                Answer::call("ask_user", json!({"question": echoed.chars().take(300).collect::<String>()}))
+            }
+            0 => Answer::call(
+                "compose_email",
+                json!({"to": ["bob@example.com"], "subject": echoed.lines().next(), "body": echoed}),
+            ),
+            _ => Answer::text(&echoed),
+        }
+    })
+    .await;
+    let database = Database::new().await;
+    let config = format!(
+        "[schedules.daily]\ncron = \"0 9 * * *\"\nprompt = {}\n",
+        Value::from(short.replace('\u{1b}', "").replace('\u{7}', ""))
+    );
+    let options = Options::new().model("openai/test").config(&config).env("OPENAI_BASE_URL", &model.url);
+    let process = options.serve(&database).await;
+    let client = process.client();
+    let chat = async |conversation: &str, text: &str, status: &str| {
+        let conversation = conversation.bytes().map(|byte| format!("%{byte:02X}")).collect::<String>();
+        let (code, woken) =
+            client.post(&format!("/v1/chat/{conversation}/messages"), &json!({"text": text})).await;
+        assert!(code.is_success(), "{woken}");
+        let id = woken["session_id"].as_str().unwrap().to_owned();
+        client.wait_for(&id, status).await;
+        (id, conversation)
+    };
+    let plain: String = short.chars().filter(|one| !one.is_control()).collect();
+    let (session, conversation) = chat(&plain, text, "completed").await;
+    let (asks, _) = chat(&format!("ask{plain}"), "ask me", "waiting_input").await;
+    let (broken, _) = chat(&format!("broken{plain}"), &format!("break {text}"), "failed").await;
+    let reason: String = plain.chars().take(200).collect();
+    client.post(&format!("/v1/sessions/{broken}/archive"), &json!({"reason": reason})).await;
+    let mail = format!(
+        "From: x <x@example.com>\r\nTo: w@localhost\r\nSubject: =?utf-8?B?{}?=\r\nMessage-ID: <m@example.com>\r\n\r\n{plain}\r\n",
+        base64::Engine::encode(&base64::prelude::BASE64_STANDARD, plain.as_bytes())
+    );
+    let mailed =
+        client.post_request("/v1/triggers/email/raw").header("content-type", "message/rfc822").body(mail);
+    assert!(mailed.send().await.unwrap().status().is_success());
+    let first = async |path: &str, key: &str| {
+        let (_, list) = client.get(path).await;
+        list["items"][0][key].as_str().unwrap_or_else(|| panic!("{path}: {list}")).to_owned()
+    };
+    let (delivery, schedule) =
+        (first("/v1/deliveries", "delivery_id").await, first("/v1/schedules", "schedule_id").await);
+    let browser = Browser::new(&process.url());
+    let (mut tags, mut all) = (BTreeSet::new(), String::new());
+    let mut paths = pages(&session, &conversation, &asks, &delivery, &schedule);
+    for id in [&asks, &broken] {
+        paths.extend(["", "timeline", "journal"].map(|tab| format!("/sessions/{id}?tab={tab}")));
+    }
+    for field in ["/sessions?conversation=", "/audit?actor=", "/deliveries?channel=", "/nothing/"] {
+        let short: String = plain.bytes().take(60).map(|byte| format!("%{byte:02X}")).collect();
+        paths.push(format!("{field}{short}"));
+    }
+    for path in paths {
+        let page = browser.get(&format!("/console{path}")).await;
+        assert!(!page.status.is_server_error(), "{path}: {}", page.html);
+        tags.extend(page.tags());
+        all.push_str(&page.html);
+    }
+    (tags, all)
+}
+
+#[tokio::test]
+async fn three_hundred_payloads_through_every_field_are_text_on_every_page() {
+    let payloads = payloads();
+    assert_eq!(payloads.len(), 300);
+    let (mut known, _) = said("harmless\nwords", "harmless").await;
+    let (more, _) = said("one two\nthree", "a (b) [c]").await;
+    known.extend(more);
+    // All of them in the long texts; the worst of them in ids, subjects and reasons.
+    let long = payloads.join("\n");
+    for short in ["\"><script>alert(1)</script>", "'\"><img src=x onerror=alert(1)>\u{202e}</title>"] {
+        let (tags, html) = said(&long, short).await;
+        let unknown: Vec<&String> = tags.difference(&known).collect();
+        assert!(unknown.is_empty(), "{unknown:?}");
+        for running in ["<script>alert", "onerror=alert(1)>\"", "javascript:alert(1)\"", "\u{202e}", "\u{1b}"]
+        {
+            assert!(!html.contains(running), "{running:?}");
+        }
+        assert!(html.contains("&#60;script&#62;alert(1)"), "it is shown as text");
+        assert!(html.contains("49") || html.contains("7*7"), "templates of others are text too");
+    }
+}

@@ -1,0 +1,95 @@
+// A person with a browser: Debian's Chromium through npm's playwright-core, and npm's axe-core. Prints one JSON object.
+// Arguments: the server's address, and as JSON the ids of what is there.
+import { createRequire } from "node:module";
+
+const peers = createRequire(process.env.WAKEFUL_PEERS + "/browser/package.json");
+const { chromium } = peers("playwright-core");
+const axe = peers.resolve("axe-core/axe.min.js");
+const [base, given] = process.argv.slice(2);
+const { failed, pages, chat } = JSON.parse(given);
+const root = base + "/console";
+
+const browser = await chromium.launch({ executablePath: process.env.CHROMIUM || "/usr/bin/chromium", args: ["--no-sandbox"] });
+const told = { clicks: {}, serious: [], elsewhere: [], ran: [], broken: [], wide: [], live: false };
+
+async function person(options) {
+  const context = await browser.newContext({ viewport: { width: 1280, height: 800 }, ...options });
+  const page = await context.newPage();
+  page.on("request", (request) => { if (!request.url().startsWith(base + "/")) told.elsewhere.push(request.url()); });
+  page.on("dialog", (dialog) => { told.ran.push(`${page.url()}: ${dialog.message()}`); dialog.dismiss(); });
+  page.on("pageerror", (error) => told.broken.push(`${page.url()}: ${error.message}`));
+  page.on("console", (line) => { if (line.type() === "error") told.broken.push(`${page.url()}: ${line.text()}`); });
+  return page;
+}
+
+const status = async (id) => (await (await fetch(`${base}/v1/sessions/${id}`)).json()).status;
+async function retried(id) {
+  for (;;) {
+    if (await status(id) === "completed") return;
+    await new Promise((done) => setTimeout(done, 50));
+  }
+}
+
+// From the overview to a run that was retried.
+for (const [way, options] of [["mouse", {}], ["without JavaScript", { javaScriptEnabled: false }]]) {
+  const page = await person(options);
+  await page.goto(root + "/");
+  await page.click(`a.row-link[href$="${failed[way]}"]`);
+  await page.waitForSelector("text=Why it failed");
+  await page.click("button:text-is('Retry')");
+  await page.waitForSelector(".note.good");
+  told.clicks[way] = 2;
+  await retried(failed[way]);
+  await page.context().close();
+}
+{
+  const page = await person({});
+  await page.goto(root + "/");
+  let presses = 0;
+  // The first row is the newest failed session.
+  await page.keyboard.press("j"); presses += 1;
+  for (let tries = 0; tries < 20; tries += 1) {
+    const href = await page.evaluate(() => document.activeElement.getAttribute("href") || "");
+    if (href.endsWith(failed.keyboard)) break;
+    await page.keyboard.press("j"); presses += 1;
+  }
+  await Promise.all([page.waitForNavigation(), page.keyboard.press("Enter")]); presses += 1;
+  await page.waitForSelector("text=Why it failed");
+  await page.locator("button:text-is('Retry')").focus();
+  await page.keyboard.press("Enter"); presses += 1;
+  await page.waitForSelector(".note.good");
+  told.clicks.keyboard = presses;
+  await retried(failed.keyboard);
+  await page.context().close();
+}
+
+// What is said is seen without loading the page again.
+{
+  const page = await person({});
+  await page.goto(`${root}/chat/${chat}`);
+  await page.fill("textarea[name=text]", "Are you there?");
+  await page.click("button:text-is('Send')");
+  await page.waitForURL(/#end$/);
+  await page.waitForFunction(() => [...document.querySelectorAll(".said")].at(-1)?.textContent.includes("Here I am."));
+  told.live = true;
+  await page.context().close();
+}
+
+// Every page in both themes, wide and narrow.
+for (const [colorScheme, width] of [["light", 1280], ["dark", 1280], ["light", 390], ["dark", 390]]) {
+  const page = await person({ colorScheme, viewport: { width, height: 844 } });
+  for (const path of pages) {
+    await page.goto(root + path);
+    if (await page.evaluate(() => document.documentElement.scrollWidth > window.innerWidth)) told.wide.push(`${path} at ${width}`);
+    // The pages' own policy forbids scripts from elsewhere; this one comes from the driver.
+    const source = (await import("node:fs")).readFileSync(axe, "utf8");
+    await page.evaluate(source);
+    const { violations } = await page.evaluate(() => axe.run(document, { resultTypes: ["violations"] }));
+    for (const { id, impact, nodes } of violations.filter(({ impact }) => impact === "serious" || impact === "critical")) {
+      told.serious.push(`${path} ${colorScheme} ${width}: ${impact} ${id}: ${nodes[0].html.slice(0, 200)}`);
+    }
+  }
+  await page.context().close();
+}
+await browser.close();
+console.log(JSON.stringify(told));

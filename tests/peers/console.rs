@@ -1,0 +1,50 @@
+//! The console in a real browser: npm's playwright-core drives Debian's Chromium, and axe-core looks for what hinders people.
+
+use crate::console::{Scene, first, hostile, pages};
+use serde_json::{Value, json};
+use std::process::Stdio;
+use std::sync::atomic::Ordering;
+use tokio::process::Command;
+
+const SCHEDULE: &str = "[schedules.daily]\ncron = \"0 9 * * *\"\nprompt = \"What is new?\"\n";
+
+#[tokio::test]
+#[ignore = "needs node and Chromium: make test-peers"]
+async fn a_person_finds_and_retries_a_failed_run_and_nothing_hinders_or_harms_anybody() {
+    let scene = Scene::new(SCHEDULE).await;
+    let session = scene.session("desk", "write a note", "completed").await;
+    let hostile = scene.session("hostile", &hostile::payloads().join("\n"), "completed").await;
+    scene.session("asks", "ask me something", "waiting_input").await;
+    scene.model_fails.store(true, Ordering::SeqCst);
+    let mut failed = serde_json::Map::new();
+    for way in ["mouse", "without JavaScript", "keyboard"] {
+        let conversation = way.split(' ').next().unwrap();
+        failed.insert(way.to_owned(), scene.session(conversation, "Hello?", "failed").await.into());
+    }
+    scene.model_fails.store(false, Ordering::SeqCst);
+    let delivery = first(&scene, "/v1/deliveries", "delivery_id").await;
+    let schedule = first(&scene, "/v1/schedules", "schedule_id").await;
+    let mut shown = pages(&session, "desk", &hostile, &delivery, &schedule);
+    shown.extend(["", "timeline", "context", "journal"].map(|tab| format!("/sessions/{hostile}?tab={tab}")));
+    shown.extend(["/chat/hostile", "/chat/asks", "/login", "/compare"].map(str::to_owned));
+    let given = json!({"failed": failed, "pages": shown, "chat": "desk"});
+    let peers = std::env::var("WAKEFUL_PEERS").expect("make test-peers sets it");
+    let output = Command::new("node")
+        .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/peers/console.mjs"))
+        .args([scene.process.url(), given.to_string()])
+        .env("WAKEFUL_PEERS", peers)
+        .stderr(Stdio::inherit())
+        .kill_on_drop(true)
+        .output()
+        .await
+        .expect("node runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    let told: Value = serde_json::from_slice(&output.stdout).expect("the script prints JSON");
+    for (way, clicks) in told["clicks"].as_object().expect("the ways") {
+        assert!(clicks.as_i64().is_some_and(|clicks| clicks <= 6), "{way}: {clicks}");
+    }
+    for nothing in ["serious", "elsewhere", "ran", "broken", "wide"] {
+        assert_eq!(told[nothing], json!([]), "{nothing}");
+    }
+    assert_eq!(told["live"], true);
+}

@@ -1,0 +1,229 @@
+//! Search: sessions are found by what was said, by whom, with which tool, error and cost; and every list comes from an index.
+
+mod plans;
+
+use crate::support::{Answer, Client, Database, ModelServer, Options, eventually};
+use reqwest::StatusCode;
+use serde_json::{Value, json};
+use wakeful_store::Store;
+use wakeful_store::erase::Subject;
+use wakeful_store::session::SessionFilter;
+use wakeful_store::wake::{Continues, NewMessage, NewSession};
+use wakeful_workflow::policy::SessionPolicy;
+
+/// Brings the search up to date.
+pub async fn index(store: &Store) {
+    while store.index_sessions().await.unwrap().more {}
+}
+
+/// A session with one message, which no worker runs.
+async fn said(store: &Store, conversation: &str, sender: Option<&str>, text: &str) -> String {
+    let new = NewSession {
+        space_id: "default".into(),
+        mailbox_id: "default".into(),
+        conversation_id: format!("default/{conversation}"),
+        trigger_type: "chat".into(),
+        trigger_id: conversation.into(),
+        continues: Continues::Trigger,
+        agent: "default".into(),
+        model_id: "test/test".into(),
+        model_context_window: 1000,
+        tools: Vec::new(),
+        policy: SessionPolicy::default(),
+        repository_id: None,
+        only_agent: false,
+        speaker: None,
+        seeds: Vec::new(),
+    };
+    let message = NewMessage {
+        client_key: None,
+        text: text.into(),
+        sender: sender.map(str::to_owned),
+        trace_context: None,
+        attachments: Vec::new(),
+    };
+    store.wake(&new, &message).await.unwrap().session_id
+}
+
+async fn found(store: &Store, filter: SessionFilter) -> Vec<String> {
+    let filter = SessionFilter { limit: 50, ..filter };
+    store.sessions(&filter).await.unwrap().into_iter().map(|session| session.session_id).collect()
+}
+
+#[tokio::test]
+async fn words_senders_and_further_messages_are_found_and_an_erasure_takes_them() {
+    let database = Database::new().await;
+    database.with_roles().await;
+    let store = database.store().await;
+    let table =
+        said(&store, "c1", Some("ann@example.com"), "A table for two at the Löwen, please\u{1}.").await;
+    let room = said(&store, "c2", Some("bob@example.com"), "A room for two, number 4711.").await;
+    index(&store).await;
+    let text = |text: &str| SessionFilter { text: Some(text.to_owned()), ..SessionFilter::default() };
+    for (words, expected) in [
+        ("two", vec![&room, &table]),
+        ("TABLE löwen", vec![&table]),
+        ("\"for two\" -room", vec![&table]),
+        ("4711 or löwen", vec![&room, &table]),
+        ("table room", vec![]),
+        ("tab", vec![]),
+    ] {
+        assert_eq!(
+            found(&store, text(words)).await,
+            expected.into_iter().cloned().collect::<Vec<_>>(),
+            "{words}"
+        );
+    }
+    let from = |who: &str| SessionFilter { from: Some(who.to_owned()), ..SessionFilter::default() };
+    assert_eq!(found(&store, from("ann@example.com")).await, [table.as_str()]);
+
+    // What is said later is found too. Nothing is read twice.
+    let more = NewMessage {
+        client_key: None,
+        text: "And a parking place.".into(),
+        sender: Some("cid@example.com".into()),
+        trace_context: None,
+        attachments: Vec::new(),
+    };
+    store.send(&table, &more).await.unwrap();
+    sqlx::query("update search_sessions set due_at = now() where due_at is not null")
+        .execute(&database.pool)
+        .await
+        .unwrap();
+    index(&store).await;
+    assert_eq!(found(&store, from("cid@example.com")).await, [table.as_str()]);
+    let parts: i64 =
+        database.value("select count(*) from search_documents where session_id = $1", &table).await;
+    assert_eq!(parts, 1, "the new message is in the inbox, and no record yet");
+
+    let behind = store.search_behind().await.unwrap();
+    assert_eq!(behind.waiting, 0, "{behind:?}");
+
+    // An erasure takes the words too.
+    store.cancel(&room, None).await.unwrap();
+    sqlx::query("delete from jobs where session_id = $1").bind(&room).execute(&database.pool).await.unwrap();
+    sqlx::query("update conversation_sessions set status = 'failed' where session_id = $1")
+        .bind(&room)
+        .execute(&database.pool)
+        .await
+        .unwrap();
+    sqlx::query("update conversation_counters set open_run_id = null where conversation_id = 'default/c2'")
+        .execute(&database.pool)
+        .await
+        .unwrap();
+    store.erase("default", &Subject::Conversation("default/c2".into())).await.unwrap();
+    index(&store).await;
+    assert_eq!(found(&store, text("4711")).await, [""; 0]);
+    let left: i64 = database
+        .value(
+            "select (select count(*) from search_documents where session_id = $1)
+                + (select count(*) from search_sessions where session_id = $1)",
+            &room,
+        )
+        .await;
+    assert_eq!(left, 0);
+}
+
+/// Searches as a client, until the search has caught up.
+async fn comes(client: &Client, query: &str, expected: &[&str]) -> Value {
+    eventually(query, || async {
+        let (status, page) = client.get(&format!("/v1/sessions?{query}")).await;
+        assert_eq!(status, StatusCode::OK, "{page}");
+        let items = page["items"].as_array().unwrap();
+        let found: Vec<&str> = items.iter().map(|one| one["conversation_id"].as_str().unwrap()).collect();
+        (found == expected).then_some(page.clone())
+    })
+    .await
+}
+
+#[tokio::test]
+async fn tools_errors_costs_and_users_are_found_while_workers_work_and_errors_stand_in_groups() {
+    let database = Database::new().await;
+    let model = ModelServer::start(|body, _| {
+        let messages = body["messages"].as_array().unwrap();
+        let last = messages.last().unwrap();
+        match (last["role"].as_str(), last["content"].as_str()) {
+            (Some("tool"), _) => Answer::text("Reserved."),
+            (_, Some("reserve")) => Answer::call("reserve", json!({"persons": 2})),
+            (_, Some("fail")) => Answer::Error(400),
+            _ => Answer::text("Hello."),
+        }
+    })
+    .await;
+    let options = Options::new().model("openai/test").env("OPENAI_BASE_URL", &model.url);
+    let options = options.config("[models.\"openai/test\"]\ninput_usd = 1000\noutput_usd = 1000");
+    let process = options.serve(&database).await;
+    let client = process.client();
+    let mut ids = Vec::new();
+    for (conversation, text, status) in [
+        ("c1", "reserve", "completed"),
+        ("c2", "fail", "failed"),
+        ("c3", "fail", "failed"),
+        ("c4", "hi", "completed"),
+    ] {
+        let body = json!({"text": text, "user_id": format!("user-of-{conversation}")});
+        let (_, answer) = client.post(&format!("/v1/chat/{conversation}/messages"), &body).await;
+        let id = answer["session_id"].as_str().unwrap().to_owned();
+        client.wait_for(&id, status).await;
+        ids.push(id);
+    }
+    comes(&client, "tool=reserve", &["c1"]).await;
+    comes(&client, "steps_over=1", &["c1"]).await;
+    comes(&client, "cost_over=0.15&agent=default", &["c1"]).await;
+    comes(&client, "user=user-of-c4&trigger_type=chat", &["c4"]).await;
+    let page = comes(&client, "status=failed&limit=1", &["c3"]).await;
+    let cursor = page["next"].as_str().unwrap();
+    comes(&client, &format!("status=failed&limit=1&cursor={cursor}"), &["c2"]).await;
+    comes(&client, "since=2020-01-01T00:00:00Z&status=completed", &["c4", "c1"]).await;
+    comes(&client, "until=2020-01-01T00:00:00Z", &[]).await;
+    for wrong in ["cost_over=-1", "steps_over=x", "since=yesterday", "status=bad", "colour=red"] {
+        assert_eq!(client.get(&format!("/v1/sessions?{wrong}")).await.0, StatusCode::BAD_REQUEST, "{wrong}");
+    }
+
+    // Both failures are one group.
+    comes(&client, "error=refused", &["c3", "c2"]).await;
+    let (_, page) = client.get("/v1/errors").await;
+    assert_eq!(page["items"].as_array().unwrap().len(), 1, "{page}");
+    let group = &page["items"][0];
+    assert_eq!(
+        (&group["count"], &group["kind"], &group["source"]),
+        (&json!(2), &json!("refused"), &json!("openai"))
+    );
+    assert_eq!(group["sample"], json!([ids[2], ids[1]]));
+    let fingerprint = group["fingerprint"].as_str().unwrap();
+    comes(&client, &format!("error={fingerprint}"), &["c3", "c2"]).await;
+    let path = format!("/v1/errors/{fingerprint}");
+    assert_eq!(client.get(&path).await.1["failed_now"], 2);
+
+    // A note, a mute, and the end of both.
+    let (status, noted) = client.post(&format!("{path}/note"), &json!({"note": "ticket 311"})).await;
+    assert_eq!(
+        (status, &noted["note"], &noted["noted_by"]),
+        (StatusCode::OK, &json!("ticket 311"), &json!("this machine"))
+    );
+    let (_, muted) = client.post(&format!("{path}/mute"), &json!({"reason": "known"})).await;
+    assert_eq!(
+        (&muted["muted"], &muted["muted_until"], &muted["mute_reason"]),
+        (&json!(true), &Value::Null, &json!("known"))
+    );
+    assert_eq!(client.get("/v1/errors").await.1["items"], json!([]));
+    assert_eq!(client.get("/v1/errors?muted=true").await.1["items"][0]["fingerprint"], fingerprint);
+    let (_, heard) = client.post(&format!("{path}/mute"), &json!({"for_s": 0})).await;
+    assert_eq!((&heard["muted"], &heard["muted_by"]), (&json!(false), &Value::Null));
+    assert_eq!(client.post("/v1/errors/none/mute", &json!({})).await.0, StatusCode::NOT_FOUND);
+    let (_, audit) = client.get("/v1/audit?verb=errors").await;
+    let verbs: Vec<&str> =
+        audit["items"].as_array().unwrap().iter().map(|row| row["verb"].as_str().unwrap()).collect();
+    assert_eq!(verbs, ["errors.mute", "errors.mute", "errors.mute", "errors.note"], "{audit}");
+
+    // A session that was retried and went on is no longer among them.
+    let listed = crate::cli::run(&options, &database.url, &["errors", "list"]).await;
+    assert!(listed.code == 0 && listed.out.contains(fingerprint), "{} {}", listed.out, listed.err);
+    let shown = crate::cli::run(&options, &database.url, &["errors", "show", fingerprint]).await;
+    assert!(shown.out.contains("2 sessions still failed"), "{}", shown.out);
+    let list = ["session", "list", "--error", fingerprint, "--since", "1h", "-o", "json"];
+    assert_eq!(crate::cli::run(&options, &database.url, &list).await.json().as_array().unwrap().len(), 2);
+    let (_, behind) = client.get("/v1/search").await;
+    assert!(behind["waiting"].is_i64() && behind["behind_s"].is_number(), "{behind}");
+    assert!(process.terminate().success());
+}

@@ -1,0 +1,230 @@
+//! Row-level security, tried as the runtime role: what a connection sees of two spaces.
+
+use crate::support::{Database, Options};
+use serde_json::{Value, json};
+use sqlx::postgres::{PgConnectOptions, PgConnection};
+use sqlx::{AssertSqlSafe, Connection, Row};
+use std::str::FromStr;
+use wakeful_store::Store;
+use wakeful_store::session::SessionFilter;
+use wakeful_store::space::{Scope, within};
+use wakeful_workflow::access::Scope as TokenScope;
+
+/// A database in which each table has a row of `default` and one of `acme`.
+async fn two_spaces() -> Database {
+    let database = Database::new().await;
+    database.with_roles().await;
+    let mut fill = String::new();
+    for space in ["default", "acme"] {
+        let session = format!("sess_{space}");
+        fill.push_str(&format!(
+            "insert into conversation_counters (conversation_id, space_id, mailbox_id) values ('{space}/c', '{space}', 'm');
+            insert into conversation_sessions (session_id, conversation_id, space_id, mailbox_id, trigger_type, trigger_id,
+                agent, model_id, model_context_window)
+            values ('{session}', '{space}/c', '{space}', 'm', 'of_{space}', 'c', 'a', 'm', 1);
+            insert into session_seed_messages (space_id, session_id, ordinal, role, content)
+            values ('{space}', '{session}', 0, 'system', '');
+            insert into session_runs (space_id, run_id, session_id, conversation_id, status)
+            values ('{space}', 'run_{space}', '{session}', '{space}/c', 'queued');
+            insert into session_inbox (space_id, session_id, client_key, content, content_sha256, run_id, outcome)
+            values ('{space}', '{session}', '', '', '', '', '');
+            insert into conversation_records
+                (space_id, conversation_id, message_number, session_id, run_id, step_number, role, content)
+            values ('{space}', '{space}/c', 1, '{session}', '', 1, 'user', '[]');
+            insert into session_events (space_id, session_id, seq, type) values ('{space}', '{session}', 1, 'x');
+            insert into session_steps (space_id, session_id, step_number, run_id, from_message_number, to_message_number,
+                finish_reason, input_tokens, output_tokens, cached_tokens, cache_write_tokens, cost_micros,
+                executed_local_tool_count, attempt, event_seq, lease, worker_id, started_at)
+            values ('{space}', '{session}', 1, '', 1, 1, '', 0, 0, 0, 0, 0, 0, 1, 1, 1, '', now());
+            insert into generations (space_id, session_id, generation_id, step_number, attempt, model, request_sha256)
+            values ('{space}', '{session}', '', 1, 1, '', '');
+            insert into generation_chunks (space_id, session_id, generation_id, chunk_no, text)
+            values ('{space}', '{session}', '', 0, '');
+            insert into tool_calls
+                (space_id, session_id, call_id, run_id, step_number, message_number, name, args_sha256, effect)
+            values ('{space}', '{session}', '', '', 1, 1, '', '', 'pure');
+            insert into blobs (space_id, sha256, size, media_type, bytes) values ('{space}', 'x', 1, 'x', 'x');
+            insert into deliveries (delivery_id, space_id, conversation_id, channel, ordinal, session_id, source_key, content)
+            values ('dlv_{space}', '{space}', '{space}/c', 'x', 1, '{session}', '', '{{}}');
+            insert into jobs (kind, space_id, conversation_id, session_id, step_number)
+            values ('step', '{space}', '{space}/c', '{session}', 1);
+            insert into mails (space_id, mailbox_id, message_id, subject, subject_key, body_sha256, answers, dropped)
+            values ('{space}', 'm', '{space}', '', '', '', '{{}}', 'x');
+            insert into schedules (schedule_id, space_id, name, source, cron, time_zone, agent, conversation_id, prompt,
+                missed, missed_limit, overlap, last_tick)
+            values ('sch_{space}', '{space}', 'n', 'api', '', '', '', '', '', 'skip', 1, 'skip', now());
+            insert into schedule_firings (space_id, schedule_id, tick, session_id)
+            values ('{space}', 'sch_{space}', now(), '{session}');
+            insert into legal_holds (space_id, conversation_id, reason) values ('{space}', '{space}/c', 'x');
+            insert into erasures (erasure_id, space_id, subject_sha256) values ('{space}', '{space}', 'x');"
+        ));
+    }
+    sqlx::raw_sql(AssertSqlSafe(fill)).execute(&database.pool).await.expect("the rows are made");
+    database
+}
+
+async fn connect(database: &Database, role: &str) -> PgConnection {
+    let url = database.as_role(role);
+    PgConnection::connect_with(&PgConnectOptions::from_str(&url).unwrap()).await.unwrap()
+}
+
+async fn set(connection: &mut PgConnection, space: &str) {
+    sqlx::query("select set_config('wakeful.space', $1, false)")
+        .bind(space)
+        .execute(connection)
+        .await
+        .unwrap();
+}
+
+async fn tables(database: &Database) -> Vec<String> {
+    let tables: Vec<String> = sqlx::query_scalar(
+        "select table_name::text from information_schema.columns c
+        join pg_tables t on t.tablename = c.table_name and t.schemaname = c.table_schema
+        where c.table_schema = 'public' and c.column_name = 'space_id' and c.is_nullable = 'NO'",
+    )
+    .fetch_all(&database.pool)
+    .await
+    .unwrap();
+    assert!(tables.len() >= 19, "{tables:?}");
+    tables
+}
+
+/// The spaces of the rows that a connection sees in a table.
+async fn seen(connection: &mut PgConnection, table: &str) -> Vec<String> {
+    let sql = format!("select space_id from {table} order by space_id");
+    sqlx::query_scalar(AssertSqlSafe(sql)).fetch_all(connection).await.expect(table)
+}
+
+#[tokio::test]
+async fn a_connection_sees_the_space_that_it_names_and_without_one_nothing() {
+    let database = two_spaces().await;
+    let tables = tables(&database).await;
+    let mut runtime = connect(&database, "wakeful_runtime").await;
+    for table in &tables {
+        assert_eq!(seen(&mut runtime, table).await, [] as [&str; 0], "{table} without the setting");
+    }
+    let none: [&str; 0] = [];
+    for (space, expected) in [
+        ("acme", &["acme"][..]),
+        ("default", &["default"]),
+        ("*", &["acme", "default"]),
+        ("", &none),
+        ("other", &none),
+    ] {
+        set(&mut runtime, space).await;
+        for table in &tables {
+            assert_eq!(seen(&mut runtime, table).await, expected, "{table} in {space:?}");
+        }
+    }
+    // What the operator's roles see without saying anything, and in one space.
+    for role in ["wakeful_reader", "wakeful_retention", "wakeful_owner"] {
+        let mut operator = connect(&database, role).await;
+        assert_eq!(seen(&mut operator, "conversation_records").await, ["acme", "default"], "{role}");
+        set(&mut operator, "acme").await;
+        assert_eq!(seen(&mut operator, "conversation_records").await, ["acme"], "{role}");
+    }
+    let mut scaler = connect(&database, "wakeful_scaler").await;
+    let ready: i64 =
+        sqlx::query_scalar("select ready from queue_backlog").fetch_one(&mut scaler).await.unwrap();
+    assert_eq!(ready, 2, "counts are of all spaces");
+}
+
+#[tokio::test]
+async fn a_connection_changes_nothing_of_another_space() {
+    let database = two_spaces().await;
+    let tables = tables(&database).await;
+    let mut runtime = connect(&database, "wakeful_runtime").await;
+    set(&mut runtime, "acme").await;
+    for table in &tables {
+        let may = format!(
+            "select has_table_privilege('{table}', 'update'), has_table_privilege('{table}', 'delete')"
+        );
+        let may = sqlx::query(AssertSqlSafe(may)).fetch_one(&mut runtime).await.unwrap();
+        let verbs = [
+            (may.get(0), format!("update {table} set space_id = space_id where space_id <> 'acme'")),
+            (may.get(1), format!("delete from {table} where space_id <> 'acme'")),
+        ];
+        for (may, sql) in verbs {
+            if may {
+                let done = sqlx::query(AssertSqlSafe(sql.clone())).execute(&mut runtime).await.expect(&sql);
+                assert_eq!(done.rows_affected(), 0, "{sql}");
+            }
+        }
+        // A row of its own space may not move to another one, and none may be made there.
+        let moved = format!("update {table} set space_id = 'default'");
+        let copied = format!(
+            "insert into {table} select (jsonb_populate_record(row, '{{\"space_id\": \"default\"}}')).* from {table} row"
+        );
+        for sql in [moved, copied] {
+            let refused = sqlx::query(AssertSqlSafe(sql.clone())).execute(&mut runtime).await;
+            let error = refused.expect_err(&sql).into_database_error().expect("the server refuses");
+            // Before it compares the spaces, the server refuses what the role may never do, and ids that it makes itself.
+            assert!(["42501", "428C9"].contains(&error.code().unwrap().as_ref()), "{sql}: {error}");
+        }
+    }
+    let mut owner = connect(&database, "wakeful_owner").await;
+    set(&mut owner, "*").await;
+    for table in &tables {
+        assert_eq!(seen(&mut owner, table).await, ["acme", "default"], "{table}");
+    }
+}
+
+#[tokio::test]
+async fn a_statement_without_a_condition_finds_the_rows_of_its_tasks_space() {
+    let database = two_spaces().await;
+    let url = database.as_role("wakeful_runtime");
+    let store = Store::connect(&url, 3, "wakeful test").await.unwrap();
+    let ids = async || -> Vec<String> {
+        let all = SessionFilter { limit: 10, ..SessionFilter::default() };
+        store.sessions(&all).await.unwrap().into_iter().map(|session| session.session_id).collect()
+    };
+    // Again and again: the pool lends connections that have seen other spaces.
+    for _ in 0..3 {
+        assert_eq!(within(Scope::of("acme"), ids()).await, ["sess_acme"]);
+        assert_eq!(within(Scope::of("default"), ids()).await, ["sess_default"]);
+        assert_eq!(within(Scope::Nothing, ids()).await, [] as [&str; 0]);
+        assert_eq!(within(Scope::of("*"), ids()).await, [] as [&str; 0], "no space has this name");
+        assert_eq!(ids().await, ["sess_default", "sess_acme"]);
+    }
+    within(Scope::of("acme"), async {
+        store.cancel("sess_default", None).await.expect_err("it does not exist here");
+        let at_once = futures::future::join_all((0..6).map(|_| ids())).await;
+        assert!(at_once.iter().all(|ids| *ids == ["sess_acme"]), "{at_once:?}");
+    })
+    .await;
+    store.close().await;
+}
+
+/// A server in the runtime role, with two tokens of the space acme and one of each other kind.
+#[tokio::test]
+async fn what_another_space_uses_shows_in_no_answer() {
+    let database = two_spaces().await;
+    let options = Options::new()
+        .model("openai/test")
+        .env("OPENAI_BASE_URL", "http://127.0.0.1:1")
+        .env("WAKEFUL_TOKEN", "the-configured-token-of-the-tests");
+    let process = options.spawn(&database.as_role("wakeful_runtime"));
+    process.wait_for_log("\"Listening\"").await;
+    let store = database.store().await;
+    let new = wakeful_store::token::NewToken {
+        scope: TokenScope::Read,
+        space_id: Some("acme".to_owned()),
+        agent: None,
+        name: None,
+        expires_in: None,
+    };
+    let (_, token) = store.create_token(&new).await.unwrap();
+    let ask = async |path: &str| -> (u16, Value) {
+        let request = reqwest::Client::new().get(format!("{}{path}", process.url())).bearer_auth(&token);
+        let response = request.send().await.expect("the server answers");
+        (response.status().as_u16(), response.json().await.unwrap_or(json!(null)))
+    };
+    let (status, own) = ask("/v1/sessions?trigger_type=of_acme").await;
+    assert_eq!((status, own["items"].as_array().map(Vec::len)), (200, Some(1)), "{own}");
+    let of_another = ask("/v1/sessions?trigger_type=of_default").await;
+    let of_nobody = ask("/v1/sessions?trigger_type=of_nobody").await;
+    assert_eq!(of_another.0, of_nobody.0);
+    let detail =
+        |answer: &(u16, Value)| answer.1["detail"].as_str().unwrap().replace("of_nobody", "of_default");
+    assert_eq!(detail(&of_another), detail(&of_nobody), "a type of another space is as unknown as any");
+}

@@ -1,0 +1,176 @@
+// What makes the pages quicker to use. Every page reads and acts without it.
+"use strict";
+(() => {
+  const body = document.body;
+  document.documentElement.classList.add("scripted");
+  let paused = false;
+  let loading = false;
+  let again = false;
+
+  // A form is sent once, however often its button is pressed.
+  document.addEventListener("submit", (event) => {
+    const form = event.target;
+    if (form.method === "dialog" || form.method === "get") return;
+    if (form.dataset.sent) {
+      event.preventDefault();
+      return;
+    }
+    form.dataset.sent = "yes";
+    // Not at once: a disabled button would not send its own value.
+    setTimeout(() => form.querySelectorAll("button").forEach((button) => { button.disabled = true; }), 0);
+  });
+  // The browser may show a page again as it was left.
+  window.addEventListener("pageshow", (event) => {
+    if (event.persisted) location.reload();
+  });
+
+  // Loads the page again and puts its parts into this one, except a part in which somebody types.
+  async function refresh() {
+    if (loading) {
+      again = true;
+      return;
+    }
+    loading = true;
+    try {
+      const response = await fetch(location.href, { headers: { accept: "text/html" }, credentials: "same-origin" });
+      if (!response.ok || response.redirected) return;
+      const fresh = new DOMParser().parseFromString(await response.text(), "text/html");
+      for (const part of document.querySelectorAll("[data-part]")) {
+        const next = fresh.querySelector(`[data-part="${part.dataset.part}"]`);
+        if (!next || part.contains(document.activeElement)) continue;
+        if (!same(part, next)) swap(part, next);
+      }
+      document.title = fresh.title;
+    } catch {
+      // The server is away for a moment; the next look finds it.
+    } finally {
+      loading = false;
+      if (again) {
+        again = false;
+        refresh();
+      }
+    }
+  }
+
+  // The words of forms differ from page to page and say nothing.
+  const plain = (part) => part.innerHTML.replace(/name="(word|press)" value="[^"]*"/g, "").replace(/ (open|disabled)=""/g, "")
+    .replace(/<button type="button" class="quiet copy">.*?<\/button>/g, "");
+  const same = (one, other) => plain(one) === plain(other);
+
+  function swap(part, next) {
+    const open = [...part.querySelectorAll("details")].map((one) => one.open);
+    const atEnd = window.innerHeight + window.scrollY > document.documentElement.scrollHeight - 160;
+    part.replaceChildren(...document.importNode(next, true).childNodes);
+    part.querySelectorAll("details").forEach((one, at) => { if (open[at]) one.open = true; });
+    copies(part);
+    if (atEnd && part.dataset.part === "said") window.scrollTo(0, document.documentElement.scrollHeight);
+  }
+
+  // The journal of one session, as it grows.
+  function follow(url) {
+    const typing = document.querySelector("[data-typing]");
+    let soon = 0;
+    let source;
+    const look = () => {
+      clearTimeout(soon);
+      soon = setTimeout(refresh, 120);
+    };
+    const kinds = ["message_received", "state_transition", "gen_complete", "tool_invoked", "tool_result", "gen_sent",
+      "delivery_failed", "delivery_resent", "invocation_result", "attempt_failed", "session_steered", "effect_resolved",
+      "tool_failed_uncertain", "llm_called", "gen_failed"];
+    const start = () => {
+      source = new EventSource(url);
+      kinds.forEach((kind) => source.addEventListener(kind, look));
+      source.addEventListener("gen_reset", () => { if (typing) { typing.textContent = ""; typing.hidden = true; } });
+      source.addEventListener("gen_chunk", (event) => {
+        if (!typing) return;
+        typing.hidden = false;
+        typing.append(JSON.parse(event.data).delta);
+      });
+      source.addEventListener("gen_complete", () => { if (typing) { typing.hidden = true; typing.textContent = ""; } });
+    };
+    const stop = () => { if (source) source.close(); };
+    document.addEventListener("visibilitychange", () => {
+      stop();
+      if (!document.hidden && !paused) { start(); refresh(); }
+    });
+    document.addEventListener("paused", () => { stop(); if (!paused) { start(); refresh(); } });
+    if (!document.hidden) start();
+  }
+
+  function every(seconds) {
+    const tick = () => { if (!paused && !document.hidden) refresh(); };
+    setInterval(tick, seconds * 1000);
+    document.addEventListener("visibilitychange", tick);
+  }
+
+  function pause() {
+    paused = !paused;
+    document.documentElement.classList.toggle("paused", paused);
+    document.querySelectorAll("[data-pause]").forEach((one) => { one.textContent = paused ? "Go on" : "Pause"; });
+    document.dispatchEvent(new Event("paused"));
+  }
+
+  // What a person copies: ids and new tokens.
+  function copies(within) {
+    if (!navigator.clipboard) return;
+    within.querySelectorAll("[data-copy]").forEach((one) => {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.className = "quiet copy";
+      button.textContent = "Copy";
+      button.addEventListener("click", async () => {
+        await navigator.clipboard.writeText(one.dataset.copy);
+        button.textContent = "Copied";
+      });
+      one.append(button);
+    });
+  }
+
+  // Keys.
+  let before = "";
+  const rows = () => [...document.querySelectorAll(".row-link")].filter((one) => one.offsetParent);
+  function step(by) {
+    const all = rows();
+    if (!all.length) return;
+    const at = all.indexOf(document.activeElement);
+    const next = all[Math.min(Math.max(at + by, 0), all.length - 1)];
+    next.focus();
+    next.scrollIntoView({ block: "nearest" });
+  }
+  document.addEventListener("keydown", (event) => {
+    const field = event.target.closest("input, textarea, select");
+    if (field && field.matches("[data-send]") && event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+      event.preventDefault();
+      if (field.value.trim()) field.form.requestSubmit();
+      return;
+    }
+    if (field || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (before === "g") {
+      before = "";
+      const link = document.querySelector(`[data-key="g${event.key}"]`);
+      if (link) link.click();
+      return;
+    }
+    before = "";
+    if (event.key === "g") before = "g";
+    else if (event.key === "j") step(1);
+    else if (event.key === "k") step(-1);
+    else if (event.key === "p" && (body.dataset.live || body.dataset.refresh)) pause();
+    else if (event.key === "?") document.getElementById("keys").showModal();
+    else if (event.key === "/") {
+      const first = document.querySelector("main input:not([type=hidden]):not([type=radio]), main textarea");
+      if (first) { event.preventDefault(); first.focus(); }
+    }
+  });
+
+  document.querySelectorAll("[data-pause]").forEach((one) => {
+    one.hidden = false;
+    one.addEventListener("click", pause);
+  });
+  copies(document);
+  if (body.dataset.live) follow(body.dataset.live);
+  if (body.dataset.refresh) every(Number(body.dataset.refresh));
+  const field = document.querySelector("[data-send]");
+  if (field && location.hash === "#end") field.focus();
+})();

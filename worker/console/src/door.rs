@@ -1,0 +1,95 @@
+//! The middleware before all pages: finds out who visits, refuses forms of other sites, and makes pages of refusals.
+
+use crate::form::see_other;
+use crate::frame::{Frame, page};
+use crate::refusal::Refusal;
+use crate::visit::{Visit, is_of_this_site};
+use crate::{Console, Outside};
+use askama::Template;
+use axum::extract::{Request, State};
+use axum::http::header::{
+    CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName, HeaderValue, REFERRER_POLICY,
+    SET_COOKIE, X_CONTENT_TYPE_OPTIONS,
+};
+use axum::http::{HeaderMap, Method, StatusCode};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use std::sync::Arc;
+
+/// Everything comes from here, nothing is inline, and no other page may show this one.
+const POLICY: &str = "default-src 'self'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
+    object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'";
+
+#[derive(Template)]
+#[template(path = "refused.html")]
+struct Refused {
+    frame: Frame,
+    status: u16,
+    title: &'static str,
+    detail: String,
+    login: bool,
+}
+
+pub(crate) async fn door(State(console): State<Arc<Console>>, mut request: Request, next: Next) -> Response {
+    let outside = request.extensions_mut().remove::<Outside>().unwrap_or_default();
+    let path = request.uri().path_and_query().map_or("/", |path| path.as_str());
+    let visit = Visit::of(&console, request.headers(), path, outside.0);
+    let looks = matches!(*request.method(), Method::GET | Method::HEAD);
+    let mut response = if !looks && !is_of_this_site(request.headers()) {
+        let detail = "this form does not come from a page of this console; nothing was done";
+        Refusal::new(StatusCode::FORBIDDEN, detail).into_response()
+    } else {
+        request.extensions_mut().insert(visit.clone());
+        next.run(request).await
+    };
+    if let Some(refusal) = response.extensions_mut().remove::<Refusal>() {
+        response = refused(&visit, refusal, looks);
+    }
+    let is_page =
+        response.headers().get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/html"));
+    if is_page && let Some(read) = visit.note_was_read() {
+        response.headers_mut().append(SET_COOKIE, read);
+    }
+    harden(response.headers_mut());
+    response
+}
+
+fn harden(headers: &mut HeaderMap) {
+    let rules = [
+        (CONTENT_SECURITY_POLICY, POLICY),
+        (X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        // With `no-referrer`, forms would say that they come from nowhere.
+        (REFERRER_POLICY, "same-origin"),
+        (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
+        (CACHE_CONTROL, "no-store"),
+    ];
+    for (name, value) in rules {
+        headers.entry(name).or_insert(HeaderValue::from_static(value));
+    }
+}
+
+fn refused(visit: &Visit, refusal: Refusal, looks: bool) -> Response {
+    if refusal.status == StatusCode::UNAUTHORIZED && looks {
+        let query = crate::api::query(&[("next", &visit.here)]);
+        return see_other(&format!("{}/login{query}", visit.base()));
+    }
+    let title = match refusal.status {
+        StatusCode::NOT_FOUND => "There is no such thing",
+        StatusCode::FORBIDDEN => "This is not allowed",
+        StatusCode::UNAUTHORIZED => "Log in first",
+        StatusCode::SERVICE_UNAVAILABLE => "The database does not answer",
+        StatusCode::TOO_MANY_REQUESTS => "Too many requests",
+        status if status.is_client_error() => "This cannot be shown",
+        _ => "Something broke",
+    };
+    let login = refusal.status == StatusCode::UNAUTHORIZED || refusal.status == StatusCode::FORBIDDEN;
+    let mut response = page(&Refused {
+        frame: Frame::bare(visit, title),
+        status: refusal.status.as_u16(),
+        title,
+        detail: refusal.detail,
+        login,
+    });
+    *response.status_mut() = refusal.status;
+    response
+}

@@ -1,0 +1,124 @@
+//! Forms: each carries a word against other sites' forms and one against the second press.
+
+use crate::press::Outcome;
+use crate::refusal::Refusal;
+use crate::seal::random_word;
+use crate::visit::Visit;
+use axum::body::to_bytes;
+use axum::extract::{FromRequest, Request};
+use axum::http::header::{LOCATION, SET_COOKIE};
+use axum::http::{HeaderValue, StatusCode};
+use axum::response::{IntoResponse, Response};
+
+/// The largest form: a message of the API may have as much.
+const FORM_BYTES: usize = 1 << 20;
+
+/// A form that a page of this console sent.
+pub(crate) struct Form {
+    pub visit: Visit,
+    path: String,
+    pairs: Vec<(String, String)>,
+}
+
+impl<S: Send + Sync> FromRequest<S> for Form {
+    type Rejection = Refusal;
+
+    async fn from_request(request: Request, _: &S) -> Result<Form, Refusal> {
+        let visit = request.extensions().get::<Visit>().cloned();
+        let visit = visit.ok_or_else(|| Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "no visitor"))?;
+        let path = request.uri().path().to_owned();
+        let body = to_bytes(request.into_body(), FORM_BYTES).await;
+        let body =
+            body.map_err(|_| Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, "the form has more than 1 MiB"))?;
+        let pairs = form_urlencoded::parse(&body).into_owned().collect();
+        let form = Form { visit, path, pairs };
+        if !form.visit.knows(form.get("word")) {
+            let detail = "the page was opened before the server started, or under another login: nothing was done. \
+                Open it again and press once more";
+            return Err(Refusal::new(StatusCode::FORBIDDEN, detail));
+        }
+        Ok(form)
+    }
+}
+
+impl Form {
+    /// A field, or an empty text.
+    pub fn get(&self, name: &str) -> &str {
+        self.pairs.iter().find(|(own, _)| own == name).map_or("", |(_, value)| value)
+    }
+
+    /// A field that was filled in.
+    pub fn filled(&self, name: &str) -> Option<String> {
+        let value = self.get(name).trim().replace("\r\n", "\n");
+        (!value.is_empty()).then_some(value)
+    }
+
+    /// The key under which the API knows this press.
+    pub fn key(&self) -> String {
+        format!("console-{}", self.get("press"))
+    }
+
+    /// Does what the form asks for once, and leads to where its outcome is seen. What the API refuses because things have
+    /// changed meanwhile is said on the page at `back`.
+    pub async fn act(
+        &self,
+        back: &str,
+        act: impl Future<Output = Result<Outcome, Refusal>>,
+    ) -> Result<Response, Refusal> {
+        let press = self.get("press");
+        let press = if press.is_empty() { random_word() } else { press.to_owned() };
+        let done = self.visit.console.presses.once(format!("{press} {}", self.path), act).await;
+        match done {
+            Ok(outcome) => Ok(self.lead(&outcome)),
+            Err(refusal) if is_of_the_moment(refusal.status) => {
+                let said = format!("Nothing was done: {}", refusal.detail);
+                Ok(self.lead(&Outcome { to: back.to_owned(), said, went_well: false }))
+            }
+            Err(refusal) => Err(refusal),
+        }
+    }
+
+    fn lead(&self, outcome: &Outcome) -> Response {
+        let mut response = see_other(&outcome.to);
+        if !outcome.said.is_empty() {
+            let note = self.visit.leave_note(&outcome.said, outcome.went_well);
+            response.headers_mut().append(SET_COOKIE, note);
+        }
+        response
+    }
+
+    /// Where a form asks to be led back to, if that is a page of this console.
+    pub fn back(&self) -> String {
+        let base = self.visit.base();
+        let asked = self.get("back");
+        let is_ours =
+            asked.strip_prefix(&base).is_some_and(|rest| rest.is_empty() || rest.starts_with(['/', '?']));
+        let is_plain = asked.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'\\');
+        if is_ours && is_plain && !asked.contains("/../") { asked.to_owned() } else { format!("{base}/") }
+    }
+}
+
+/// Whether another state of things would have let the request pass.
+fn is_of_the_moment(status: StatusCode) -> bool {
+    [
+        StatusCode::CONFLICT,
+        StatusCode::BAD_REQUEST,
+        StatusCode::UNPROCESSABLE_ENTITY,
+        StatusCode::TOO_MANY_REQUESTS,
+        StatusCode::SERVICE_UNAVAILABLE,
+    ]
+    .contains(&status)
+}
+
+/// 303: the browser asks for the page with GET, so that going back and loading again repeat no act.
+pub(crate) fn see_other(to: &str) -> Response {
+    let mut response = StatusCode::SEE_OTHER.into_response();
+    let to = HeaderValue::from_str(to).unwrap_or_else(|_| HeaderValue::from_static("/"));
+    response.headers_mut().insert(LOCATION, to);
+    response
+}
+
+/// An act that went well.
+pub(crate) fn done(to: impl Into<String>, said: impl Into<String>) -> Outcome {
+    Outcome { to: to.into(), said: said.into(), went_well: true }
+}

@@ -1,0 +1,141 @@
+//! Outgoing messages, and the mail that came in.
+
+use crate::api::{part, query};
+use crate::form::{Form, done};
+use crate::frame::{Frame, Nav, page};
+use crate::model::{Delivery, List, Mail};
+use crate::refusal::Refusal;
+use crate::text::{Badge, badge, short};
+use crate::visit::Visit;
+use askama::Template;
+use axum::extract::{Path, Query};
+use axum::response::Response;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+const STATUSES: [&str; 6] = ["waiting", "uncertain", "failed", "expired", "sending", "sent"];
+
+#[derive(Template)]
+#[template(path = "deliveries.html")]
+struct Deliveries {
+    frame: Frame,
+    asked: Asked,
+    chips: Vec<(Option<Badge>, String, bool)>,
+    items: Vec<Delivery>,
+    next: String,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Asked {
+    status: String,
+    channel: String,
+    cursor: String,
+}
+
+pub(crate) async fn list(visit: Visit, Query(asked): Query<Asked>) -> Result<Response, Refusal> {
+    let mut frame = Frame::of(&visit, Nav::Deliveries, "Deliveries").await?;
+    if asked.cursor.is_empty() {
+        frame.refresh_s = 5;
+    }
+    let link = |status: &str, cursor: &str| {
+        query(&[("status", status), ("channel", asked.channel.trim()), ("cursor", cursor)])
+    };
+    let found: List<Delivery> =
+        visit.api.get(&format!("/v1/deliveries{}", link(&asked.status, &asked.cursor))).await?;
+    let all = (None, link("", ""), asked.status.is_empty());
+    let one = |status: &&'static str| (Some(badge(status)), link(status, ""), asked.status == *status);
+    let chips = std::iter::once(all).chain(STATUSES.iter().map(one)).collect();
+    let next = found.next();
+    let next = if next.is_empty() { next } else { link(&asked.status, &next) };
+    Ok(page(&Deliveries { frame, chips, items: found.items, next, asked }))
+}
+
+#[derive(Template)]
+#[template(path = "delivery.html")]
+struct DeliveryPage {
+    frame: Frame,
+    one: Delivery,
+    /// The parts of the message, as text.
+    parts: Vec<(String, String)>,
+    receipt: String,
+    undelivered: String,
+}
+
+pub(crate) async fn show(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusal> {
+    let mut frame = Frame::of(&visit, Nav::Deliveries, short(&id)).await?;
+    frame.refresh_s = 5;
+    let one: Delivery = visit.api.get(&format!("/v1/deliveries/{}", part(&id))).await?;
+    let parts = match &one.content {
+        Some(Value::Object(fields)) => {
+            fields.iter().map(|(name, value)| (name.clone(), said(value))).collect()
+        }
+        Some(other) => vec![("content".to_owned(), said(other))],
+        None => Vec::new(),
+    };
+    let receipt = one.receipt.as_ref().map(|receipt| format!("{receipt:#}")).unwrap_or_default();
+    let is_empty = one.undelivered.as_array().is_none_or(Vec::is_empty);
+    let undelivered = if is_empty { String::new() } else { format!("{:#}", one.undelivered) };
+    Ok(page(&DeliveryPage { frame, parts, receipt, undelivered, one }))
+}
+
+/// A value of a message as a person reads it.
+fn said(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        Value::Array(list) if list.iter().all(Value::is_string) => {
+            list.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(", ")
+        }
+        Value::Null => String::new(),
+        other => format!("{other:#}"),
+    }
+}
+
+pub(crate) async fn resend(Path(id): Path<String>, form: Form) -> Result<Response, Refusal> {
+    let back = match form.get("back") {
+        "" => format!("{}/deliveries/{}", form.visit.base(), part(&id)),
+        _ => form.back(),
+    };
+    let body = form.filled("reason").map_or_else(|| json!({}), |reason| json!({"reason": reason}));
+    form.act(&back, async {
+        form.visit.api.post(&format!("/v1/deliveries/{}/resend", part(&id)), &body, None).await?;
+        Ok(done(&back, "The message is sent again, under its id."))
+    })
+    .await
+}
+
+#[derive(Template)]
+#[template(path = "mails.html")]
+struct Mails {
+    frame: Frame,
+    only_dropped: bool,
+    items: Vec<Mail>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct AskedMails {
+    dropped: String,
+}
+
+impl Mail {
+    fn badge(&self) -> Badge {
+        badge(if self.dropped.is_some() {
+            "dropped"
+        } else if self.joined {
+            "joined"
+        } else {
+            "created"
+        })
+    }
+}
+
+pub(crate) async fn mails(visit: Visit, Query(asked): Query<AskedMails>) -> Result<Response, Refusal> {
+    let frame = Frame::of(&visit, Nav::Mails, "Mails").await?;
+    let only_dropped = asked.dropped == "true";
+    let found: List<Mail> = visit
+        .api
+        .get(&format!("/v1/mails?limit=100{}", if only_dropped { "&dropped=true" } else { "" }))
+        .await?;
+    Ok(page(&Mails { frame, only_dropped, items: found.items }))
+}

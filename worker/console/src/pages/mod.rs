@@ -1,0 +1,53 @@
+//! The pages. Each asks the API for what it shows; each act is a form that leads to the page that shows its outcome.
+
+mod act;
+mod audit;
+mod chat;
+mod compare;
+mod deliveries;
+mod door;
+mod overview;
+mod queue;
+mod schedules;
+mod session;
+mod sessions;
+mod tokens;
+
+use crate::{Console, ROOT, assets};
+use axum::Router;
+use axum::routing::{get, post};
+use std::sync::Arc;
+
+/// All pages, below [`ROOT`].
+pub(crate) fn router() -> Router<Arc<Console>> {
+    let pages = Router::new()
+        .route("/", get(overview::show))
+        .route("/assets/{name}", get(assets::serve))
+        .route("/login", get(door::login_page).post(door::login))
+        .route("/logout", post(door::logout))
+        .route("/theme", post(door::theme))
+        .route("/space", post(door::space))
+        .route("/sessions", get(sessions::list))
+        .route("/sessions/{id}", get(session::show))
+        .route("/sessions/{id}/stream", get(session::stream))
+        .route("/sessions/{id}/fork", get(session::fork_page).post(act::fork))
+        .route("/sessions/{id}/messages", post(act::message))
+        .route("/sessions/{id}/resolve", post(act::resolve))
+        .route("/sessions/{id}/{verb}", post(act::steer))
+        .route("/chat", get(chat::list).post(chat::begin))
+        .route("/chat/{conversation}", get(chat::show).post(chat::say))
+        .route("/deliveries", get(deliveries::list))
+        .route("/deliveries/{id}", get(deliveries::show))
+        .route("/deliveries/{id}/resend", post(deliveries::resend))
+        .route("/schedules", get(schedules::list))
+        .route("/schedules/{id}", get(schedules::show))
+        .route("/schedules/{id}/{verb}", post(schedules::steer))
+        .route("/mails", get(deliveries::mails))
+        .route("/queue", get(queue::show))
+        .route("/audit", get(audit::show))
+        .route("/tokens", get(tokens::list).post(tokens::create))
+        .route("/tokens/{id}/revoke", post(tokens::revoke))
+        .route("/compare", get(compare::show))
+        .fallback(door::no_page);
+    Router::new().nest(&format!("{ROOT}/"), pages.clone()).route(ROOT, get(overview::show))
+}

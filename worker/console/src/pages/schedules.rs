@@ -1,0 +1,63 @@
+//! Schedules: when each fires next, and what became of its last firings.
+
+use crate::api::part;
+use crate::form::{Form, done};
+use crate::frame::{Frame, Nav, page};
+use crate::model::{Firing, List, Schedule};
+use crate::refusal::Refusal;
+use crate::text::Moment;
+use crate::visit::Visit;
+use askama::Template;
+use axum::extract::Path;
+use axum::http::StatusCode;
+use axum::response::Response;
+use serde_json::json;
+
+#[derive(Template)]
+#[template(path = "schedules.html")]
+struct Schedules {
+    frame: Frame,
+    items: Vec<Schedule>,
+}
+
+#[derive(Template)]
+#[template(path = "schedule.html")]
+struct SchedulePage {
+    frame: Frame,
+    schedule: Schedule,
+    next: Vec<Moment>,
+    firings: Vec<Firing>,
+}
+
+pub(crate) async fn list(visit: Visit) -> Result<Response, Refusal> {
+    let frame = Frame::of(&visit, Nav::Schedules, "Schedules").await?;
+    let found: List<Schedule> = visit.api.get("/v1/schedules").await?;
+    Ok(page(&Schedules { frame, items: found.items }))
+}
+
+pub(crate) async fn show(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusal> {
+    let path = format!("/v1/schedules/{}", part(&id));
+    let schedule: Schedule = visit.api.get(&path).await?;
+    let next: serde_json::Value = visit.api.get(&format!("{path}/next?count=5")).await?;
+    let next = serde_json::from_value(next["items"].clone()).unwrap_or_default();
+    let firings: List<Firing> = visit.api.get(&format!("{path}/firings?limit=50")).await?;
+    let mut frame = Frame::of(&visit, Nav::Schedules, schedule.name.clone()).await?;
+    frame.refresh_s = 10;
+    Ok(page(&SchedulePage { frame, schedule, next, firings: firings.items }))
+}
+
+pub(crate) async fn steer(Path((id, verb)): Path<(String, String)>, form: Form) -> Result<Response, Refusal> {
+    let said = match verb.as_str() {
+        "pause" => "The schedule is paused.",
+        "resume" => "The schedule goes on.",
+        "trigger" => "The schedule has fired.",
+        _ => return Err(Refusal::new(StatusCode::NOT_FOUND, "a schedule has no such button")),
+    };
+    let back = format!("{}/schedules/{}", form.visit.base(), part(&id));
+    form.act(&back, async {
+        let body = if verb == "trigger" { json!({"client_key": form.key()}) } else { json!({}) };
+        form.visit.api.post(&format!("/v1/schedules/{}/{verb}", part(&id)), &body, None).await?;
+        Ok(done(&back, said))
+    })
+    .await
+}

@@ -1,0 +1,298 @@
+//! A session: what happened, why, and what a person can do about it.
+
+mod transcript;
+
+pub(super) use transcript::{Block, Said, said};
+
+use crate::api::{part, query};
+use crate::draw::{Bars, Waterfall};
+use crate::frame::{Frame, Nav, page};
+use crate::model::{Branch, Delivery, Detail, Event, List, Message};
+use crate::refusal::Refusal;
+use crate::text::{count, dollars};
+use crate::visit::Visit;
+use askama::Template;
+use axum::extract::{Path, Query};
+use axum::http::HeaderMap;
+use axum::response::Response;
+use chrono::Utc;
+use serde::Deserialize;
+use serde_json::Value;
+
+/// How many messages a page shows.
+const MESSAGES: i64 = 50;
+/// How many entries of the journal are drawn, and how many are listed.
+const DRAWN: i64 = 500;
+const LISTED: i64 = 100;
+
+#[derive(Template)]
+#[template(path = "session.html")]
+struct SessionPage {
+    frame: Frame,
+    one: Detail,
+    tab: Tab,
+    said: Vec<Said>,
+    /// Links to older and newer messages.
+    older: String,
+    is_newest: bool,
+    /// The calls and deliveries whose end is unknown.
+    uncertain: Vec<Uncertain>,
+    fall: Option<Waterfall>,
+    bars: Option<Bars>,
+    context: Option<Context>,
+    tree: Vec<Branch>,
+    entries: Vec<Event>,
+    next_entries: String,
+    state: String,
+}
+
+struct Uncertain {
+    kind: &'static str,
+    field: &'static str,
+    id: String,
+    name: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Tab {
+    Transcript,
+    Timeline,
+    Effects,
+    Context,
+    Forks,
+    Journal,
+}
+
+impl Tab {
+    const ALL: [(Tab, &'static str, &'static str); 6] = [
+        (Tab::Transcript, "", "Transcript"),
+        (Tab::Timeline, "timeline", "Timeline"),
+        (Tab::Effects, "effects", "Effects"),
+        (Tab::Context, "context", "Context"),
+        (Tab::Forks, "forks", "Forks"),
+        (Tab::Journal, "journal", "Journal"),
+    ];
+
+    fn of(word: &str) -> Tab {
+        Tab::ALL.iter().find(|(_, name, _)| *name == word).map_or(Tab::Transcript, |(tab, ..)| *tab)
+    }
+}
+
+impl SessionPage {
+    fn tabs(&self) -> [(Tab, &'static str, &'static str); 6] {
+        Tab::ALL
+    }
+
+    /// Forks, without the session itself.
+    fn has_kin(&self) -> bool {
+        self.tree.len() > 1
+    }
+}
+
+/// What the next model call would see.
+#[derive(Deserialize)]
+struct Context {
+    model: String,
+    window_tokens: i64,
+    messages: i64,
+    bytes: i64,
+    tokens: i64,
+    #[serde(default)]
+    compaction_due: bool,
+    #[serde(default)]
+    rebase: Value,
+    #[serde(default)]
+    system: String,
+    tools: Vec<Value>,
+    strategies: Vec<Outlook>,
+}
+
+#[derive(Deserialize)]
+struct Outlook {
+    strategy: String,
+    current: bool,
+    messages: i64,
+    tokens: i64,
+    window_percent: f64,
+    cost_micros: i64,
+    cached_cost_micros: i64,
+}
+
+impl Context {
+    /// The share of the window, as the width of a bar in an SVG of 600.
+    fn fill(&self) -> String {
+        format!("{:.1}", (self.tokens as f64 * 600.0 / self.window_tokens.max(1) as f64).clamp(2.0, 600.0))
+    }
+
+    fn percent(&self) -> String {
+        format!("{:.1} %", self.tokens as f64 * 100.0 / self.window_tokens.max(1) as f64)
+    }
+
+    fn tool_names(&self) -> String {
+        self.tools.iter().filter_map(|tool| tool["name"].as_str()).collect::<Vec<_>>().join(", ")
+    }
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Asked {
+    tab: String,
+    before: String,
+    after: String,
+}
+
+pub(crate) async fn show(
+    visit: Visit,
+    Path(id): Path<String>,
+    Query(asked): Query<Asked>,
+) -> Result<Response, Refusal> {
+    let path = format!("/v1/sessions/{}", part(&id));
+    let tab = Tab::of(&asked.tab);
+    let one: Detail = visit.api.get(&path).await?;
+    let mut frame = Frame::of(&visit, Nav::Sessions, one.session.conversation_id.clone()).await?;
+    let base = frame.base.clone();
+    let newest: List<Event> = visit.api.get(&format!("{path}/events?newest=true&limit=1")).await?;
+    let last_seq = newest.items.last().map_or(0, |event| event.seq);
+    if asked.before.is_empty() && asked.after.is_empty() {
+        frame.live = format!("{base}/sessions/{}/stream?after={last_seq}", part(&id));
+    }
+    let mut shown = SessionPage {
+        uncertain: uncertain(&one),
+        said: Vec::new(),
+        older: String::new(),
+        is_newest: asked.before.is_empty(),
+        fall: None,
+        bars: None,
+        context: None,
+        tree: Vec::new(),
+        entries: Vec::new(),
+        next_entries: String::new(),
+        state: String::new(),
+        tab,
+        frame,
+        one,
+    };
+    match tab {
+        Tab::Transcript => {
+            let pages = query(&[("cursor", &asked.before), ("limit", &MESSAGES.to_string())]);
+            let messages: List<Message> = visit.api.get(&format!("{path}/messages{pages}")).await?;
+            let next = messages.next();
+            if !next.is_empty() {
+                shown.older = query(&[("before", &next)]);
+            }
+            shown.said = said(messages.items);
+        }
+        Tab::Timeline => {
+            let events: List<Event> =
+                visit.api.get(&format!("{path}/events?newest=true&limit={DRAWN}")).await?;
+            shown.fall = Some(Waterfall::of(&events.items, Utc::now()));
+            shown.bars = (!shown.one.steps.is_empty()).then(|| tokens(&shown.one));
+        }
+        Tab::Effects => {}
+        Tab::Context => {
+            shown.context = Some(visit.api.get(&format!("{path}/context")).await?);
+            shown.state = format!("{:#}", shown.one.session.state);
+        }
+        Tab::Forks => {
+            shown.tree = visit.api.get::<List<Branch>>(&format!("{path}/tree")).await?.items;
+        }
+        Tab::Journal => {
+            let pages = match asked.after.as_str() {
+                "" => format!("?newest=true&limit={LISTED}"),
+                after => query(&[("cursor", after), ("limit", &LISTED.to_string())]),
+            };
+            let events: List<Event> = visit.api.get(&format!("{path}/events{pages}")).await?;
+            shown.next_entries = events.next();
+            shown.entries = events.items;
+        }
+    }
+    Ok(page(&shown))
+}
+
+/// Tokens of each of the latest steps.
+fn tokens(one: &Detail) -> Bars {
+    let bar = |step: &crate::model::Step| {
+        let usage = &step.usage;
+        let fresh = (usage.input_tokens - usage.cached_tokens).max(0) as f64;
+        let title = format!(
+            "Step {}: {} in, {} of them cached, {} out, {}",
+            step.step_number,
+            count(usage.input_tokens),
+            count(usage.cached_tokens),
+            count(usage.output_tokens),
+            dollars(usage.cost_micros)
+        );
+        let parts = vec![
+            ("cached", usage.cached_tokens as f64),
+            ("fresh", fresh),
+            ("out", usage.output_tokens as f64),
+        ];
+        (title, parts)
+    };
+    Bars::of(one.steps.iter().map(bar).collect())
+}
+
+fn uncertain(one: &Detail) -> Vec<Uncertain> {
+    let calls = one.tool_calls.iter().filter(|call| call.status == "uncertain").map(|call| Uncertain {
+        kind: "Tool call",
+        field: "call_id",
+        id: call.call_id.clone(),
+        name: call.name.clone(),
+    });
+    let deliveries = one.deliveries.iter().filter(|one| one.is_uncertain()).map(|one: &Delivery| Uncertain {
+        kind: "Delivery",
+        field: "delivery_id",
+        id: one.delivery_id.clone(),
+        name: one.channel.clone(),
+    });
+    calls.chain(deliveries).collect()
+}
+
+/// The journal as it grows, for the script of the page.
+pub(crate) async fn stream(
+    visit: Visit,
+    Path(id): Path<String>,
+    Query(asked): Query<Asked>,
+    headers: HeaderMap,
+) -> Result<Response, Refusal> {
+    let path = format!("/v1/sessions/{}/stream{}", part(&id), query(&[("after", &asked.after)]));
+    visit.api.stream(&path, headers.get("last-event-id")).await
+}
+
+#[derive(Template)]
+#[template(path = "fork.html")]
+struct ForkPage {
+    frame: Frame,
+    one: Detail,
+    at: String,
+    /// The user's message that may be edited.
+    text: Option<String>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct At {
+    at: String,
+}
+
+/// The form of a fork, at a message whose text may be edited.
+pub(crate) async fn fork_page(
+    visit: Visit,
+    Path(id): Path<String>,
+    Query(At { at }): Query<At>,
+) -> Result<Response, Refusal> {
+    let path = format!("/v1/sessions/{}", part(&id));
+    let one: Detail = visit.api.get(&path).await?;
+    let number: Option<i64> = at.parse().ok();
+    let text = match number {
+        Some(number) => {
+            let found = format!("{path}/messages?cursor={}&limit=1", number.saturating_add(1));
+            let found: List<Message> = visit.api.get(&found).await?;
+            let own = found.items.into_iter().find(|message| message.message_number == number);
+            own.filter(|message| message.role == "user").map(|message| message.text)
+        }
+        None => None,
+    };
+    let frame = Frame::of(&visit, Nav::Sessions, "Fork").await?;
+    Ok(page(&ForkPage { frame, one, at, text }))
+}

@@ -1,0 +1,275 @@
+//! One request of a browser: who looks, in which theme, and what the last act left to say.
+
+use crate::Console;
+use crate::api::Api;
+use crate::refusal::Refusal;
+use crate::seal::random_word;
+use axum::extract::FromRequestParts;
+use axum::http::header::{COOKIE, HOST, HeaderValue, ORIGIN};
+use axum::http::request::Parts;
+use axum::http::uri::Authority;
+use axum::http::{Extensions, HeaderMap, StatusCode};
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+/// Over TLS a browser takes a cookie of this name only from this very host.
+const SECURE: &str = "__Host-wakeful";
+/// On this machine there is no TLS.
+const LOCAL: &str = "wakeful_local";
+const NOTE: &str = "wakeful_note";
+pub(crate) const THEME: &str = "wakeful_theme";
+pub(crate) const SPACE: &str = "wakeful_space";
+/// What the forms of a server without logins carry.
+const NO_LOGIN: &str = "this machine";
+
+/// What the cookie of a login holds.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Login {
+    pub token: String,
+    /// The forms of this login carry a word that is made of this.
+    pub id: String,
+}
+
+impl Login {
+    pub fn new(token: &str) -> Login {
+        Login { token: token.to_owned(), id: random_word() }
+    }
+}
+
+/// What the next page says about the last act.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Note {
+    pub said: String,
+    pub went_well: bool,
+}
+
+/// One request of a browser.
+#[derive(Clone)]
+pub(crate) struct Visit {
+    pub console: Arc<Console>,
+    pub api: Api,
+    pub login: Option<Login>,
+    pub note: Option<Note>,
+    /// `light`, `dark`, or empty for the system's own.
+    pub theme: &'static str,
+    /// The path and query of this page, as the browser has them.
+    pub here: String,
+    transport: Transport,
+}
+
+/// How the browser reaches the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Transport {
+    Tls,
+    ThisMachine,
+    Bare,
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for Visit {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Visit, Refusal> {
+        let visit = parts.extensions.get::<Visit>().cloned();
+        visit.ok_or_else(|| Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "the page has no visitor"))
+    }
+}
+
+impl Visit {
+    pub fn of(console: &Arc<Console>, headers: &HeaderMap, path: &str, outside: Extensions) -> Visit {
+        let transport = transport(headers);
+        let sealed = |name: &str| cookie(headers, name).and_then(|text| console.seal.open(name, text));
+        let login: Option<Login> = sealed(SECURE).or_else(|| match transport {
+            Transport::ThisMachine => sealed(LOCAL),
+            Transport::Tls | Transport::Bare => None,
+        });
+        let note = cookie(headers, NOTE).and_then(|text| console.seal.open(NOTE, text));
+        let space = cookie(headers, SPACE).filter(|space| !space.is_empty()).map(str::to_owned);
+        let mut api = Api::new(console.api.clone(), headers, outside);
+        if let Some(login) = &login {
+            api = api.under(&login.token);
+        }
+        if let Some(space) = &space {
+            api = api.in_space(space);
+        }
+        Visit {
+            console: Arc::clone(console),
+            api,
+            note,
+            theme: theme(cookie(headers, THEME).unwrap_or_default()),
+            here: format!("{}{path}", console.settings.base_path),
+            transport,
+            login,
+        }
+    }
+
+    /// Where the console's pages are, as the browser has it.
+    pub fn base(&self) -> String {
+        format!("{}{}", self.console.settings.base_path, crate::ROOT)
+    }
+
+    /// The word that forms of this visitor carry.
+    pub fn word(&self) -> String {
+        self.console.seal.form_word(self.login_id())
+    }
+
+    pub fn knows(&self, word: &str) -> bool {
+        self.console.seal.knows(self.login_id(), word)
+    }
+
+    fn login_id(&self) -> &str {
+        self.login.as_ref().map_or(NO_LOGIN, |login| &login.id)
+    }
+
+    /// The cookie of a new login.
+    ///
+    /// # Errors
+    /// 403 if everybody on the way could read it.
+    pub fn log_in(&self, login: &Login) -> Result<HeaderValue, Refusal> {
+        let (name, more) = match self.transport {
+            Transport::Tls => (SECURE, "; Secure"),
+            Transport::ThisMachine => (LOCAL, ""),
+            Transport::Bare => {
+                let detail = "a token is typed in over https, or on the server's own machine (an SSH tunnel will do): \
+                    on this connection everybody on the way could read it";
+                return Err(Refusal::new(StatusCode::FORBIDDEN, detail));
+            }
+        };
+        let sealed = self.console.seal.seal(name, login).unwrap_or_default();
+        Ok(cookie_header(name, &sealed, "; HttpOnly; SameSite=Strict", more))
+    }
+
+    /// The cookies that end a login.
+    pub fn log_out(&self) -> [HeaderValue; 3] {
+        [(SECURE, "; Secure"), (LOCAL, ""), (SPACE, "")].map(|(name, more)| gone(name, more))
+    }
+
+    /// The cookie with what the next page says.
+    pub fn leave_note(&self, said: &str, went_well: bool) -> HeaderValue {
+        let note = Note { said: said.chars().take(500).collect(), went_well };
+        let sealed = self.console.seal.seal(NOTE, &note).unwrap_or_default();
+        cookie_header(NOTE, &sealed, "; HttpOnly; SameSite=Strict; Max-Age=60", "")
+    }
+
+    /// The cookie that forgets the note, once it was shown.
+    pub fn note_was_read(&self) -> Option<HeaderValue> {
+        self.note.as_ref().map(|_| gone(NOTE, ""))
+    }
+}
+
+/// A cookie that is kept for a year and holds no secret.
+pub(crate) fn kept(name: &str, value: &str) -> HeaderValue {
+    cookie_header(name, value, "; HttpOnly; SameSite=Strict; Max-Age=31536000", "")
+}
+
+fn gone(name: &str, more: &str) -> HeaderValue {
+    cookie_header(name, "", "; HttpOnly; SameSite=Strict; Max-Age=0", more)
+}
+
+fn cookie_header(name: &str, value: &str, rules: &str, more: &str) -> HeaderValue {
+    HeaderValue::from_str(&format!("{name}={value}; Path=/{rules}{more}"))
+        .unwrap_or_else(|_| HeaderValue::from_static("wakeful_note=; Path=/; Max-Age=0"))
+}
+
+fn theme(word: &str) -> &'static str {
+    match word {
+        "light" => "light",
+        "dark" => "dark",
+        _ => "",
+    }
+}
+
+fn cookie<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    let pairs = headers.get_all(COOKIE).iter().filter_map(|value| value.to_str().ok());
+    pairs
+        .flat_map(|pairs| pairs.split(';'))
+        .filter_map(|pair| pair.trim().split_once('='))
+        .find(|(own, _)| *own == name)
+        .map(|(_, value)| value)
+}
+
+fn header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    headers.get(name).and_then(|value| value.to_str().ok())
+}
+
+fn transport(headers: &HeaderMap) -> Transport {
+    // A browser says in `Origin` what it sees, whatever the proxy in between says.
+    let by_origin = header(headers, ORIGIN.as_str()).is_some_and(|origin| origin.starts_with("https://"));
+    let by_proxy = header(headers, "x-forwarded-proto").is_some_and(|proto| proto.starts_with("https"));
+    if by_origin || by_proxy {
+        return Transport::Tls;
+    }
+    let host = header(headers, HOST.as_str()).and_then(|host| host.parse::<Authority>().ok());
+    let is_local = host.is_some_and(|host| {
+        let host = host.host().trim_start_matches('[').trim_end_matches(']');
+        host.eq_ignore_ascii_case("localhost")
+            || host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
+    });
+    if is_local { Transport::ThisMachine } else { Transport::Bare }
+}
+
+/// Whether a page of this console sent a form, by what the browser itself says.
+pub(crate) fn is_of_this_site(headers: &HeaderMap) -> bool {
+    if let Some(site) = header(headers, "sec-fetch-site") {
+        return site == "same-origin";
+    }
+    let Some((_, from)) = header(headers, ORIGIN.as_str()).and_then(|origin| origin.split_once("://")) else {
+        return false;
+    };
+    [HOST.as_str(), "x-forwarded-host"].iter().any(|name| header(headers, name) == Some(from))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
+        let pairs = pairs.iter();
+        pairs.map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect()
+    }
+
+    #[test]
+    fn only_forms_of_this_site_are_taken() {
+        let own = [("host", "127.0.0.1:7070"), ("origin", "http://127.0.0.1:7070")];
+        assert!(is_of_this_site(&headers(&own)));
+        for foreign in ["http://evil.example", "null", "http://127.0.0.1:7071", "https://evil.example:7070"] {
+            assert!(
+                !is_of_this_site(&headers(&[("host", "127.0.0.1:7070"), ("origin", foreign)])),
+                "{foreign}"
+            );
+        }
+        assert!(!is_of_this_site(&headers(&[("host", "127.0.0.1:7070")])));
+        let behind = [("host", "wakeful:7070"), ("origin", "https://ops.example.org")];
+        assert!(!is_of_this_site(&headers(&behind)));
+        let told = [behind[0], behind[1], ("x-forwarded-host", "ops.example.org")];
+        assert!(is_of_this_site(&headers(&told)));
+        for (site, taken) in
+            [("same-origin", true), ("same-site", false), ("cross-site", false), ("none", false)]
+        {
+            let said = [behind[0], behind[1], ("sec-fetch-site", site)];
+            assert_eq!(is_of_this_site(&headers(&said)), taken, "{site}");
+        }
+    }
+
+    #[test]
+    fn a_token_is_taken_over_tls_or_on_this_machine() {
+        for (pairs, expected) in [
+            (&[("host", "127.0.0.1:7070")][..], Transport::ThisMachine),
+            (&[("host", "[::1]:7070")], Transport::ThisMachine),
+            (&[("host", "localhost")], Transport::ThisMachine),
+            (&[("host", "ops.example.org")], Transport::Bare),
+            (&[("host", "localhost.evil.example")], Transport::Bare),
+            (&[("host", "ops.example.org"), ("x-forwarded-proto", "https")], Transport::Tls),
+            (&[("host", "ops.example.org"), ("origin", "https://ops.example.org")], Transport::Tls),
+            (&[], Transport::Bare),
+        ] {
+            assert_eq!(transport(&headers(pairs)), expected, "{pairs:?}");
+        }
+    }
+
+    #[test]
+    fn a_cookie_is_found_among_others() {
+        let sent = headers(&[("cookie", "a=1; wakeful_theme=dark;b=2")]);
+        assert_eq!(cookie(&sent, THEME), Some("dark"));
+        assert_eq!(cookie(&sent, "theme"), None);
+    }
+}

@@ -1,0 +1,248 @@
+//! Batches: make, preview, list, pause, resume, cancel. See [`wakeful_store::batch`].
+
+use super::sessions::{Answer, limit, next_page, page};
+use super::steer::REASON_BYTES;
+use crate::access::Caller;
+use crate::body::{Id, check_text, idempotency_key, parse};
+use crate::problem::Problem;
+use crate::search::{Refused, Search};
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::rejection::{BytesRejection, QueryRejection};
+use axum::extract::{Query, State};
+use axum::http::{HeaderMap, StatusCode};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use wakeful_engine::ctx::Ctx;
+use wakeful_store::batch::{Batch, Chosen, NewBatch, Steer, Verb};
+use wakeful_store::fork::Model;
+use wakeful_store::session::SessionFilter;
+
+/// Members a second, if nothing else is said.
+pub const RATE: f64 = 20.0;
+/// The highest rate.
+const RATE_LIMIT: f64 = 1000.0;
+/// The most members that are tried dry.
+const PROVE_LIMIT: i32 = 1000;
+/// The most stages of a canary.
+const STAGES: usize = 10;
+
+/// The body of `POST /v1/batches`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Input {
+    pub verb: Verb,
+    pub filter: Option<Search>,
+    pub session_ids: Option<Vec<String>>,
+    pub reason: Option<String>,
+    #[serde(default)]
+    pub dry_run: bool,
+    pub rate: Option<f64>,
+    pub prove: Option<i32>,
+    pub model: Option<String>,
+    pub canary: Option<Vec<i32>>,
+    pub stop_share: Option<f64>,
+    pub client_key: Option<String>,
+}
+
+impl Input {
+    /// Checks what the command line and the API check alike, and makes the batch of it. `filter` is that of `self.filter`, or what
+    /// the caller reaches. `model` is the known model that is named.
+    ///
+    /// # Errors
+    /// A sentence that says what is wrong.
+    pub fn batch(
+        &self,
+        space_id: Option<String>,
+        filter: SessionFilter,
+        model: Option<Model>,
+    ) -> Result<NewBatch, Refused> {
+        let wrong = |said: &str| Err(Refused::Wrong(said.to_owned()));
+        let chosen = match (&self.filter, &self.session_ids) {
+            (Some(search), None) if search.is_empty() => {
+                return wrong("an empty filter would take every session: say which, such as status=failed");
+            }
+            (Some(search), None) if search.cursor.is_some() || search.limit.is_some() => {
+                return wrong("a batch takes all that its filter finds: it has no `cursor` and no `limit`");
+            }
+            (Some(_), None) => Chosen::Filter(Box::new(filter)),
+            (None, Some(ids)) if !ids.is_empty() => {
+                for id in ids {
+                    check_text("session id", Some(id), 256)
+                        .map_err(|problem| Refused::Wrong(problem.to_string()))?;
+                }
+                Chosen::Sessions { ids: ids.clone(), within: Box::new(filter) }
+            }
+            (_, _) => return wrong("one of a filter and sessions' ids is needed"),
+        };
+        let one = self.session_ids.as_ref().is_some_and(|ids| ids.len() == 1);
+        if self.reason.is_none() && !one && !self.dry_run {
+            return wrong("a reason is needed for more than one session: the journal and the audit keep it");
+        }
+        check_text("reason", self.reason.as_deref(), REASON_BYTES)
+            .and(check_text("client_key", self.client_key.as_deref(), 256))
+            .map_err(|problem| Refused::Wrong(problem.to_string()))?;
+        let rate = self.rate.unwrap_or(RATE);
+        if !(rate > 0.0 && rate <= RATE_LIMIT) {
+            return wrong("`rate` is members a second: more than 0, at most 1000");
+        }
+        let prove = self.prove.unwrap_or(0);
+        if !(0..=PROVE_LIMIT).contains(&prove) {
+            return wrong("`prove` is how many sessions are tried dry: at most 1000");
+        }
+        let canary = self.canary.clone().unwrap_or_default();
+        if canary.len() > STAGES || canary.iter().any(|size| *size < 1) {
+            return wrong("`canary` has the sizes of up to 10 stages, each 1 or more, such as 1,10,100");
+        }
+        if self.stop_share.is_some_and(|share| !(0.0..=1.0).contains(&share)) {
+            return wrong("`stop_share` is from 0 to 1: 0.2 stops when more than a fifth fails again");
+        }
+        let only_retry = prove > 0 || self.model.is_some() || !canary.is_empty() || self.stop_share.is_some();
+        if only_retry && self.verb != Verb::Retry {
+            return wrong("`prove`, `model`, `canary` and `stop_share` are for a retry");
+        }
+        if self.model.is_some() && prove == 0 {
+            return wrong("`model` is the one that is asked by dry tries: it needs `prove`");
+        }
+        Ok(NewBatch {
+            space_id,
+            verb: self.verb,
+            chosen,
+            filter: self.shown(),
+            reason: self.reason.clone(),
+            rate,
+            prove,
+            model,
+            canary,
+            stop_share: self.stop_share,
+            client_key: self.client_key.clone(),
+        })
+    }
+
+    /// What was asked for, as it is shown: long lists of ids by their number.
+    fn shown(&self) -> Value {
+        match (&self.filter, &self.session_ids) {
+            (Some(search), _) => json!(search),
+            (None, Some(ids)) if ids.len() <= 100 => json!({"session_ids": ids}),
+            (None, ids) => json!({"session_ids": ids.as_ref().map_or(0, Vec::len)}),
+        }
+    }
+}
+
+/// Makes a batch: 201, or 200 with the first answer. With `dry_run`, says what it would do: 200.
+pub(super) async fn create(
+    State(ctx): State<Arc<Ctx>>,
+    caller: Caller,
+    headers: HeaderMap,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<(StatusCode, Json<Value>), Problem> {
+    let mut input: Input = parse(&body?)?;
+    input.client_key = input.client_key.or(idempotency_key(&headers)?);
+    let search = input.filter.clone().unwrap_or(Search { all: true, ..Search::default() });
+    let filter = search.filter_for(&ctx.store, &caller).await?;
+    let model = match &input.model {
+        Some(model) => Some(crate::fork::known_model(&ctx, model.clone())?),
+        None => None,
+    };
+    let new = input.batch(Some(caller.space().to_owned()), filter, model)?;
+    if input.dry_run {
+        return Ok((StatusCode::OK, Json(json!(ctx.store.preview_batch(&new).await?))));
+    }
+    let (batch, is_duplicate) = ctx.store.create_batch(&new).await?;
+    let status = if is_duplicate { StatusCode::OK } else { StatusCode::CREATED };
+    Ok((status, Json(json!(batch))))
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ListQuery {
+    status: Option<String>,
+    cursor: Option<String>,
+    limit: Option<i64>,
+}
+
+/// Batches, newest first.
+pub(super) async fn list(
+    State(ctx): State<Arc<Ctx>>,
+    caller: Caller,
+    query: Result<Query<ListQuery>, QueryRejection>,
+) -> Answer {
+    let Query(query) = query?;
+    check_text("status", query.status.as_deref(), 256)?;
+    check_text("cursor", query.cursor.as_deref(), 256)?;
+    let limit = limit(query.limit);
+    let items =
+        ctx.store.batches(space(&caller), query.status.as_deref(), query.cursor.as_deref(), limit).await?;
+    let next = next_page(&items, limit, |last| json!(last.batch_id));
+    page(&items, next)
+}
+
+/// Tokens of the whole installation see the batches of the command line too.
+fn space(caller: &Caller) -> Option<&str> {
+    (!caller.everywhere).then(|| caller.space())
+}
+
+/// One batch.
+pub(super) async fn show(
+    State(ctx): State<Arc<Ctx>>,
+    caller: Caller,
+    Id(id): Id,
+) -> Result<Json<Batch>, Problem> {
+    Ok(Json(ctx.store.batch(space(&caller), &id).await?))
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct MembersQuery {
+    outcome: Option<String>,
+    result: Option<String>,
+    cursor: Option<i32>,
+    limit: Option<i64>,
+}
+
+/// A batch's members, in their order.
+pub(super) async fn members(
+    State(ctx): State<Arc<Ctx>>,
+    caller: Caller,
+    Id(id): Id,
+    query: Result<Query<MembersQuery>, QueryRejection>,
+) -> Answer {
+    let Query(query) = query?;
+    check_text("outcome", query.outcome.as_deref(), 256)?;
+    check_text("result", query.result.as_deref(), 256)?;
+    ctx.store.batch(space(&caller), &id).await?;
+    let limit = limit(query.limit);
+    let (outcome, result) = (query.outcome.as_deref(), query.result.as_deref());
+    let items = ctx.store.batch_members(&id, outcome, result, query.cursor, limit).await?;
+    let next = next_page(&items, limit, |last| json!(last.ordinal));
+    page(&items, next)
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Reason {
+    reason: Option<String>,
+}
+
+type Steered = Result<(StatusCode, Json<Batch>), Problem>;
+type Body = Result<Bytes, BytesRejection>;
+
+pub(super) async fn pause(State(ctx): State<Arc<Ctx>>, caller: Caller, Id(id): Id, body: Body) -> Steered {
+    steer(&ctx, &caller, &id, &body?, Steer::Pause).await
+}
+
+pub(super) async fn resume(State(ctx): State<Arc<Ctx>>, caller: Caller, Id(id): Id, body: Body) -> Steered {
+    steer(&ctx, &caller, &id, &body?, Steer::Resume).await
+}
+
+pub(super) async fn cancel(State(ctx): State<Arc<Ctx>>, caller: Caller, Id(id): Id, body: Body) -> Steered {
+    steer(&ctx, &caller, &id, &body?, Steer::Cancel).await
+}
+
+async fn steer(ctx: &Ctx, caller: &Caller, id: &str, body: &[u8], steer: Steer) -> Steered {
+    let given: Reason = if body.is_empty() { Reason::default() } else { parse(body)? };
+    check_text("reason", given.reason.as_deref(), REASON_BYTES)?;
+    let batch = ctx.store.steer_batch(space(caller), id, steer, given.reason.as_deref()).await?;
+    Ok((StatusCode::ACCEPTED, Json(batch)))
+}

@@ -1,0 +1,148 @@
+//! Failed runs in groups: list, show, mute, note. See [`wakeful_store::failure`].
+
+use super::sessions::{Answer, limit, page};
+use super::steer::REASON_BYTES;
+use crate::access::Caller;
+use crate::body::{Id, check_text, parse};
+use crate::problem::Problem;
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::rejection::{BytesRejection, QueryRejection};
+use axum::extract::{Query, State};
+use axum::http::StatusCode;
+use chrono::{DateTime, Utc};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::Duration;
+use wakeful_engine::ctx::Ctx;
+use wakeful_store::failure::{ErrorFilter, ErrorGroup};
+
+/// The longest time that a group is muted for: ten years. Without a time it is muted for good.
+pub const LONGEST_S: u64 = 10 * 366 * 24 * 3600;
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ListQuery {
+    /// `true`, `false` (the default) or `all`.
+    muted: Option<String>,
+    text: Option<String>,
+    kind: Option<String>,
+    since: Option<DateTime<Utc>>,
+    space: Option<String>,
+    cursor: Option<String>,
+    limit: Option<i64>,
+}
+
+/// Groups of failed runs, the newest failure first.
+pub(super) async fn list(
+    State(ctx): State<Arc<Ctx>>,
+    caller: Caller,
+    query: Result<Query<ListQuery>, QueryRejection>,
+) -> Answer {
+    let Query(query) = query?;
+    check_text("text", query.text.as_deref(), 256)?;
+    check_text("kind", query.kind.as_deref(), 256)?;
+    check_text("space", query.space.as_deref(), 256)?;
+    let space = match query.space.as_deref() {
+        Some(asked) if !caller.everywhere && asked != caller.space() => {
+            let said = format!("this token is for the space {} only", caller.space());
+            return Err(Problem::new(StatusCode::FORBIDDEN, said));
+        }
+        Some(asked) => asked,
+        None => caller.space(),
+    };
+    let muted = match query.muted.as_deref() {
+        None | Some("false") => Some(false),
+        Some("true") => Some(true),
+        Some("all") => None,
+        Some(_) => return Err(Problem::bad_request("`muted` is `true`, `false` or `all`")),
+    };
+    let limit = limit(query.limit);
+    let filter = ErrorFilter {
+        space_id: Some(space.to_owned()),
+        muted,
+        text: query.text,
+        kind: query.kind,
+        since: query.since,
+        before: query.cursor.as_deref().map(cursor).transpose()?,
+        limit,
+        ..ErrorFilter::default()
+    };
+    let items = ctx.store.error_groups(&filter).await?;
+    let next = items.last().filter(|_| items.len() as i64 == limit);
+    let next = next.map(|last| format!("{}~{}", last.last_at.timestamp_micros(), last.fingerprint));
+    page(&items, json!(next))
+}
+
+/// The place of the page before: the time in microseconds, and the fingerprint.
+fn cursor(text: &str) -> Result<(DateTime<Utc>, String), Problem> {
+    let parts = text.split_once('~').and_then(|(at, fingerprint)| {
+        let at = DateTime::from_timestamp_micros(at.parse().ok()?)?;
+        (fingerprint.len() <= 16).then(|| (at, fingerprint.to_owned()))
+    });
+    let said = "`cursor` does not belong to this list: give the `next` of the previous page";
+    parts.ok_or_else(|| Problem::bad_request(said))
+}
+
+/// One group, with how many of its sessions are still failed.
+pub(super) async fn show(State(ctx): State<Arc<Ctx>>, caller: Caller, Id(id): Id) -> Answer {
+    let group = ctx.store.error_group(Some(caller.space()), &id).await?;
+    let failed_now = ctx.store.failed_now(Some(caller.space()), &id).await?;
+    Ok(Json(detail(&group, failed_now)))
+}
+
+/// The result of `GET /v1/errors/{id}` and `wakeful errors show`.
+pub fn detail(group: &ErrorGroup, failed_now: i64) -> Value {
+    let mut body = json!(group);
+    body["failed_now"] = json!(failed_now);
+    body
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Mute {
+    reason: Option<String>,
+    for_s: Option<u64>,
+}
+
+/// Mutes a group, or ends that.
+pub(super) async fn mute(
+    State(ctx): State<Arc<Ctx>>,
+    caller: Caller,
+    Id(id): Id,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Json<ErrorGroup>, Problem> {
+    let body = body?;
+    let given: Mute = if body.is_empty() { Mute::default() } else { parse(&body)? };
+    check_text("reason", given.reason.as_deref(), REASON_BYTES)?;
+    if given.for_s.is_some_and(|seconds| seconds > LONGEST_S) {
+        return Err(Problem::bad_request(
+            "`for_s` is at most ten years; without it the group is muted for good",
+        ));
+    }
+    let length = given.for_s.map(Duration::from_secs);
+    ctx.store.mute_errors(Some(caller.space()), &id, length, given.reason.as_deref()).await?;
+    Ok(Json(ctx.store.error_group(Some(caller.space()), &id).await?))
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Note {
+    note: String,
+}
+
+/// Writes the group's note.
+pub(super) async fn note(
+    State(ctx): State<Arc<Ctx>>,
+    caller: Caller,
+    Id(id): Id,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Json<ErrorGroup>, Problem> {
+    let given: Note = parse(&body?)?;
+    if !given.note.is_empty() {
+        check_text("note", Some(&given.note), REASON_BYTES)?;
+    }
+    ctx.store.note_errors(Some(caller.space()), &id, &given.note).await?;
+    Ok(Json(ctx.store.error_group(Some(caller.space()), &id).await?))
+}

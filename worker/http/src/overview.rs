@@ -1,0 +1,85 @@
+//! What an operator looks at first: who asks, what is open or in trouble, the queue and the workers.
+
+use crate::access::{Caller, Who};
+use crate::sessions::Answer;
+use axum::Json;
+use axum::extract::State;
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+use std::time::Duration;
+use tracing::debug;
+use wakeful_engine::ctx::Ctx;
+use wakeful_workflow::access::Reach;
+
+/// How often the queue's depth is written down.
+const SAMPLE_EVERY: Duration = Duration::from_secs(60);
+
+/// What the request's token is.
+pub(super) async fn me(caller: Caller) -> Json<Value> {
+    let (who, name) = match &caller.who {
+        Who::ThisMachine => ("machine", None),
+        Who::Configuration => ("configuration", None),
+        Who::Token { token_id, name } => ("token", Some(name.as_ref().unwrap_or(token_id).clone())),
+        Who::User { user_id, .. } => ("user", Some(user_id.clone())),
+    };
+    Json(json!({
+        "who": who,
+        "name": name,
+        "scope": caller.scope.as_str(),
+        "space_id": caller.space(),
+        "everywhere": caller.everywhere,
+        "agent": caller.reach.agent,
+        "user_id": caller.reach.user_id,
+        "expires_at": caller.expires_at,
+    }))
+}
+
+/// How many sessions are open or in trouble.
+pub(super) async fn show(State(ctx): State<Arc<Ctx>>, caller: Caller) -> Answer {
+    let reach = Reach { space_id: Some(caller.space().to_owned()), ..caller.reach.clone() };
+    let counted = ctx.store.count_sessions(&reach).await?;
+    let of = |status: &str| counted.iter().find(|one| one.status == status).map_or(0, |one| one.count);
+    let sessions: Map<String, Value> = ["queued", "running", "waiting_input", "needs_attention", "failed"]
+        .into_iter()
+        .map(|status| (status.to_owned(), json!(of(status))))
+        .collect();
+    Ok(Json(json!({"sessions": sessions, "counted_to": wakeful_store::overview::COUNTED})))
+}
+
+/// The queue, what it was over the last day, and the gates that are not open.
+pub(super) async fn queue(State(ctx): State<Arc<Ctx>>) -> Answer {
+    let (queues, gates) = (ctx.store.queue_depth().await?, ctx.store.closed_gates().await?);
+    let history = ctx.store.queue_history().await?;
+    Ok(Json(json!({"queues": queues, "gates": gates, "history": history})))
+}
+
+/// The workers of the last day.
+pub(super) async fn workers(State(ctx): State<Arc<Ctx>>) -> Answer {
+    let workers = ctx.store.workers().await?;
+    let silent_after_s = ctx.config.queue.heartbeat.as_secs_f64() * 3.0;
+    let items: Vec<Value> = workers
+        .iter()
+        .map(|worker| {
+            let mut shown = json!(worker);
+            shown["alive"] = json!(worker.beat_age_s < silent_after_s);
+            shown
+        })
+        .collect();
+    Ok(Json(json!({"items": items, "next": null})))
+}
+
+/// Writes the queue's depth down, until the process ends.
+pub(super) fn sample_queue(ctx: &Arc<Ctx>) {
+    let ctx = Arc::clone(ctx);
+    tokio::spawn(async move {
+        loop {
+            tokio::select! {
+                () = ctx.shutdown.draining.cancelled() => return,
+                () = tokio::time::sleep(SAMPLE_EVERY) => {}
+            }
+            if let Err(error) = ctx.store.sample_queue().await {
+                debug!(%error, "The queue's depth could not be written down; again in a minute");
+            }
+        }
+    });
+}
