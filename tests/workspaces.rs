@@ -141,7 +141,7 @@ async fn a_pack_of_no_commit_is_collected_after_its_grace_and_no_other() {
     let store = sample.database.store().await;
     let orphan = [7; 1000];
     let sha256 = wakeful_store::workspace::name_of(&orphan);
-    store.put_pack(&sha256, &orphan).await.unwrap();
+    store.put_pack(&sample.id, &sha256, &orphan).await.unwrap();
     let stored = async || {
         let sql = "select count(*) from blobs where media_type like '%pack' and $1 <> ''";
         sample.database.value::<i64>(sql, "any").await
@@ -160,7 +160,7 @@ async fn a_pack_of_no_commit_is_collected_after_its_grace_and_no_other() {
     assert_eq!((collected.blobs, collected.bytes), (1, 1000));
     assert_eq!(stored().await, before - 1);
     // What is stored again counts as new.
-    store.put_pack(&sha256, &orphan).await.unwrap();
+    store.put_pack(&sample.id, &sha256, &orphan).await.unwrap();
     assert_eq!(store.collect_blobs(std::time::Duration::from_secs(3600), false).await.unwrap().blobs, 0);
 
     let sound = store.check_blobs().await.unwrap();

@@ -38,16 +38,16 @@ impl Store {
     /// [`crate::Error::Database`].
     pub async fn collect_blobs(&self, grace: Duration, dry_run: bool) -> Result<Collected> {
         let orphans = sqlx::query!(
-            r#"select sha256, size from blobs
+            r#"select sha256, space_id, size from blobs
             where media_type = $1
                 and touched_at < now() - make_interval(secs => $2)
-                and sha256 not in (
-                    select pack ->> 'sha256'
+                and (sha256, space_id) not in (
+                    select pack ->> 'sha256', e.space_id
                     from session_events e
                     cross join lateral jsonb_array_elements(e.payload -> 'packs') pack
                     where e.type = 'WORKSPACE_SNAPSHOT'
                 )
-            order by sha256"#,
+            order by sha256, space_id"#,
             PACK_TYPE,
             grace.as_secs_f64()
         )
@@ -61,14 +61,18 @@ impl Store {
         if dry_run || orphans.is_empty() {
             return Ok(of(&mut orphans.iter().map(|row| row.size)));
         }
-        let names: Vec<String> = orphans.into_iter().map(|row| row.sha256).collect();
+        let (names, spaces): (Vec<String>, Vec<String>) =
+            orphans.into_iter().map(|row| (row.sha256, row.space_id)).unzip();
         let mut tx = self.retention().await?;
         // The condition on `touched_at` is of the row itself: a worker that stores the pack again meanwhile keeps it.
         let deleted = sqlx::query_scalar!(
             r#"delete from blobs
-            where sha256 = any($1) and touched_at < now() - make_interval(secs => $2)
+            where (sha256, space_id) in
+                    (select sha256, space_id from unnest($1::text[], $2::text[]) as b (sha256, space_id))
+                and touched_at < now() - make_interval(secs => $3)
             returning size"#,
             &names,
+            &spaces,
             grace.as_secs_f64()
         )
         .fetch_all(&mut *tx)
@@ -86,20 +90,21 @@ impl Store {
     /// [`crate::Error::Database`].
     pub async fn check_blobs(&self) -> Result<Checked> {
         let mut checked = Checked::default();
-        let mut after = String::new();
+        let mut after = (String::new(), String::new());
         loop {
             let page = sqlx::query!(
-                r#"select sha256, encode(sha256(bytes), 'hex') <> sha256 as "wrong!" from blobs
-                where sha256 > $1
-                order by sha256
-                limit $2"#,
-                after,
+                r#"select sha256, space_id, encode(sha256(bytes), 'hex') <> sha256 as "wrong!" from blobs
+                where (sha256, space_id) > ($1::text, $2::text)
+                order by sha256, space_id
+                limit $3"#,
+                after.0,
+                after.1,
                 PAGE
             )
             .fetch_all(&self.pool)
             .await?;
             let Some(last) = page.last() else { break };
-            after.clone_from(&last.sha256);
+            after = (last.sha256.clone(), last.space_id.clone());
             checked.blobs += page.len() as i64;
             checked.wrong.extend(page.into_iter().filter(|row| row.wrong).map(|row| row.sha256));
         }
@@ -108,7 +113,9 @@ impl Store {
             from session_events e
             cross join lateral jsonb_array_elements(e.payload -> 'packs') pack
             where e.type = 'WORKSPACE_SNAPSHOT'
-                and not exists (select from blobs b where b.sha256 = pack ->> 'sha256')
+                and not exists (
+                    select from blobs b where b.sha256 = pack ->> 'sha256' and b.space_id = e.space_id
+                )
             order by 1"#
         )
         .fetch_all(&self.pool)

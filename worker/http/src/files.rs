@@ -65,12 +65,12 @@ pub(super) async fn files(
 async fn file(ctx: Arc<Ctx>, id: String, at: Option<i64>, path: String) -> Result<Response, Problem> {
     let not_found = || Problem::new(StatusCode::NOT_FOUND, format!("the session has no file {path:?} there"));
     let snapshot = ctx.store.workspace_at(&id, at).await?.ok_or_else(not_found)?;
-    let found = Files::open(&ctx.store, &snapshot).await?.find(&path).await?.ok_or_else(not_found)?;
+    let found = Files::open(&ctx.store, &id, &snapshot).await?.find(&path).await?.ok_or_else(not_found)?;
     let bytes = found.bytes;
-    let pieces = try_unfold((ctx, snapshot, found, 0), |(ctx, snapshot, found, number)| async move {
-        let read = async { Files::open(&ctx.store, &snapshot).await?.piece(&found, number).await }.await;
+    let pieces = try_unfold((ctx, id, snapshot, found, 0), |(ctx, id, snapshot, found, number)| async move {
+        let read = async { Files::open(&ctx.store, &id, &snapshot).await?.piece(&found, number).await }.await;
         match read {
-            Ok(Some(piece)) => Ok(Some((Bytes::from(piece), (ctx, snapshot, found, number + 1)))),
+            Ok(Some(piece)) => Ok(Some((Bytes::from(piece), (ctx, id, snapshot, found, number + 1)))),
             Ok(None) => Ok(None),
             Err(failed) => {
                 error!(error = %failed, "A file of a session broke off");

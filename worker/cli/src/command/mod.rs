@@ -2,8 +2,8 @@
 
 mod absurd;
 mod audit;
-mod blobs;
 mod batch;
+mod blobs;
 mod config;
 mod conversation;
 mod delivery;

@@ -49,6 +49,7 @@ pub struct Changed {
 /// A snapshot whose packs have been opened.
 pub struct Files<'a> {
     store: &'a Store,
+    session_id: &'a str,
     snapshot: &'a Snapshot,
     places: HashMap<Hash, (usize, Place)>,
 }
@@ -58,16 +59,21 @@ impl<'a> Files<'a> {
     ///
     /// # Errors
     /// [`Unreadable`].
-    pub async fn open(store: &'a Store, snapshot: &'a Snapshot) -> Result<Files<'a>, Unreadable> {
+    pub async fn open(
+        store: &'a Store,
+        session_id: &'a str,
+        snapshot: &'a Snapshot,
+    ) -> Result<Files<'a>, Unreadable> {
         let mut places = HashMap::new();
         for (number, pack) in snapshot.packs.iter().enumerate() {
-            let mut start = store.pack_part(&pack.sha256, 0, START_BYTES).await?;
+            let mut start = store.pack_part(session_id, &pack.sha256, 0, START_BYTES).await?;
             let contents = loop {
                 match pack::contents(&start) {
                     Contents::Read(contents) => break contents,
                     Contents::Needs(bytes) if (start.len() as u64) < pack.bytes && bytes > start.len() => {
-                        let part =
-                            store.pack_part(&pack.sha256, start.len() as u64, bytes - start.len()).await?;
+                        let part = store
+                            .pack_part(session_id, &pack.sha256, start.len() as u64, bytes - start.len())
+                            .await?;
                         if part.is_empty() {
                             return Err(broken(pack));
                         }
@@ -78,13 +84,14 @@ impl<'a> Files<'a> {
             };
             places.extend(contents.into_iter().map(|(hash, place)| (hash, (number, place))));
         }
-        Ok(Files { store, snapshot, places })
+        Ok(Files { store, session_id, snapshot, places })
     }
 
     async fn object(&self, hash: &Hash) -> Result<Vec<u8>, Unreadable> {
         let (number, place) = self.places.get(hash).ok_or_else(|| missing(hash))?;
         let pack = &self.snapshot.packs[*number];
-        let stored = self.store.pack_part(&pack.sha256, place.offset, place.stored as usize).await?;
+        let length = place.stored as usize;
+        let stored = self.store.pack_part(self.session_id, &pack.sha256, place.offset, length).await?;
         pack::object(hash, place, &stored).ok_or_else(|| missing(hash))
     }
 
@@ -210,15 +217,20 @@ pub async fn list_at(
     let Some(snapshot) = store.workspace_at(session_id, message_number).await? else {
         return Ok((None, Vec::new()));
     };
-    let listed = Files::open(store, &snapshot).await?.list().await?;
+    let listed = Files::open(store, session_id, &snapshot).await?.list().await?;
     Ok((Some(snapshot), listed))
 }
 
-/// Writes the files of a snapshot into the new folder `to`: all of them or none.
+/// Writes the files of a session's snapshot into the new folder `to`: all of them or none.
 ///
 /// # Errors
 /// [`Unreadable`]: also if something is at `to` already.
-pub async fn checkout(store: &Store, snapshot: &Snapshot, to: &Path) -> Result<(), Unreadable> {
+pub async fn checkout(
+    store: &Store,
+    session_id: &str,
+    snapshot: &Snapshot,
+    to: &Path,
+) -> Result<(), Unreadable> {
     let taken = || std::io::Error::new(std::io::ErrorKind::AlreadyExists, format!("{} exists", to.display()));
     if to.symlink_metadata().is_ok() {
         return Err(taken().into());
@@ -227,7 +239,7 @@ pub async fn checkout(store: &Store, snapshot: &Snapshot, to: &Path) -> Result<(
         .ok_or_else(|| Unreadable::Broken("its name is no hash".to_owned()))?;
     let parent = to.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     fs::create_dir_all(parent)?;
-    let spool = restore::spool(store, snapshot, parent).await?;
+    let spool = restore::spool(store, session_id, snapshot, parent).await?;
     let part = tempfile::Builder::new().prefix(".wakeful-checkout-").tempdir_in(parent)?;
     let (root, to) = (part.path().join("files"), to.to_owned());
     let written = tokio::task::spawn_blocking(move || {

@@ -32,7 +32,7 @@ pub(super) async fn files(store: &Store, output: &Output, args: FilesArgs) -> an
     let (_, files) = list_at(store, &args.id, args.at).await.map_err(of)?;
     output.items(&files, || table(&files))?;
     if output.for_people() && files.is_empty() {
-        super::print("The session has no files.\n")?;
+        super::super::output::print("The session has no files.\n")?;
     }
     Ok(Exit::Ok)
 }
@@ -57,7 +57,7 @@ pub(super) async fn check_out(store: &Store, output: &Output, args: CheckoutArgs
     let Some(snapshot) = store.workspace_at(&args.id, args.at).await? else {
         return Err(Usage(format!("session {} has no files there", printable(&args.id))).into());
     };
-    checkout(store, &snapshot, &args.dir).await.map_err(of)?;
+    checkout(store, &args.id, &snapshot, &args.dir).await.map_err(of)?;
     let dir = args.dir.display().to_string();
     output.one(&json!({"dir": dir, "files": snapshot.files, "bytes": snapshot.bytes}), || {
         format!("{}: {}\n", printable(&dir), count(snapshot.files as i64, "file"))
