@@ -49,6 +49,7 @@ mod leaks;
 mod legacy_chat;
 mod messenger;
 mod obey;
+mod openapi;
 mod outage;
 mod pauses;
 mod peers;

@@ -11,12 +11,14 @@ pub mod bundle;
 pub mod context;
 mod conversations;
 mod deliveries;
+mod document;
 mod door;
 pub mod errors;
 mod fork;
 pub mod front;
 pub mod guard;
 mod health;
+pub mod openapi;
 mod overview;
 mod pauses;
 pub mod problem;
@@ -36,20 +38,48 @@ use axum::routing::{delete, get, post};
 use axum::{Extension, Router};
 use body::BODY_LIMIT_BYTES;
 use guard::{guard, shed};
+use openapi::Operation;
 use std::sync::Arc;
 use wakeful_engine::ctx::Ctx;
+
+/// What the OpenAPI document says of the routes of this crate.
+pub fn operations() -> Vec<Operation> {
+    [
+        sessions::operations(),
+        context::operations(),
+        steer::operations(),
+        fork::operations(),
+        stream::operations(),
+        deliveries::operations(),
+        conversations::operations(),
+        tokens::operations(),
+        pauses::operations(),
+        audit::operations(),
+        batches::operations(),
+        errors::operations(),
+        overview::operations(),
+        bundle::operations(),
+        health::operations(),
+        document::operations(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
 
 /// All routes of Wakeful.
 ///
 /// The channels bring their own routes. `guarded` goes below `/v1`, behind the bearer token. `webhooks` goes
 /// below `/v1/triggers`; each of these routes checks its caller itself. `own` are a program's own routes: the program
-/// is trusted, so they see all spaces. The bodies of all of them come through `door`.
+/// is trusted, so they see all spaces. The bodies of all of them come through `door`. `operations` are what the OpenAPI document says of
+/// the channels' routes.
 pub fn router(
     ctx: Arc<Ctx>,
     guarded: Router<Arc<Ctx>>,
     webhooks: Router<Arc<Ctx>>,
     own: Router,
     door: &Door,
+    operations: fn() -> Vec<Operation>,
 ) -> Router {
     let own = door.before(own);
     let door = from_fn_with_state(door.clone(), door::held);
@@ -101,6 +131,7 @@ pub fn router(
         .route("/overview", get(overview::show))
         .route("/queue", get(overview::queue))
         .route("/workers", get(overview::workers))
+        .route("/openapi.json", get(document::show).layer(Extension(document::Served::new(&ctx, operations))))
         .merge(guarded)
         .layer(door.clone())
         .merge(imports)
