@@ -41,6 +41,7 @@ mod heal;
 mod herald;
 mod histories;
 mod house;
+mod idempotency;
 mod inbox;
 mod ingest;
 mod journal;

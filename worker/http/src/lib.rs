@@ -18,6 +18,7 @@ mod fork;
 pub mod front;
 pub mod guard;
 mod health;
+mod idempotency;
 pub mod openapi;
 mod overview;
 mod pauses;
@@ -86,7 +87,9 @@ pub fn router(
     audit::count_refusals(&ctx);
     overview::sample_queue(&ctx);
     let followers = stream::Followers::start(&ctx);
-    let imports = Router::new().route("/sessions/import", post(bundle::import).layer(from_fn(door::spooled)));
+    let once = from_fn_with_state(Arc::clone(&ctx), idempotency::once);
+    let imports = Router::new()
+        .route("/sessions/import", post(bundle::import).layer(once.clone()).layer(from_fn(door::spooled)));
     let v1 = Router::new()
         .route("/sessions", get(sessions::list))
         .route("/sessions/{id}", get(sessions::show))
@@ -133,6 +136,8 @@ pub fn router(
         .route("/workers", get(overview::workers))
         .route("/openapi.json", get(document::show).layer(Extension(document::Served::new(&ctx, operations))))
         .merge(guarded)
+        // Inside the door, because it reads the bodies of requests with a key.
+        .layer(once)
         .layer(door.clone())
         .merge(imports)
         .route_layer(from_fn_with_state(Arc::clone(&ctx), guard))

@@ -16,6 +16,7 @@ use wakeful_engine::ctx::Ctx;
 use wakeful_store::gate::ClosedGate;
 use wakeful_store::overview::QueueSample;
 use wakeful_store::queue::{Depth, WorkerView};
+use wakeful_store::space::{Scope as Space, within};
 use wakeful_workflow::access::Reach;
 use wakeful_workflow::access::Scope;
 
@@ -76,7 +77,7 @@ pub(super) async fn workers(State(ctx): State<Arc<Ctx>>) -> Answer {
     Ok(Json(json!({"items": items, "next": null})))
 }
 
-/// Writes the queue's depth down, until the process ends.
+/// Writes the queue's depth down and forgets old idempotency keys, until the process ends.
 pub(super) fn sample_queue(ctx: &Arc<Ctx>) {
     let ctx = Arc::clone(ctx);
     tokio::spawn(async move {
@@ -87,6 +88,9 @@ pub(super) fn sample_queue(ctx: &Arc<Ctx>) {
             }
             if let Err(error) = ctx.store.sample_queue().await {
                 debug!(%error, "The queue's depth could not be written down; again in a minute");
+            }
+            if let Err(error) = within(Space::All, ctx.store.forget_keys()).await {
+                debug!(%error, "Old idempotency keys could not be forgotten; again in a minute");
             }
         }
     });

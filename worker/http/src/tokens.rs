@@ -173,8 +173,8 @@ pub(crate) fn operations() -> Vec<Operation> {
             .lists::<Token>(),
         Operation::post("/v1/tokens", "Makes a token, and shows it once").body::<TokenInput>().answers(
             StatusCode::CREATED,
-            "made; `token` is shown here only",
-            both(of::<Token>(), crate::object! {"token": String}),
+            "made; `token` is shown here only, and null when a request is repeated",
+            both(of::<Token>(), crate::object! {"token": Option<String>}),
         ),
         Operation::delete("/v1/tokens/{id}", "Revokes a token").shows::<Token>(),
         Operation::post("/v1/user-tokens", "Signs a token for a user").body::<UserTokenInput>().answers(
