@@ -231,7 +231,14 @@ impl App {
         let (guarded, webhooks) = (wakeful_channels::guarded(ctx)?, wakeful_channels::webhooks(ctx));
         let own = own.fold(axum::Router::new(), axum::Router::merge);
         let door = wakeful_http::Door::new(Arc::clone(ctx));
-        let api = wakeful_http::router(Arc::clone(ctx), guarded, webhooks, own, &door);
+        let api = wakeful_http::router(
+            Arc::clone(ctx),
+            guarded,
+            webhooks,
+            own,
+            &door,
+            wakeful_channels::operations,
+        );
         let server = &ctx.config.server;
         let settings = wakeful_console::Settings {
             token: server.token.as_ref().map(|token| token.expose_secret().to_owned()),
