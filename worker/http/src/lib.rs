@@ -49,6 +49,7 @@ pub fn operations() -> Vec<Operation> {
     [
         sessions::operations(),
         context::operations(),
+        files::operations(),
         steer::operations(),
         fork::operations(),
         stream::operations(),
