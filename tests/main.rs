@@ -29,6 +29,7 @@ mod deliver;
 mod demo;
 mod dev;
 mod diff;
+mod documents;
 mod drain;
 mod email_in;
 mod email_out;

@@ -14,6 +14,7 @@ mod deliveries;
 mod document;
 mod door;
 pub mod errors;
+pub mod etag;
 mod files;
 mod fork;
 pub mod front;
@@ -141,6 +142,7 @@ pub fn router(
         .merge(guarded)
         // Inside the door, because it reads the bodies of requests with a key.
         .layer(once)
+        .layer(from_fn(etag::tagged))
         .layer(door.clone())
         .merge(imports)
         .route_layer(from_fn_with_state(Arc::clone(&ctx), guard))
