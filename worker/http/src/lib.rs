@@ -8,6 +8,7 @@ mod audit;
 pub mod batches;
 pub mod body;
 pub mod bundle;
+mod capabilities;
 pub mod context;
 mod conversations;
 mod deliveries;
@@ -26,6 +27,7 @@ pub mod sessions;
 mod steer;
 mod stream;
 pub mod tokens;
+mod workers;
 
 pub use door::Door;
 
@@ -100,7 +102,9 @@ pub fn router(
         .route("/me", get(overview::me))
         .route("/overview", get(overview::show))
         .route("/queue", get(overview::queue))
-        .route("/workers", get(overview::workers))
+        .route("/capabilities", get(capabilities::show))
+        .route("/workers", get(workers::list))
+        .route("/workers/{id}/drain", post(workers::drain))
         .merge(guarded)
         .layer(door.clone())
         .merge(imports)

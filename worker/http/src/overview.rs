@@ -53,21 +53,6 @@ pub(super) async fn queue(State(ctx): State<Arc<Ctx>>) -> Answer {
     Ok(Json(json!({"queues": queues, "gates": gates, "history": history})))
 }
 
-/// The workers of the last day.
-pub(super) async fn workers(State(ctx): State<Arc<Ctx>>) -> Answer {
-    let workers = ctx.store.workers().await?;
-    let silent_after_s = ctx.config.queue.heartbeat.as_secs_f64() * 3.0;
-    let items: Vec<Value> = workers
-        .iter()
-        .map(|worker| {
-            let mut shown = json!(worker);
-            shown["alive"] = json!(worker.beat_age_s < silent_after_s);
-            shown
-        })
-        .collect();
-    Ok(Json(json!({"items": items, "next": null})))
-}
-
 /// Writes the queue's depth down, until the process ends.
 pub(super) fn sample_queue(ctx: &Arc<Ctx>) {
     let ctx = Arc::clone(ctx);
