@@ -8,6 +8,7 @@ mod audit;
 pub mod batches;
 pub mod body;
 pub mod bundle;
+mod capabilities;
 pub mod context;
 mod conversations;
 mod deliveries;
@@ -31,6 +32,7 @@ pub mod sessions;
 mod steer;
 mod stream;
 pub mod tokens;
+mod workers;
 
 pub use door::Door;
 
@@ -62,6 +64,8 @@ pub fn operations() -> Vec<Operation> {
         batches::operations(),
         errors::operations(),
         overview::operations(),
+        workers::operations(),
+        capabilities::operations(),
         bundle::operations(),
         health::operations(),
         document::operations(),
@@ -137,8 +141,10 @@ pub fn router(
         .route("/me", get(overview::me))
         .route("/overview", get(overview::show))
         .route("/queue", get(overview::queue))
-        .route("/workers", get(overview::workers))
         .route("/openapi.json", get(document::show).layer(Extension(document::Served::new(&ctx, operations))))
+        .route("/capabilities", get(capabilities::show))
+        .route("/workers", get(workers::list))
+        .route("/workers/{id}/drain", post(workers::drain))
         .merge(guarded)
         // Inside the door, because it reads the bodies of requests with a key.
         .layer(once)
