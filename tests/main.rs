@@ -80,4 +80,5 @@ mod thousand;
 mod trial;
 mod trigger;
 mod weight;
+mod workspaces;
 mod zombie;

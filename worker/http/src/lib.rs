@@ -13,6 +13,7 @@ mod conversations;
 mod deliveries;
 mod door;
 pub mod errors;
+mod files;
 mod fork;
 pub mod front;
 pub mod guard;
@@ -65,6 +66,7 @@ pub fn router(
         .route("/sessions/{id}/events", get(sessions::events))
         .route("/sessions/{id}/diff/{other}", get(sessions::diff))
         .route("/sessions/{id}/context", get(context::show))
+        .route("/sessions/{id}/files", get(files::files))
         .route("/sessions/{id}/retry", post(steer::retry))
         .route("/sessions/{id}/cancel", post(steer::cancel))
         .route("/sessions/{id}/wake", post(steer::wake))

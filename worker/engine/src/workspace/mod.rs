@@ -13,6 +13,7 @@
 //! one beside it.
 #![doc = include_str!("README.md")]
 
+mod browse;
 mod codec;
 mod folder;
 mod index;
@@ -24,6 +25,7 @@ mod snapshot;
 mod sweep;
 mod tree;
 
+pub use browse::{Changed, Files, Found, Listed, changes, checkout, list_at};
 pub use folder::Held;
 pub use look::Limits;
 pub use restore::Unreadable;

@@ -65,6 +65,7 @@ pub const RULES: &[Rule] = &[
     Rule::look("/v1/sessions/{id}/events", Read, Agents),
     Rule::look("/v1/sessions/{id}/diff/{other}", Read, Agents),
     Rule::look("/v1/sessions/{id}/context", Read, Agents),
+    Rule::look("/v1/sessions/{id}/files", Read, Agents),
     Rule::look("/v1/sessions/{id}/tree", Read, Agents),
     Rule::act("POST", "/v1/sessions/{id}/retry", Operate, Agents, "session.retry"),
     Rule::act("POST", "/v1/sessions/{id}/cancel", Operate, Agents, "session.cancel"),
