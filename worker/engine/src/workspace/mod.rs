@@ -149,7 +149,7 @@ impl Workspaces {
         };
         let started = Instant::now();
         let tree =
-            folder::hash_of_hex(&target.tree_sha256).ok_or_else(|| unreadable("its name is no hash"))?;
+            folder::hash_of_hex(&target.tree_sha256).ok_or_else(|| unreadable("its name is not a hash"))?;
         let bounds = Bounds::of(&self.settings.limits, target);
         let spool = restore::spool(store, &held.session_id, target, &held.state_folder(), &bounds).await;
         let spool = match spool {

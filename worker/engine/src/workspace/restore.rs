@@ -31,7 +31,7 @@ pub enum Unreadable {
     /// The store is away, or does not have a pack.
     #[error(transparent)]
     Store(#[from] wakeful_store::Error),
-    /// A pack holds other bytes than it should. Nobody can mend that.
+    /// A pack holds other bytes than it should. That cannot be mended.
     #[error("{0}")]
     Broken(String),
     /// It is more than it says, or more than this host keeps.
