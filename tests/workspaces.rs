@@ -177,7 +177,7 @@ async fn a_pack_of_no_commit_is_collected_after_its_grace_and_no_other() {
         .execute(&sample.database.pool)
         .await
         .unwrap();
-    assert_eq!(store.check_blobs(None).await.unwrap().wrong, [pack.clone()]);
+    assert_eq!(store.check_blobs(None).await.unwrap().wrong, std::slice::from_ref(&pack));
     sqlx::query("delete from blobs where sha256 = $1")
         .bind(&pack)
         .execute(&sample.database.pool)
