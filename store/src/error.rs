@@ -142,6 +142,7 @@ impl Error {
             | Error::Schedule { .. }
             | Error::Batch { .. }
             | Error::NotErased { .. }
+            | Error::Outdated { .. }
             | Error::KeyReused { .. }
             | Error::OfAnotherUser { .. }
             | Error::OfAUser { .. }
