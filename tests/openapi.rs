@@ -87,7 +87,8 @@ fn told(detail: &str) -> Option<BTreeSet<String>> {
 #[tokio::test]
 async fn a_server_knows_the_parameters_and_fields_that_the_document_names() {
     let database = Database::new().await;
-    let process = Options::new().env("WAKEFUL_TOKEN", TOKEN).serve(&database).await;
+    let options = Options::new().model("openai/test").env("OPENAI_BASE_URL", "http://127.0.0.1:1");
+    let process = options.env("WAKEFUL_TOKEN", TOKEN).serve(&database).await;
     let client = Client::new();
     let ask = async |method: &str, path: &str, query: &str, body: String| -> (u16, Value) {
         let url = format!("{}{}{query}", process.url(), path.replace(['{', '}'], ""));
