@@ -141,6 +141,7 @@ impl Error {
             | Error::Refused { .. }
             | Error::Schedule { .. }
             | Error::Batch { .. }
+            | Error::Outdated { .. }
             | Error::NotErased { .. }
             | Error::Outdated { .. }
             | Error::KeyReused { .. }

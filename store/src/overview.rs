@@ -35,6 +35,7 @@ impl Store {
     /// # Errors
     /// [`crate::Error::Database`].
     pub async fn count_sessions(&self, reach: &Reach) -> Result<Vec<Counted>> {
+        // Each status stands in a condition of its own, because the planner uses a partial index only for a status it sees.
         Ok(sqlx::query_as!(
             Counted,
             r#"

@@ -126,7 +126,7 @@ async fn queue_again(
         reason: asked.reason.clone(),
     };
     let dedupe = format!("resent/{delivery_id}/{}", delivery.resent + 1);
-    append_events(tx, &session.session_id, None, Some(&dedupe), Wakes::Nobody, &[event]).await?;
+    append_events(tx, &session.session_id, None, Some(&dedupe), Wakes::Nothing, &[event]).await?;
     let trace_context = asked.trace_context.as_deref();
     enqueue(tx, &session.space_id, &session.conversation_id, &delivery.channel, trace_context).await?;
     // If the agent was already told of the failure, a later success needs a notice too. If not, the agent is

@@ -1,6 +1,6 @@
 //! The console in a real browser: npm's playwright-core drives Debian's Chromium, and axe-core looks for what hinders people.
 
-use crate::console::{Scene, first, hostile, pages};
+use crate::console::{Scene, first, pages};
 use serde_json::{Value, json};
 use std::process::Stdio;
 use std::sync::atomic::Ordering;
@@ -13,7 +13,8 @@ const SCHEDULE: &str = "[schedules.daily]\ncron = \"0 9 * * *\"\nprompt = \"What
 async fn a_person_finds_and_retries_a_failed_run_and_nothing_hinders_or_harms_anybody() {
     let scene = Scene::new(SCHEDULE).await;
     let session = scene.session("desk", "write a note", "completed").await;
-    let hostile = scene.session("hostile", &hostile::payloads().join("\n"), "completed").await;
+    let hostile =
+        scene.session("hostile", &crate::support::payloads::payloads().join("\n"), "completed").await;
     scene.session("asks", "ask me something", "waiting_input").await;
     scene.model_fails.store(true, Ordering::SeqCst);
     let mut failed = serde_json::Map::new();

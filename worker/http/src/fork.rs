@@ -40,7 +40,7 @@ struct Fork {
     prompt: Option<String>,
     /// The parent's mode unless given. A console suggests `dry`.
     tool_mode: Option<ToolMode>,
-    /// Whether the fork belongs to the user of the parent's conversation. Otherwise it is no user's.
+    /// Whether the fork belongs to the user of the parent's conversation. Otherwise it belongs to no user.
     #[serde(default)]
     for_user: bool,
     #[serde(default = "yes")]

@@ -8,6 +8,7 @@ mod audit;
 pub mod batches;
 pub mod body;
 pub mod bundle;
+mod capabilities;
 pub mod context;
 mod conversations;
 mod deliveries;
@@ -15,6 +16,7 @@ mod document;
 mod door;
 pub mod errors;
 pub mod etag;
+mod files;
 mod fork;
 pub mod front;
 pub mod guard;
@@ -30,6 +32,7 @@ pub mod sessions;
 mod steer;
 mod stream;
 pub mod tokens;
+mod workers;
 
 pub use door::Door;
 
@@ -49,6 +52,7 @@ pub fn operations() -> Vec<Operation> {
     [
         sessions::operations(),
         context::operations(),
+        files::operations(),
         steer::operations(),
         fork::operations(),
         stream::operations(),
@@ -60,6 +64,8 @@ pub fn operations() -> Vec<Operation> {
         batches::operations(),
         errors::operations(),
         overview::operations(),
+        workers::operations(),
+        capabilities::operations(),
         bundle::operations(),
         health::operations(),
         document::operations(),
@@ -99,6 +105,7 @@ pub fn router(
         .route("/sessions/{id}/events", get(sessions::events))
         .route("/sessions/{id}/diff/{other}", get(sessions::diff))
         .route("/sessions/{id}/context", get(context::show))
+        .route("/sessions/{id}/files", get(files::files))
         .route("/sessions/{id}/retry", post(steer::retry))
         .route("/sessions/{id}/cancel", post(steer::cancel))
         .route("/sessions/{id}/wake", post(steer::wake))
@@ -135,8 +142,10 @@ pub fn router(
         .route("/me", get(overview::me))
         .route("/overview", get(overview::show))
         .route("/queue", get(overview::queue))
-        .route("/workers", get(overview::workers))
         .route("/openapi.json", get(document::show).layer(Extension(document::Served::new(&ctx, operations))))
+        .route("/capabilities", get(capabilities::show))
+        .route("/workers", get(workers::list))
+        .route("/workers/{id}/drain", post(workers::drain))
         .merge(guarded)
         // Inside the door, because it reads the bodies of requests with a key.
         .layer(once)

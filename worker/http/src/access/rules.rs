@@ -65,6 +65,7 @@ pub const RULES: &[Rule] = &[
     Rule::look("/v1/sessions/{id}/events", Read, Agents),
     Rule::look("/v1/sessions/{id}/diff/{other}", Read, Agents),
     Rule::look("/v1/sessions/{id}/context", Read, Agents),
+    Rule::look("/v1/sessions/{id}/files", Read, Agents),
     Rule::look("/v1/sessions/{id}/tree", Read, Agents),
     Rule::act("POST", "/v1/sessions/{id}/retry", Operate, Agents, "session.retry"),
     Rule::act("POST", "/v1/sessions/{id}/cancel", Operate, Agents, "session.cancel"),
@@ -117,7 +118,9 @@ pub const RULES: &[Rule] = &[
     Rule::look("/v1/openapi.json", Read, Users),
     Rule::look("/v1/overview", Read, Agents),
     Rule::look("/v1/queue", Read, Installation),
+    Rule::look("/v1/capabilities", Read, Installation),
     Rule::look("/v1/workers", Read, Installation),
+    Rule::act("POST", "/v1/workers/{id}/drain", Operate, Installation, "worker.drain"),
     Rule::act("POST", "/v1/tokens", Admin, Installation, "token.create"),
     Rule::act("DELETE", "/v1/tokens/{id}", Admin, Installation, "token.revoke"),
 ];
