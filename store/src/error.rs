@@ -143,7 +143,6 @@ impl Error {
             | Error::Batch { .. }
             | Error::Outdated { .. }
             | Error::NotErased { .. }
-            | Error::Outdated { .. }
             | Error::KeyReused { .. }
             | Error::OfAnotherUser { .. }
             | Error::OfAUser { .. }

@@ -293,7 +293,6 @@ fn exit_of(error: &anyhow::Error) -> Exit {
                 | wakeful_store::Error::Batch { .. }
                 | wakeful_store::Error::Outdated { .. }
                 | wakeful_store::Error::NotErased { .. }
-                | wakeful_store::Error::Outdated { .. }
                 | wakeful_store::Error::KeyReused { .. } => Exit::Conflict,
                 wakeful_store::Error::OfAnotherUser { .. } | wakeful_store::Error::OfAUser { .. } => {
                     Exit::Auth
