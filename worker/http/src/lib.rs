@@ -127,6 +127,7 @@ pub fn router(
         .route("/pauses/end", post(pauses::end))
         .route("/audit", get(audit::list))
         .route("/search", get(sessions::behind))
+        .route("/replays", get(sessions::replays))
         .route("/batches", get(batches::list).post(batches::create))
         .route("/batches/{id}", get(batches::show))
         .route("/batches/{id}/members", get(batches::members))

@@ -109,6 +109,7 @@ pub const RULES: &[Rule] = &[
     Rule::act("POST", "/v1/batches/{id}/resume", Operate, Spaces, "batch.resume"),
     Rule::act("POST", "/v1/batches/{id}/cancel", Operate, Spaces, "batch.cancel"),
     Rule::look("/v1/search", Read, Spaces),
+    Rule::look("/v1/replays", Read, Spaces),
     Rule::look("/v1/errors", Read, Spaces),
     Rule::look("/v1/errors/{id}", Read, Spaces),
     Rule::act("POST", "/v1/errors/{id}/mute", Operate, Spaces, "errors.mute"),
