@@ -1,7 +1,7 @@
 //! The console: a person logs in, sees what the token may see, and acts by forms, each once. Hostile text stays text.
 
 mod access;
-mod browser;
+pub(crate) mod browser;
 mod bulk;
 pub(crate) mod hostile;
 

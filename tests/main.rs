@@ -48,6 +48,7 @@ mod leaks;
 #[cfg(feature = "legacy-redis")]
 mod legacy_chat;
 mod messenger;
+mod notify;
 mod obey;
 mod outage;
 mod pauses;

@@ -27,6 +27,7 @@
 //! | what the model sees | [`prefix`], [`context`], [`wire`] |
 //! | how a session is carried to another database | [`bundle`] |
 //! | how a task of Absurd becomes a session | [`mod@absurd`] |
+//! | what a person is notified of, and when | [`notify`] |
 //! | which kinds of ids exist | [`id`] |
 
 pub mod absurd;
@@ -52,6 +53,7 @@ pub mod id;
 pub mod inbox;
 pub mod internal;
 pub mod mail;
+pub mod notify;
 pub mod pause;
 pub mod plan;
 pub mod policy;

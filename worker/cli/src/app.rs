@@ -205,6 +205,14 @@ impl App {
         for channel in wakeful_channels::senders(config)?.iter().chain(&self.channels) {
             channels.insert(channel.name().to_owned(), Arc::clone(channel));
         }
+        for one in &config.notify {
+            let (name, to) = (&one.rule.name, one.to.as_str());
+            if to != "webhook" && !channels.contains_key(to) {
+                let text =
+                    format!("notify {name:?} sends by {to}, and nothing does: {}", config.how_to_enable(to));
+                return Err(Invalid(text).into());
+            }
+        }
         for name in config.agent_names() {
             // Without a sender, `compose_email` would tell the model that the mail is on its way, and no mail
             // would leave.

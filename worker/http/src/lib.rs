@@ -17,6 +17,8 @@ mod fork;
 pub mod front;
 pub mod guard;
 mod health;
+mod links;
+mod notifications;
 mod overview;
 mod pauses;
 pub mod problem;
@@ -53,6 +55,7 @@ pub fn router(
 ) -> Router {
     let own = door.before(own);
     let door = from_fn_with_state(door.clone(), door::held);
+    let door_of_links = door.clone();
     audit::count_refusals(&ctx);
     overview::sample_queue(&ctx);
     let followers = stream::Followers::start(&ctx);
@@ -92,6 +95,9 @@ pub fn router(
         .route("/batches/{id}/pause", post(batches::pause))
         .route("/batches/{id}/resume", post(batches::resume))
         .route("/batches/{id}/cancel", post(batches::cancel))
+        .route("/notifications", get(notifications::list))
+        .route("/notifications/{id}", get(notifications::show))
+        .route("/notifications/{id}/resend", post(notifications::resend))
         .route("/errors", get(errors::list))
         .route("/errors/{id}", get(errors::show))
         .route("/errors/{id}/mute", post(errors::mute))
@@ -108,6 +114,13 @@ pub fn router(
         .layer(Extension(ctx.config.users.jwt.clone().map(Issuer::new).map(Arc::new)))
         // Outside the guard: an export needs its own token instead of the bearer token.
         .route("/sessions/{id}/export", get(bundle::export))
+        // A link's own token permits the act.
+        .merge(
+            Router::new()
+                .route("/links/look", post(links::look))
+                .route("/links/use", post(links::act))
+                .layer(door_of_links),
+        )
         .nest(
             "/triggers",
             webhooks
