@@ -6,7 +6,7 @@
 //! | the group | says |
 //! |---|---|
 //! | its window is over | one message, with how many there are |
-//! | an outage: failures of one kind, a gate, no worker | nothing more until it is over, and then one message with the sum |
+//! | an outage: failures of one kind, a gate, no worker | nothing more until it is over, and then one message with the sum; a single failure has no such end |
 //! | something that waits for a person: a question, an uncertain effect | one more message for what is new; the window doubles with each |
 //! | nothing new came in the quiet time | it is closed; what comes then is another group |
 //!
@@ -227,7 +227,10 @@ pub fn next(kind: Kind, rule: &Rule, group: &Group, now_ms: i64) -> Next {
     match course {
         Course::UntilItEnds if group.ended => Next::Tell { phase: Phase::Over, closes: true },
         Course::UntilItEnds => Next::Wait,
-        Course::Outage if is_quiet && is_new => Next::Tell { phase: Phase::Over, closes: true },
+        // A single failure that was told has no end worth a message.
+        Course::Outage if is_quiet && (is_new || group.count > 1) => {
+            Next::Tell { phase: Phase::Over, closes: true }
+        }
         Course::Outage | Course::Waits if is_quiet && !is_new => Next::Close,
         Course::Outage => Next::Wait,
         Course::Waits => {
@@ -320,8 +323,8 @@ mod tests {
     fn an_outage_is_one_message_and_one_when_it_is_over() {
         let at: Vec<i64> = (0..1000).map(|n| n / 2).collect();
         assert_eq!(told(Kind::Failed, &at, None), [(60, Phase::Began, 122), (1099, Phase::Over, 878)]);
-        // What was told whole ends without a word.
-        assert_eq!(told(Kind::Failed, &[5, 6], None), [(65, Phase::Began, 2)]);
+        assert_eq!(told(Kind::Failed, &[5, 6], None), [(65, Phase::Began, 2), (606, Phase::Over, 0)]);
+        assert_eq!(told(Kind::Failed, &[5], None), [(65, Phase::Began, 1)], "one failure is no outage");
         assert_eq!(told(Kind::GateShut, &[0], Some(3000)), [(60, Phase::Began, 1), (3000, Phase::Over, 0)]);
         assert_eq!(told(Kind::GateShut, &[0], None), [(60, Phase::Began, 1)]);
         assert_eq!(told(Kind::NoWorker, &[0], Some(20)), [(60, Phase::Began, 1)], "told once, with its end");
@@ -372,7 +375,7 @@ mod tests {
             at.sort_unstable();
             let messages = told(kind, &at, None);
             prop_assert_eq!(messages.iter().map(|(_, _, count)| count).sum::<i64>(), at.len() as i64);
-            prop_assert!(messages.iter().all(|(_, _, count)| *count > 0));
+            prop_assert!(messages.iter().all(|(_, phase, count)| *count > 0 || *phase == Phase::Over));
         }
     }
 }
