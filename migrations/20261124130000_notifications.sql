@@ -148,6 +148,8 @@ create table act_links (
     token_sha256 text primary key,
     notification_id text not null,
     act text not null check (act in ('retry', 'answer', 'resolve', 'resend')),
+    -- By which door it comes: the page of a link, or a button of Slack, whose request Slack signs.
+    way text not null check (way in ('link', 'slack')),
     session_id text not null,
     -- A call or a delivery.
     effect_id text,

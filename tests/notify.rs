@@ -1,5 +1,6 @@
 //! Notifications: what needs a person is told once, in groups, to a receiver that checks the signature; and a person acts by a link, once.
 
+mod channels;
 mod kills;
 mod links;
 

@@ -5,6 +5,7 @@
 //! `BATCH` rows, then the blobs that nothing else points at. An erasure that dies is continued by the next one.
 
 mod blobs;
+pub mod collect;
 mod holds;
 pub mod retention;
 

@@ -65,6 +65,7 @@ pub mod generation;
 pub mod heal;
 pub mod history;
 pub mod hydrate;
+pub mod idempotency;
 pub mod import;
 pub mod journal;
 pub mod ledger;

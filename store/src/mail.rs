@@ -56,6 +56,7 @@ pub enum KnownMail {
 
 /// A mail as shown in a list.
 #[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct MailView {
     pub mailbox_id: String,
     pub message_id: String,

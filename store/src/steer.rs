@@ -170,7 +170,7 @@ async fn note(
     reason: Option<&str>,
 ) -> Result<()> {
     match steered(verb, reason) {
-        Some(entry) => run::append_events(tx, session_id, Some(run_id), None, Wakes::Nobody, &[entry]).await,
+        Some(entry) => run::append_events(tx, session_id, Some(run_id), None, Wakes::Nothing, &[entry]).await,
         None => Ok(()),
     }
 }

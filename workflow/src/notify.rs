@@ -248,6 +248,7 @@ pub fn next(kind: Kind, rule: &Rule, group: &Group, now_ms: i64) -> Next {
 /// Whether a link that lets a person act once can be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub enum LinkState {
     Open,
     Used,

@@ -88,7 +88,7 @@ async fn note_results(store: &Store, batch_id: &str) -> Result<()> {
     )
     .execute(&store.pool)
     .await?;
-    // Else the batch would wait for it for ever.
+    // Else the batch would never stop waiting for it.
     sqlx::query!(
         "update batch_members m
         set result = 'cancelled', detail = 'its run was erased', result_at = clock_timestamp()

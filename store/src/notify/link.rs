@@ -27,6 +27,7 @@ const PREFIX: &str = "wkl_";
 /// What a link does.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "act", rename_all = "snake_case")]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub enum Act {
     /// Goes on with a failed run.
     Retry,
@@ -69,6 +70,24 @@ impl Act {
     }
 }
 
+/// By which door an act comes. A token works by its own only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// The page of a link.
+    Link,
+    /// A button of Slack, whose request Slack signs.
+    Slack,
+}
+
+impl Way {
+    fn as_str(self) -> &'static str {
+        match self {
+            Way::Link => "link",
+            Way::Slack => "slack",
+        }
+    }
+}
+
 /// A link that was just made. The token is kept nowhere.
 #[derive(Clone, Debug)]
 pub struct Minted {
@@ -79,6 +98,7 @@ pub struct Minted {
 
 /// What a link would do now.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Link {
     pub notification_id: String,
     #[serde(flatten)]
@@ -182,20 +202,22 @@ impl Store {
         notification_id: &str,
         session_id: &str,
         act: Act,
+        way: Way,
         lasts: Duration,
     ) -> Result<Option<Minted>> {
         let mut connection = self.pool.acquire().await?;
         let Some(bound) = bound(&mut connection, session_id, &act).await? else { return Ok(None) };
         let token = format!("{PREFIX}{}", hex::encode(crate::token::random::<32>()?));
         sqlx::query!(
-            "insert into act_links (token_sha256, notification_id, act, session_id, effect_id, bound_sha256, expires_at)
-            values ($1, $2, $3, $4, $5, $6, clock_timestamp() + make_interval(secs => $7))",
+            "insert into act_links (token_sha256, notification_id, act, session_id, effect_id, bound_sha256, way, expires_at)
+            values ($1, $2, $3, $4, $5, $6, $7, clock_timestamp() + make_interval(secs => $8))",
             sha256(&token),
             notification_id,
             act.as_str(),
             session_id,
             act.effect(),
             bound,
+            way.as_str(),
             lasts.as_secs_f64()
         )
         .execute(&mut *connection)
@@ -207,9 +229,9 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::NotFound`] for a token that is none, or of a session that is gone; [`Error::Database`].
-    pub async fn link(&self, token: &str) -> Result<Link> {
+    pub async fn link(&self, token: &str, way: Way) -> Result<Link> {
         let mut connection = self.pool.acquire().await?;
-        let row = read(&mut connection, &sha256(token)).await?;
+        let row = read(&mut connection, &sha256(token), way).await?;
         let now = bound(&mut connection, &row.session_id, &row.act).await?;
         drop(connection);
         let state = match () {
@@ -259,9 +281,9 @@ impl Store {
     /// # Errors
     /// [`Error::NotFound`] for a token that is none. [`Error::Link`] if it was used, has expired, or what it was about has
     /// changed. Otherwise those of the act itself: nothing was done then, and the link can be used again.
-    pub async fn act_by_link(&self, token: &str, choice: &Choice, by: &str) -> Result<Link> {
+    pub async fn act_by_link(&self, token: &str, way: Way, choice: &Choice, by: &str) -> Result<Link> {
         let token_sha256 = sha256(token);
-        let before = self.link(token).await?;
+        let before = self.link(token, way).await?;
         let mut tx = self.pool.begin().await?;
         // The order of locks: conversation and session, then the link's own row.
         let session = run::lock(&mut tx, &before.session_id).await?;
@@ -273,7 +295,7 @@ impl Store {
             by
         );
         let Some(bound_sha256) = used.fetch_optional(&mut *tx).await? else {
-            let row = read(&mut tx, &token_sha256).await?;
+            let row = read(&mut tx, &token_sha256, way).await?;
             let state = if row.used_at.is_some() { State::Used } else { State::Expired };
             return Err(Error::Link { state, by: row.used_by });
         };
@@ -285,7 +307,7 @@ impl Store {
         carry_out(&mut tx, session, &before.act, choice, token_sha256).await?;
         crate::failpoint!("K82_act");
         tx.commit().await?;
-        self.link(token).await
+        self.link(token, way).await
     }
 }
 
@@ -349,12 +371,13 @@ async fn is_delivery(tx: &mut PgConnection, session: &Locked, id: &str) -> Resul
     .await?)
 }
 
-async fn read(connection: &mut PgConnection, token_sha256: &str) -> Result<Row> {
+async fn read(connection: &mut PgConnection, token_sha256: &str, way: Way) -> Result<Row> {
     let row = sqlx::query!(
         r#"select notification_id, act, session_id, effect_id, bound_sha256, expires_at, used_at, used_by,
             expires_at <= clock_timestamp() as "is_over!"
-        from act_links where token_sha256 = $1"#,
-        token_sha256
+        from act_links where token_sha256 = $1 and way = $2"#,
+        token_sha256,
+        way.as_str()
     )
     .fetch_optional(connection)
     .await?

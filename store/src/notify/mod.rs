@@ -78,8 +78,8 @@ impl Store {
         Ok(Followed { messages, more: read.ids.len() as i64 == TRANSITIONS })
     }
 
-    /// Deletes transitions that no process follows, because no rule is configured: those that are older than this. Deletes links
-    /// that have expired long ago, too.
+    /// Deletes what is old: transitions that no process follows, because no rule is configured; links a month after they expired;
+    /// and notifications three months after their group was closed.
     ///
     /// # Errors
     /// [`crate::Error::Database`].
@@ -87,6 +87,20 @@ impl Store {
         sqlx::query!("delete from act_links where expires_at < clock_timestamp() - interval '30 days'")
             .execute(&self.pool)
             .await?;
+        sqlx::query!(
+            "with old as (
+                select group_id from notification_groups
+                where closed_at < clock_timestamp() - interval '90 days'
+                limit 1000
+            ), members as (
+                delete from notification_members m using old where m.group_id = old.group_id
+            ), messages as (
+                delete from notifications n using old where n.group_id = old.group_id
+            )
+            delete from notification_groups g using old where g.group_id = old.group_id"
+        )
+        .execute(&self.pool)
+        .await?;
         let deleted = sqlx::query!(
             "delete from transitions where at < clock_timestamp() - make_interval(secs => $1)",
             older_than.as_secs_f64()

@@ -46,6 +46,7 @@ pub struct ClaimedNotification {
 
 /// One of the transitions of a message, as it is now.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Told {
     pub transition_id: i64,
     pub at: DateTime<Utc>,
@@ -79,6 +80,7 @@ pub enum Ended {
 
 /// One notification for display.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Notification {
     pub notification_id: String,
     /// `*`: of several spaces, or of the whole installation.

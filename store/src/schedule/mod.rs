@@ -28,6 +28,7 @@ pub const FIRINGS_KEPT: i64 = 100;
 
 /// Who defined a schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Source {
     Config,
@@ -54,6 +55,7 @@ impl Source {
 
 /// The definition of a schedule. [`Timing::parse`] has accepted its pattern and its zone.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Definition {
     pub name: String,
     pub cron: String,
@@ -71,6 +73,7 @@ pub struct Definition {
 
 /// A stored schedule.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Schedule {
     pub schedule_id: String,
     #[serde(skip)]
@@ -92,6 +95,7 @@ pub struct Schedule {
 
 /// The result of a tick.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Firing {
     pub tick: DateTime<Utc>,
     /// Whether a person asked for it.

@@ -33,7 +33,11 @@ pub enum To {
         web: WebPolicy,
     },
     /// A channel of Slack, by the bot of `[messenger.slack]`.
-    Slack { channel: String },
+    Slack {
+        channel: String,
+        /// The message has buttons, for those whom `allow_users` of `[messenger.slack]` lists.
+        buttons: bool,
+    },
     /// An address, by the way out of `[email]`.
     Email { address: String },
 }
@@ -128,6 +132,7 @@ fn to(section: &mut Section<'_>, origin: &Origin) -> Option<To> {
         });
     let address =
         section.text("address", "must be a mail address", |text| is_address(text).then(|| text.to_owned()));
+    let buttons = section.flag("buttons").unwrap_or(false);
     let lacks = |text: &str| {
         section.problem(origin.clone(), text.to_owned());
         None
@@ -144,7 +149,7 @@ fn to(section: &mut Section<'_>, origin: &Origin) -> Option<To> {
             Some(To::Webhook { url, secrets, web })
         }
         Some("slack") => match channel {
-            Some(channel) => Some(To::Slack { channel }),
+            Some(channel) => Some(To::Slack { channel, buttons }),
             None => lacks("a rule of [[notify]] with to = \"slack\" needs channel"),
         },
         Some(_) => match address {

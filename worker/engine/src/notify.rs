@@ -5,6 +5,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 use wakeful_config::notify::To;
+use wakeful_store::notify::link::Minted;
 use wakeful_store::notify::outbox::{ClaimedNotification, Told};
 
 /// How many transitions a text for people names. A webhook has more.
@@ -18,7 +19,14 @@ const LONGEST: usize = 300;
 pub(crate) struct ButtonOrLink {
     pub act: &'static str,
     pub session_id: String,
+    /// Of a link its address, of a button its token.
     pub url: String,
+}
+
+impl ButtonOrLink {
+    pub fn of(made: Minted, url: impl FnOnce(&str) -> String) -> ButtonOrLink {
+        ButtonOrLink { act: made.act.as_str(), url: url(&made.token), session_id: made.session_id }
+    }
 }
 
 /// One notification, with what it tells.
@@ -27,6 +35,8 @@ pub(crate) struct Message<'a> {
     pub claimed: &'a ClaimedNotification,
     pub told: &'a [Told],
     pub links: &'a [ButtonOrLink],
+    /// Of a card of Slack.
+    pub buttons: &'a [ButtonOrLink],
     /// The address of the console, if people can reach it.
     pub console: Option<&'a str>,
 }
@@ -36,8 +46,10 @@ pub(crate) fn content(message: &Message<'_>, to: &To) -> Value {
     let subject = subject(message);
     match to {
         To::Webhook { .. } => json!({"rule": message.claimed.rule, "body": body(message, &subject)}),
-        To::Slack { channel } => {
-            json!({"to": {"channel": channel}, "text": format!("{subject}\n{}", text(message))})
+        To::Slack { channel, .. } => {
+            let text = format!("{subject}\n{}", text(message));
+            let blocks = card(message, &text);
+            json!({"to": {"channel": channel}, "text": text, "blocks": blocks})
         }
         To::Email { address } => {
             json!({"type": "reply", "to": {"to": [address], "subject": subject}, "text": text(message)})
@@ -120,6 +132,45 @@ fn line(told: &Told) -> String {
     };
     let status = told.status.as_deref().map(|status| format!(" is {status}")).unwrap_or_default();
     format!("{what}{status}{}", about.unwrap_or_default())
+}
+
+/// The longest text of a part of a card that Slack takes, in characters.
+const PART: usize = 3000;
+
+/// A card of Slack: the text as plain text, so that nothing in it mentions anybody or links anywhere, and the buttons of each session.
+fn card(message: &Message<'_>, text: &str) -> Value {
+    let shown: String = text.chars().take(PART).collect();
+    let mut blocks =
+        vec![json!({"type": "section", "text": {"type": "plain_text", "text": shown, "emoji": false}})];
+    let many = message.told.len() > 1;
+    for one in message.told {
+        let of_session =
+            message.buttons.iter().filter(|button| Some(&button.session_id) == one.session_id.as_ref());
+        let buttons: Vec<Value> = of_session.flat_map(buttons).collect();
+        if buttons.is_empty() {
+            continue;
+        }
+        if many {
+            let named: String = line(one).chars().take(200).collect();
+            let named = json!({"type": "plain_text", "text": named, "emoji": false});
+            blocks.push(json!({"type": "context", "elements": [named]}));
+        }
+        blocks.push(json!({"type": "actions", "elements": buttons}));
+    }
+    Value::Array(blocks)
+}
+
+/// The buttons of one act. The value is the token, and for an effect how it ended.
+fn buttons(button: &ButtonOrLink) -> Vec<Value> {
+    let one = |text: &str, choice: &str| {
+        json!({"type": "button", "text": {"type": "plain_text", "text": text},
+            "action_id": format!("wakeful_{}{choice}", button.act), "value": format!("{}{choice}", button.url)})
+    };
+    match button.act {
+        "resolve" => vec![one("It happened", " happened"), one("It did not happen", " did_not_happen")],
+        "retry" => vec![one("Retry", "")],
+        _ => vec![one("Send again", "")],
+    }
 }
 
 /// On one line and short. A text of a model or of a mail must not look like another line of this message.

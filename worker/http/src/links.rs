@@ -6,20 +6,23 @@
 
 use crate::audit;
 use crate::body::{check_text, message_text, parse};
+use crate::openapi::{Operation, Proof};
 use crate::problem::Problem;
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::{FromRequest, Request, State};
+use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
+use schemars::JsonSchema;
 use serde::Deserialize;
 use std::sync::Arc;
 use wakeful_engine::ctx::Ctx;
-use wakeful_store::notify::link::{Act, Choice, Link};
+use wakeful_store::notify::link::{Act, Choice, Link, Way};
 use wakeful_store::queue::Kind;
 use wakeful_store::space::{Scope, within};
 use wakeful_workflow::resolve::Resolution;
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Given {
     token: String,
@@ -41,7 +44,7 @@ async fn given(request: Request) -> Result<Given, Problem> {
 /// What a link would do. Changes nothing.
 pub(super) async fn look(State(ctx): State<Arc<Ctx>>, request: Request) -> Result<Json<Link>, Problem> {
     let given = given(request).await?;
-    Ok(Json(within(Scope::All, ctx.store.link(&given.token)).await?))
+    Ok(Json(within(Scope::All, ctx.store.link(&given.token, Way::Link)).await?))
 }
 
 /// Acts by a link.
@@ -60,10 +63,10 @@ pub(super) async fn act(State(ctx): State<Arc<Ctx>>, request: Request) -> Respon
 
 async fn used(ctx: &Ctx, request: Request, by: &str) -> Result<Link, Problem> {
     let given = given(request).await?;
-    let link = within(Scope::All, ctx.store.link(&given.token)).await?;
+    let link = within(Scope::All, ctx.store.link(&given.token, Way::Link)).await?;
     let choice = choice(&link.act, given.answer, given.outcome, given.result)?;
     let scope = Scope::of(&link.space_id);
-    let acted = within(scope, ctx.store.act_by_link(&given.token, &choice, by)).await?;
+    let acted = within(scope, ctx.store.act_by_link(&given.token, Way::Link, &choice, by)).await?;
     ctx.bus.notifier.any_job();
     ctx.bus.notifier.job(Kind::Deliver);
     ctx.bus.notifier.session(&acted.session_id);
@@ -96,4 +99,19 @@ fn choice(
             }
         }),
     })
+}
+
+pub(crate) fn operations() -> Vec<Operation> {
+    vec![
+        Operation::post("/v1/links/look", "What a link of a notification would do")
+            .proved_by(Proof::Open)
+            .body::<Given>()
+            .shows::<Link>()
+            .refuses(&[StatusCode::BAD_REQUEST, StatusCode::NOT_FOUND, StatusCode::SERVICE_UNAVAILABLE]),
+        Operation::post("/v1/links/use", "Acts by a link of a notification, once")
+            .proved_by(Proof::Open)
+            .body::<Given>()
+            .shows::<Link>()
+            .refuses(&[StatusCode::BAD_REQUEST, StatusCode::NOT_FOUND, StatusCode::SERVICE_UNAVAILABLE]),
+    ]
 }

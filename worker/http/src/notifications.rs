@@ -2,21 +2,24 @@
 
 use crate::access::Caller;
 use crate::body::{Id, check_text};
+use crate::object;
+use crate::openapi::{Operation, both, of as shape_of};
 use crate::problem::Problem;
 use crate::sessions::{Answer, limit, next_page, page};
 use axum::Json;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use axum::http::StatusCode;
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use wakeful_engine::ctx::Ctx;
 use wakeful_store::Error;
-use wakeful_store::notify::outbox::{Notification, NotificationFilter, statuses};
+use wakeful_store::notify::outbox::{Notification, NotificationFilter, Told, statuses};
 use wakeful_store::space::{Scope, within};
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ListQuery {
     /// A status, or `waiting` for what is still to be sent.
@@ -96,4 +99,19 @@ pub(super) async fn resend(
         return Err(Problem::new(StatusCode::CONFLICT, detail));
     }
     Ok((StatusCode::ACCEPTED, Json(one(&ctx, &caller, &id).await?)))
+}
+
+pub(crate) fn operations() -> Vec<Operation> {
+    vec![
+        Operation::get("/v1/notifications", "What people were told, newest first")
+            .query::<ListQuery>()
+            .lists::<Notification>(),
+        Operation::get("/v1/notifications/{id}", "A notification with what it told").answers(
+            StatusCode::OK,
+            "as described",
+            both(shape_of::<Notification>(), object!("items": Vec<Told>)),
+        ),
+        Operation::post("/v1/notifications/{id}/resend", "Sends a notification again that was not sent")
+            .answers(StatusCode::ACCEPTED, "queued", shape_of::<Notification>()),
+    ]
 }

@@ -50,6 +50,11 @@ impl Problem {
         Problem { status, ..self }
     }
 
+    /// The same problem with `Retry-After`.
+    pub(crate) fn retry_after(self, seconds: u32) -> Problem {
+        Problem { retry_after_s: Some(seconds), ..self }
+    }
+
     pub(crate) fn with(mut self, key: &str, value: impl Into<Value>) -> Problem {
         self.more.insert(key.to_owned(), value.into());
         self

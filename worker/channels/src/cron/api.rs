@@ -9,6 +9,7 @@ use axum::extract::{Query, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::routing::{get, post};
 use axum::{Json, Router};
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -19,7 +20,9 @@ use wakeful_engine::telemetry;
 use wakeful_http::access::Caller;
 use wakeful_http::body::Id;
 use wakeful_http::body::{accepted, check_text, idempotency_key, parse};
+use wakeful_http::openapi::{Operation, both, of, page_of};
 use wakeful_http::problem::Problem;
+use wakeful_store::schedule::Firing;
 use wakeful_store::schedule::{FIRINGS_KEPT, Schedule};
 use wakeful_store::wake::Woken;
 
@@ -89,7 +92,7 @@ async fn resume(State(ctx): State<Arc<Ctx>>, caller: Caller, Id(id): Id) -> Resu
     Ok(Json(View::of(ctx.store.resume_schedule(caller.space(), &id, None).await?)))
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct TriggerBody {
     client_key: Option<String>,
@@ -124,7 +127,7 @@ async fn trigger(
     .await
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct NextQuery {
     count: Option<usize>,
@@ -148,7 +151,7 @@ async fn next(
     Ok(Json(json!({"items": items, "next": null, "state": View::of(schedule).state})))
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct FiringsQuery {
     limit: Option<i64>,
@@ -165,4 +168,40 @@ async fn firings(
     let limit = query.limit.unwrap_or(FIRINGS_KEPT).clamp(1, FIRINGS_KEPT);
     let items = ctx.store.firings(caller.space(), &id, limit).await?;
     Ok(Json(json!({"items": items, "next": null})))
+}
+
+/// What the API's document says of these routes.
+pub(crate) fn operations() -> Vec<Operation> {
+    vec![
+        Operation::get("/v1/schedules", "Schedules, by name").lists::<View>(),
+        Operation::post("/v1/schedules", "Makes a schedule")
+            .body::<ScheduleInput>()
+            .answers(StatusCode::CREATED, "made", of::<View>())
+            .answers(StatusCode::OK, "the same schedule exists already", of::<View>()),
+        Operation::get("/v1/schedules/{id}", "A schedule; the id is its id or its name").shows::<View>(),
+        Operation::put("/v1/schedules/{id}", "Replaces a schedule's definition, except its name")
+            .body::<ScheduleInput>()
+            .shows::<View>(),
+        Operation::delete("/v1/schedules/{id}", "Deletes a schedule").answers_bytes(
+            StatusCode::NO_CONTENT,
+            "deleted",
+            "",
+        ),
+        Operation::post("/v1/schedules/{id}/pause", "Pauses a schedule").shows::<View>(),
+        Operation::post("/v1/schedules/{id}/resume", "Goes on with a schedule").shows::<View>(),
+        Operation::post("/v1/schedules/{id}/trigger", "Fires a schedule now")
+            .body_if_any::<TriggerBody>()
+            .answers(StatusCode::ACCEPTED, "fired", of::<Woken>())
+            .answers(StatusCode::OK, "the first answer to this key", of::<Woken>()),
+        Operation::get("/v1/schedules/{id}/next", "The next firings, soonest first")
+            .query::<NextQuery>()
+            .answers(
+                StatusCode::OK,
+                "the firings",
+                both(page_of::<view::Next>(), wakeful_http::object! {"state": String}),
+            ),
+        Operation::get("/v1/schedules/{id}/firings", "Past firings, newest first")
+            .query::<FiringsQuery>()
+            .lists::<Firing>(),
+    ]
 }

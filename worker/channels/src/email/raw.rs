@@ -10,13 +10,17 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use chrono::Utc;
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use wakeful_engine::ctx::Ctx;
 use wakeful_http::access::Caller;
 use wakeful_http::guard::guard;
+use wakeful_http::openapi::{Operation, Shape};
 use wakeful_http::problem::Problem;
+use wakeful_store::mail::MailView;
 use wakeful_workflow::mail::scan::MAIL_BYTES;
 
 /// Maximum number of recipients of one mail.
@@ -152,7 +156,7 @@ fn answer(accepted: Vec<Accepted>) -> Response {
 }
 
 /// The filter of a list of mails.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Wanted {
     #[serde(default)]
@@ -177,4 +181,27 @@ pub(super) async fn list(
     }
     let mails = ctx.store.mails(caller.space(), wanted.dropped, wanted.limit).await?;
     Ok(Json(json!({ "items": mails, "next": null })))
+}
+
+/// What the API's document says of these routes.
+pub(crate) fn operations() -> Vec<Operation> {
+    vec![
+        Operation::post(
+            "/v1/triggers/email/raw",
+            "A mail, as message/rfc822; the query or headers have its envelope",
+        )
+        .text("rcpt", "query", "A recipient; several may be given.")
+        .text("mail_from", "query", "The sender of the envelope.")
+        .bytes(&["message/rfc822"])
+        .answers(StatusCode::ACCEPTED, "it woke sessions", items())
+        .answers(StatusCode::OK, "it woke none: a duplicate, or a dropped mail", items())
+        .refuses(&[StatusCode::UNSUPPORTED_MEDIA_TYPE]),
+        Operation::get("/v1/mails", "Incoming mails, newest first, with the reason for each dropped one")
+            .query::<Wanted>()
+            .lists::<MailView>(),
+    ]
+}
+
+fn items() -> Shape {
+    wakeful_http::object! {"items": Vec<BTreeMap<String, Value>>}
 }

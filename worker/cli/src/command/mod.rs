@@ -3,6 +3,7 @@
 mod absurd;
 mod audit;
 mod batch;
+mod blobs;
 mod config;
 mod conversation;
 mod delivery;
@@ -124,6 +125,8 @@ enum Command {
     Audit(audit::Args),
     /// Delete what ended longer ago than `[retention]` keeps it.
     Retention(retention::Args),
+    /// Collect and check the bytes that rows point at: files, outputs, attachments.
+    Blobs(blobs::Args),
     /// Show, pause, resume and cancel batches, which `session retry` and its like make.
     Batch(batch::Args),
     /// Show failed runs in groups; mute and note them.
@@ -226,6 +229,7 @@ fn run(app: App, cli: Cli, matches: &clap::ArgMatches) -> anyhow::Result<Exit> {
             Command::Token(args) => token::run(config, args).await,
             Command::Audit(args) => audit::run(config, args).await,
             Command::Retention(args) => retention::run(config, args).await,
+            Command::Blobs(args) => blobs::run(config, args).await,
             Command::Batch(args) => batch::run(config, args).await,
             Command::Errors(args) => errors::run(config, args).await,
             Command::Queue(args) => queue::run(config, args).await,

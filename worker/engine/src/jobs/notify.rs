@@ -10,11 +10,11 @@ use crate::channel::{Channel, Outbound, SEND, SendError};
 use crate::ctx::Ctx;
 use crate::notify::{ButtonOrLink, Message, content};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 use tracing::{info, warn};
 use wakeful_config::notify::{Notify, To};
-use wakeful_store::notify::link::Act;
+use wakeful_store::notify::link::{Act, Minted, Way};
 use wakeful_store::notify::outbox::{ClaimedNotification, Ended, Told};
 use wakeful_store::queue;
 use wakeful_workflow::delivery::{self, Attempt, Decision, Facts, PriorAttempt};
@@ -51,9 +51,18 @@ async fn follow(ctx: Arc<Ctx>) {
     let rules: Vec<Rule> = ctx.config.notify.iter().map(|one| one.rule.clone()).collect();
     // A worker that has not shown itself for two leases is gone.
     let beat = ctx.config.queue.lease * 2;
+    // Without a rule here, other processes have none either, or they follow what is younger than this.
+    let older_than = if rules.is_empty() { FORGET } else { Duration::from_secs(86_400) };
+    let mut forget_at = Instant::now();
     loop {
+        if forget_at <= Instant::now() {
+            forget_at = Instant::now() + queue::jittered(FORGET);
+            if let Err(error) = ctx.store.forget_transitions(older_than).await {
+                warn!(%error, "Old notifications could not be deleted; trying again");
+            }
+        }
         let looked = match rules.is_empty() {
-            true => ctx.store.forget_transitions(FORGET).await.map(|_| false),
+            true => Ok(false),
             false => ctx.store.follow_transitions(&rules, beat).await.map(|followed| followed.more),
         };
         let pause = match looked {
@@ -247,36 +256,45 @@ async fn compose(
     let server = &ctx.config.server;
     let console = server.public_url.as_ref().filter(|_| server.console);
     let console = console.map(|url| format!("{url}{}/console", server.base_path));
-    let mut links = Vec::new();
-    if let Some(console) = console.as_deref().filter(|_| rule.links && claimed.phase != "over") {
+    let (mut links, mut buttons) = (Vec::new(), Vec::new());
+    if claimed.phase != "over" {
         for one in told.iter().take(LINKED) {
-            links.extend(links_of(ctx, rule, claimed, one, console).await?);
+            if let Some(console) = console.as_deref().filter(|_| rule.links) {
+                let made = acts_of(ctx, rule, claimed, one, Way::Link).await?;
+                let link = |made: Minted| ButtonOrLink::of(made, |token| format!("{console}/act/{token}"));
+                links.extend(made.into_iter().map(link));
+            }
+            if matches!(rule.to, To::Slack { buttons: true, .. }) {
+                let made = acts_of(ctx, rule, claimed, one, Way::Slack).await?;
+                buttons.extend(made.into_iter().map(|made| ButtonOrLink::of(made, str::to_owned)));
+            }
         }
     }
-    Ok(content(&Message { claimed, told: &told, links: &links, console: console.as_deref() }, &rule.to))
+    let console = console.as_deref();
+    Ok(content(&Message { claimed, told: &told, links: &links, buttons: &buttons, console }, &rule.to))
 }
 
-/// Makes the links by which a person may act on one transition now. The tokens are in the message and nowhere else.
-async fn links_of(
+/// Makes what a person may act on one transition by, now. The tokens are in the message and nowhere else.
+async fn acts_of(
     ctx: &Ctx,
     rule: &Notify,
     claimed: &ClaimedNotification,
     told: &Told,
-    console: &str,
-) -> wakeful_store::Result<Vec<ButtonOrLink>> {
+    way: Way,
+) -> wakeful_store::Result<Vec<Minted>> {
     let Some(session_id) = &told.session_id else { return Ok(Vec::new()) };
     let acts: Vec<Act> = match claimed.kind {
         Kind::DeliveryFailed => ctx.store.wanted_of_delivery(&told.subject).await?.into_iter().collect(),
         _ => ctx.store.wanted_acts(session_id).await?,
     };
-    let mut links = Vec::new();
+    let mut made = Vec::new();
     for act in acts {
-        let made = ctx.store.mint_link(&claimed.notification_id, session_id, act, rule.links_last).await?;
-        links.extend(made.map(|made| ButtonOrLink {
-            act: made.act.as_str(),
-            session_id: made.session_id,
-            url: format!("{console}/act/{}", made.token),
-        }));
+        // A button takes no text.
+        if way == Way::Slack && matches!(act, Act::Answer { .. }) {
+            continue;
+        }
+        let id = &claimed.notification_id;
+        made.extend(ctx.store.mint_link(id, session_id, act, way, rule.links_last).await?);
     }
-    Ok(links)
+    Ok(made)
 }
