@@ -24,7 +24,11 @@ struct Told {
 impl Scene {
     async fn new() -> Scene {
         let database = Database::new().await;
-        let options = Options::new().env("WAKEFUL_TOKEN", TOKEN).arg("--roles=api");
+        let options = Options::new()
+            .model("openai/test")
+            .env("OPENAI_BASE_URL", "http://127.0.0.1:1")
+            .env("WAKEFUL_TOKEN", TOKEN)
+            .arg("--roles=api");
         let (one, other) = (options.serve(&database).await, options.serve(&database).await);
         Scene { database, one, other }
     }

@@ -77,6 +77,52 @@ fn every_reference_of_the_document_leads_to_something() {
     assert_eq!(unique.len(), ids.len(), "{ids:?}");
 }
 
+/// API.md is written for people, and says why. So it is not made from the document: this holds the two together.
+#[test]
+fn the_page_about_the_api_names_each_parameter_field_and_status_of_the_document() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let page = std::fs::read_to_string(root.join("API.md")).unwrap();
+    let sections: Vec<&str> = page.split("\n## ").collect();
+    let mut missing = BTreeSet::new();
+    for (method, path, operation) in operations() {
+        if operation["x-scope"].is_null() {
+            continue;
+        }
+        // A row may list `/sessions/{id}/cancel` as `/sessions/{id}/retry`, `/cancel`.
+        let path = path.replace("{conversation_id}", "{conversation}");
+        let end = path.rfind('/').unwrap();
+        let row = |line: &str| {
+            line.contains(&format!("{path}`"))
+                || line.contains(&path[..end]) && line.contains(&format!("{}`", &path[end..]))
+        };
+        let of_route = sections.iter().filter(|section| section.lines().any(row));
+        // What holds for all lists and requests is at the top; a search has a section of its own.
+        let search =
+            sections.iter().filter(|section| section.starts_with("Search") && path == "/v1/sessions");
+        let said: Vec<&str> = sections.iter().take(1).chain(of_route).chain(search).copied().collect();
+        let says = |name: &str| {
+            let forms = [format!("`{name}`"), format!("\"{name}\""), format!("?{name}=")];
+            said.iter().any(|section| forms.iter().any(|form| section.contains(form)))
+        };
+        let parameters = operation["parameters"].as_array().into_iter().flatten();
+        let of_query = parameters.filter(|one| one["in"] == "query").filter_map(|one| one["name"].as_str());
+        let schema = &operation["requestBody"]["content"]["application/json"]["schema"]["$ref"];
+        let schema = schema.as_str().and_then(|refers| document().pointer(refers.trim_start_matches('#')));
+        let fields = schema.and_then(|schema| schema["properties"].as_object()).into_iter().flatten();
+        let names = of_query.chain(fields.map(|(name, _)| name.as_str()));
+        missing.extend(names.filter(|name| !says(name)).map(|name| format!("{method} {path}: {name}")));
+        for (status, _) in operation["responses"].as_object().unwrap() {
+            let in_table = |line: &str| {
+                line.starts_with("| ") && line.split('|').nth(1).is_some_and(|cell| cell.contains(status))
+            };
+            if status.as_str() >= "300" && !sections[0].lines().any(in_table) {
+                missing.insert(format!("the status {status}"));
+            }
+        }
+    }
+    assert!(missing.is_empty(), "API.md does not name these of the OpenAPI document: {missing:#?}");
+}
+
 /// The names that a refusal says are known.
 fn told(detail: &str) -> Option<BTreeSet<String>> {
     let (_, rest) = detail.split_once(&format!("`{UNKNOWN}`"))?;
@@ -87,7 +133,8 @@ fn told(detail: &str) -> Option<BTreeSet<String>> {
 #[tokio::test]
 async fn a_server_knows_the_parameters_and_fields_that_the_document_names() {
     let database = Database::new().await;
-    let process = Options::new().env("WAKEFUL_TOKEN", TOKEN).serve(&database).await;
+    let options = Options::new().model("openai/test").env("OPENAI_BASE_URL", "http://127.0.0.1:1");
+    let process = options.env("WAKEFUL_TOKEN", TOKEN).serve(&database).await;
     let client = Client::new();
     let ask = async |method: &str, path: &str, query: &str, body: String| -> (u16, Value) {
         let url = format!("{}{}{query}", process.url(), path.replace(['{', '}'], ""));

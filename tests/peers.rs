@@ -11,6 +11,7 @@ mod mail;
 mod notify;
 mod pgbouncer;
 mod roundtrip;
+mod schemathesis;
 #[cfg(feature = "ses")]
 mod ses;
 

@@ -38,6 +38,7 @@
 //! | make, find and revoke tokens; sign those of users | [`token`] |
 //! | keep the spaces apart | [`space`] |
 //! | detect a webhook token that was used before | [`webhook`] |
+//! | say what an upgrade would stop | [`preflight`] |
 //! | diagnose the whole system | [`diagnosis`] |
 //!
 //! All code takes locks in one order: schedule, conversation, session, job. A statement sees one snapshot.
@@ -77,6 +78,7 @@ pub mod outputs;
 pub mod overview;
 pub mod pause;
 mod pool;
+pub mod preflight;
 pub mod question;
 pub mod queue;
 pub mod readiness;

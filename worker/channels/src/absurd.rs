@@ -134,6 +134,7 @@ pub(crate) fn operations() -> Vec<Operation> {
         Operation::post("/v1/triggers/absurd", "What Absurd's `spawn` was given begins a session")
             .body::<Spawned>()
             .answers(StatusCode::ACCEPTED, "accepted", of::<Woken>())
-            .answers(StatusCode::OK, "the first answer to this key, here or in Absurd", of::<Woken>()),
+            .answers(StatusCode::OK, "the first answer to this key, here or in Absurd", of::<Woken>())
+            .refuses(&[StatusCode::NOT_FOUND]),
     ]
 }

@@ -18,6 +18,7 @@ use wakeful_engine::identity::Identity;
 use wakeful_engine::ingest::Intake;
 use wakeful_engine::model::renderings::Renderings;
 use wakeful_engine::model::{Model, Models};
+use wakeful_engine::offer::offer;
 use wakeful_engine::pauses::Pauses;
 use wakeful_engine::perform::Chunks;
 use wakeful_engine::replay::Recordings;
@@ -28,7 +29,9 @@ use wakeful_engine::web::Web;
 use wakeful_engine::workspace::{Settings, Workspaces};
 use wakeful_store::Store;
 use wakeful_store::queue::{News, Notifier};
+use wakeful_store::schema::Fit;
 use wakeful_workflow::fault::Fault;
+use wakeful_workflow::preflight::Offer;
 
 /// Builds extra routes that use the process.
 type Routes = Arc<dyn Fn(Process) -> axum::Router + Send + Sync>;
@@ -111,6 +114,16 @@ impl App {
         Ok(models)
     }
 
+    /// Returns what this program can do under `config`, for `wakeful preflight`.
+    ///
+    /// # Errors
+    /// Those of [`App::context`] about tools and channels.
+    pub(crate) fn offer(&self, config: &Config) -> anyhow::Result<Offer> {
+        let (tools, channels) = (self.registry()?, self.channels(config)?);
+        let providers = self.providers.iter().map(|(name, _)| name.as_str());
+        Ok(offer(config, &tools, providers, channels.keys().map(String::as_str)))
+    }
+
     /// Reads the configuration, which may name this program's own providers.
     ///
     /// # Errors
@@ -170,7 +183,9 @@ impl App {
         let intake_wait = Duration::from_millis(config.server.ingest_wait_ms);
         let connections = config.database.max_connections.saturating_sub(wakeful_store::OWN_CONNECTIONS);
         let store = Store::connect(url, connections, wakeful_store::queue::APPLICATION).await?;
-        store.check_schema().await?;
+        if let fit @ Fit::Newer { .. } = store.check_schema().await? {
+            tracing::warn!("A rolling deploy, or a rollback: {}", fit.said());
+        }
         let models = self.models(&config)?;
         // This signal also ends the LISTEN task. After it the process only closes its connections.
         let abort = CancellationToken::new();
@@ -190,7 +205,7 @@ impl App {
             identity: Identity::of_this_process(),
             web: Web::new(&config.web)?,
             workspaces: Workspaces::new(Settings::of(&config.workspace)),
-            shutdown: Shutdown { draining: CancellationToken::new(), abort },
+            shutdown: Shutdown { abort, ..Shutdown::default() },
             plugins: Plugins { tools, models, channels },
             store,
             config,

@@ -8,12 +8,14 @@ mod audit;
 pub mod batches;
 pub mod body;
 pub mod bundle;
+mod capabilities;
 pub mod context;
 mod conversations;
 mod deliveries;
 mod document;
 mod door;
 pub mod errors;
+pub mod etag;
 mod files;
 mod fork;
 pub mod front;
@@ -32,6 +34,7 @@ pub mod sessions;
 mod steer;
 mod stream;
 pub mod tokens;
+mod workers;
 
 pub use door::Door;
 
@@ -65,6 +68,8 @@ pub fn operations() -> Vec<Operation> {
         notifications::operations(),
         links::operations(),
         overview::operations(),
+        workers::operations(),
+        capabilities::operations(),
         bundle::operations(),
         health::operations(),
         document::operations(),
@@ -144,11 +149,14 @@ pub fn router(
         .route("/me", get(overview::me))
         .route("/overview", get(overview::show))
         .route("/queue", get(overview::queue))
-        .route("/workers", get(overview::workers))
         .route("/openapi.json", get(document::show).layer(Extension(document::Served::new(&ctx, operations))))
+        .route("/capabilities", get(capabilities::show))
+        .route("/workers", get(workers::list))
+        .route("/workers/{id}/drain", post(workers::drain))
         .merge(guarded)
         // Inside the door, because it reads the bodies of requests with a key.
         .layer(once)
+        .layer(from_fn(etag::tagged))
         .layer(door.clone())
         .merge(imports)
         .route_layer(from_fn_with_state(Arc::clone(&ctx), guard))

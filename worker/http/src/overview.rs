@@ -15,7 +15,7 @@ use tracing::debug;
 use wakeful_engine::ctx::Ctx;
 use wakeful_store::gate::ClosedGate;
 use wakeful_store::overview::QueueSample;
-use wakeful_store::queue::{Depth, WorkerView};
+use wakeful_store::queue::Depth;
 use wakeful_store::space::{Scope as Space, within};
 use wakeful_workflow::access::Reach;
 use wakeful_workflow::access::Scope;
@@ -62,21 +62,6 @@ pub(super) async fn queue(State(ctx): State<Arc<Ctx>>) -> Answer {
     Ok(Json(json!({"queues": queues, "gates": gates, "history": history})))
 }
 
-/// The workers of the last day.
-pub(super) async fn workers(State(ctx): State<Arc<Ctx>>) -> Answer {
-    let workers = ctx.store.workers().await?;
-    let silent_after_s = ctx.config.queue.heartbeat.as_secs_f64() * 3.0;
-    let items: Vec<Value> = workers
-        .iter()
-        .map(|worker| {
-            let mut shown = json!(worker);
-            shown["alive"] = json!(worker.beat_age_s < silent_after_s);
-            shown
-        })
-        .collect();
-    Ok(Json(json!({"items": items, "next": null})))
-}
-
 /// Writes the queue's depth down and forgets old idempotency keys, until the process ends.
 pub(super) fn sample_queue(ctx: &Arc<Ctx>) {
     let ctx = Arc::clone(ctx);
@@ -116,11 +101,6 @@ pub(crate) fn operations() -> Vec<Operation> {
             StatusCode::OK,
             "the queue",
             crate::object! {"queues": Vec<Depth>, "gates": Vec<ClosedGate>, "history": Vec<QueueSample>},
-        ),
-        Operation::get("/v1/workers", "The workers of the last day").answers(
-            StatusCode::OK,
-            "a page",
-            crate::object! {"items": Vec<WorkerView>, "next": Option<String>},
         ),
     ]
 }

@@ -146,6 +146,7 @@ impl From<wakeful_store::Error> for Problem {
             ),
             Error::OfAUser { .. } => Problem::new(StatusCode::FORBIDDEN, detail),
             Error::KeyReused { .. } => Problem::new(StatusCode::UNPROCESSABLE_ENTITY, detail),
+            Error::Outdated { .. } => Problem::new(StatusCode::PRECONDITION_FAILED, detail),
             Error::InboxFull { pending } => Problem {
                 retry_after_s: Some(5),
                 ..Problem::new(StatusCode::TOO_MANY_REQUESTS, detail).with("pending", pending)

@@ -66,7 +66,7 @@ impl PageQuery {
 }
 
 /// The page size for what the caller asked.
-pub(super) fn limit(asked: Option<i64>) -> i64 {
+pub fn limit(asked: Option<i64>) -> i64 {
     asked.unwrap_or(PAGE).clamp(1, PAGE_LIMIT)
 }
 

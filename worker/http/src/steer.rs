@@ -29,8 +29,8 @@ type Body = Result<Bytes, BytesRejection>;
 
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct Reason {
-    reason: Option<String>,
+pub(super) struct Reason {
+    pub(super) reason: Option<String>,
 }
 
 /// Continues a failed run where it stopped.

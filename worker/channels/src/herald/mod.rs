@@ -199,6 +199,7 @@ pub(crate) fn operations() -> Vec<Operation> {
         Operation::post("/v1/triggers/herald", "A notice of another system wakes a session")
             .body::<Heralded>()
             .answers(StatusCode::ACCEPTED, "accepted", of::<Woken>())
-            .answers(StatusCode::OK, "the first answer to this key", of::<Woken>()),
+            .answers(StatusCode::OK, "the first answer to this key", of::<Woken>())
+            .refuses(&[StatusCode::NOT_FOUND]),
     ]
 }

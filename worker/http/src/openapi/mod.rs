@@ -10,6 +10,7 @@ mod operation;
 pub use operation::{Operation, Proof, Shape, both, either, object, of, page_of};
 
 use crate::access::{OpenTo, Rule};
+use crate::etag::{DOCUMENTS, EDITED};
 use schemars::SchemaGenerator;
 use schemars::generate::{Contract, SchemaSettings};
 use serde_json::{Map, Value, json};
@@ -100,6 +101,14 @@ fn described(operation: &Operation, read: &mut SchemaGenerator, written: &mut Sc
             "schema": {"type": "string", "pattern": "^[!-~]{1,256}$"},
         }));
     }
+    let is_document = operation.method == "GET" && DOCUMENTS.contains(&operation.path);
+    if is_document {
+        parameters.push(text("If-None-Match", "header", "The `ETag` of the document that the client has."));
+    }
+    let is_edit = matches!(operation.method, "PUT" | "DELETE") && EDITED.contains(&operation.path);
+    if is_edit {
+        parameters.push(text("If-Match", "header", "The `ETag` of the version that the request is for."));
+    }
     let mut answers: Map<String, Value> = operation
         .answers
         .iter()
@@ -113,7 +122,12 @@ fn described(operation: &Operation, read: &mut SchemaGenerator, written: &mut Sc
             (answer.status.to_string(), shown)
         })
         .collect();
-    for status in operation.statuses() {
+    if is_document {
+        answers["200"]["headers"] =
+            json!({"ETag": {"description": "Its version", "schema": {"type": "string"}}});
+    }
+    let of_versions = [(is_document, 304), (is_edit, 412)].into_iter().filter(|(has, _)| *has);
+    for status in operation.statuses().into_iter().chain(of_versions.map(|(_, status)| status)) {
         let refers = json!({"$ref": format!("#/components/responses/{status}")});
         answers.entry(status.to_string()).or_insert(refers);
     }
