@@ -2,6 +2,7 @@
 #![doc = include_str!("error.md")]
 #![deny(missing_docs)]
 
+use wakeful_workflow::notify::LinkState;
 use wakeful_workflow::session::SessionStatus;
 
 /// Reason why the store failed.
@@ -59,6 +60,14 @@ pub enum Error {
         batch_id: String,
         /// Why, and which request would be accepted.
         reason: String,
+    },
+    /// A link that lets a person act once cannot be used.
+    #[error("{}", state.said(by.as_deref()))]
+    Link {
+        /// Why not.
+        state: LinkState,
+        /// Who used it.
+        by: Option<String>,
     },
     /// The erasure is not allowed now; the reason says why.
     #[error("nothing was erased: {reason}")]
@@ -141,6 +150,7 @@ impl Error {
             | Error::Refused { .. }
             | Error::Schedule { .. }
             | Error::Batch { .. }
+            | Error::Link { .. }
             | Error::Outdated { .. }
             | Error::NotErased { .. }
             | Error::KeyReused { .. }
