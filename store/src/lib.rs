@@ -36,6 +36,7 @@
 //! | say who did what | [`audit`] |
 //! | make, find and revoke tokens; sign those of users | [`token`] |
 //! | keep the spaces apart | [`space`] |
+//! | encrypt what people and models wrote | [`encryption`] |
 //! | detect a webhook token that was used before | [`webhook`] |
 //! | diagnose the whole system | [`diagnosis`] |
 //!
@@ -51,6 +52,7 @@ pub mod chain;
 pub mod create;
 pub mod delivery;
 pub mod diagnosis;
+pub mod encryption;
 pub mod erase;
 pub mod error;
 pub mod event;
@@ -87,6 +89,7 @@ pub mod schema;
 pub mod search;
 pub mod session;
 pub mod side;
+mod sealed_blob;
 mod socket;
 pub mod space;
 pub mod standing;
@@ -123,6 +126,7 @@ pub struct Store {
     pub(crate) user_key: Arc<token::Key>,
     pub(crate) lookups: Arc<token::Lookups>,
     pub(crate) refusals: Arc<audit::Refusals>,
+    pub(crate) vault: encryption::Vault,
 }
 
 impl Store {
@@ -146,6 +150,7 @@ impl Store {
             user_key: Arc::default(),
             lookups,
             refusals: Arc::default(),
+            vault: encryption::Vault::default(),
         })
     }
 

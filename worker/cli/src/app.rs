@@ -169,6 +169,7 @@ impl App {
         let intake_wait = Duration::from_millis(config.server.ingest_wait_ms);
         let connections = config.database.max_connections.saturating_sub(wakeful_store::OWN_CONNECTIONS);
         let store = Store::connect(url, connections, wakeful_store::queue::APPLICATION).await?;
+        wakeful_engine::encryption::turn_on(&config, &store)?;
         store.check_schema().await?;
         let models = self.models(&config)?;
         // This signal also ends the LISTEN task. After it the process only closes its connections.

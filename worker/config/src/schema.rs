@@ -52,12 +52,14 @@ pub(super) fn read(table: Table, added: &[&str]) -> (Config, Vec<Problem>) {
         web: super::web::read(root.section("web")),
         users: super::users::read(root.section("users")),
         retention: super::retention::read(root.section("retention")),
+        encryption: None,
         fallback_model: None,
         file: None,
         warnings: Vec::new(),
         given: Vec::new(),
     };
     config.schedules = super::cron::read(&mut root, &config.agent_names_in(DEFAULT_SPACE));
+    config.encryption = super::encryption::read(root.section("encryption"), &config.agent_names());
     root.finish();
     config.given = notes.given.into_inner();
     config.given.sort();

@@ -206,6 +206,7 @@ async fn ask(config: &Config, url: &str, since: Duration, report: &mut Report) -
         }
         Err(error) => return Err(error),
     }
+    super::keys::check(config, &store, report).await?;
     role(&store, report).await?;
     tokens(config, &store, report).await?;
     work(config, &store, report).await?;
