@@ -32,6 +32,7 @@ mod diff;
 mod drain;
 mod email_in;
 mod email_out;
+mod encryption;
 mod erase;
 mod expiry;
 mod fork;

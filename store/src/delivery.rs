@@ -234,7 +234,8 @@ impl Store {
                 self.unsend(lease, &row.delivery_id, "its worker has no [encryption]").await?;
             }
             // Never send a sealed text to a person.
-            let reason = format!("delivery {} is encrypted, and this process has no [encryption]", row.delivery_id);
+            let reason =
+                format!("delivery {} is encrypted, and this process has no [encryption]", row.delivery_id);
             return Err(Error::Keys { reason });
         }
         Ok(Some(ClaimedDelivery {

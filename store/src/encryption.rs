@@ -226,7 +226,10 @@ impl Vault {
         let known = inner.known();
         match known.sessions.get(session_id)? {
             None => Some(Seal::default()),
-            Some(key_id) => known.keys.get(key_id).map(|(key, _)| Seal(Some(Arc::clone(key)))),
+            Some(key_id) => {
+                let (key, since) = known.keys.get(key_id)?;
+                (since.elapsed() < KEPT).then(|| Seal(Some(Arc::clone(key))))
+            }
         }
     }
 
@@ -345,11 +348,8 @@ impl Store {
         )
         .fetch_one(&self.pool)
         .await?;
-        let mut status = Status {
-            sealed_conversations: counts.sealed,
-            conversations: counts.all,
-            ..Status::default()
-        };
+        let mut status =
+            Status { sealed_conversations: counts.sealed, conversations: counts.all, ..Status::default() };
         let Some(inner) = self.vault.inner() else { return Ok(status) };
         status.master_id.clone_from(&inner.masters[0].id);
         let ids = inner.store.ids().await?;

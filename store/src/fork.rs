@@ -277,7 +277,8 @@ impl Store {
             state_sha256,
         });
         run::append_events(&mut tx, &session_id, None, None, Wakes::Planner, &events).await?;
-        let run_id = if request.start { Some(start(&mut tx, &self.vault, request, &session_id).await?) } else { None };
+        let run_id =
+            if request.start { Some(start(&mut tx, &self.vault, request, &session_id).await?) } else { None };
         tx.commit().await?;
         Ok(Forked {
             session_id,

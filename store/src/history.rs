@@ -158,8 +158,7 @@ impl Store {
             .map(|(row, seal)| {
                 let mut facts: Value = crate::hydrate::from_text("history", &seal.open_json(row.facts)?)?;
                 if let Some(content) = row.content {
-                    let blocks: Vec<Block> =
-                        crate::hydrate::from_text("message", &seal.open_json(content)?)?;
+                    let blocks: Vec<Block> = crate::hydrate::from_text("message", &seal.open_json(content)?)?;
                     let calls = blocks.iter().filter(|block| matches!(block, Block::ToolCall(_))).count();
                     // The answer to a question is stored as the result of the call that asked it.
                     let answers = blocks.iter().filter_map(|block| match block {

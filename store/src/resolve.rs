@@ -68,9 +68,7 @@ impl Store {
         let mut tx = self.pool.begin().await?;
         let session = run::lock(&mut tx, session_id).await?;
         let resolved = match &decision.effect {
-            Effect::Call(call_id) => {
-                resolve_call(&mut tx, &self.vault, &session, call_id, decision).await?
-            }
+            Effect::Call(call_id) => resolve_call(&mut tx, &self.vault, &session, call_id, decision).await?,
             Effect::Delivery(delivery_id) => {
                 resolve_delivery(&mut tx, &session, delivery_id, decision).await?
             }

@@ -10,8 +10,8 @@ mod at_once;
 use crate::audit::act;
 use crate::bounce;
 use crate::create::find_or_create;
-use crate::encryption::{Seal, Vault};
 pub use crate::create::{Continues, NewSession};
+use crate::encryption::{Seal, Vault};
 use crate::run::{self, Locked, Opened, Wakes};
 use crate::{Error, Result, Store, new_id, sealed_blob};
 use at_once::To;
@@ -358,7 +358,8 @@ async fn attach(
     for (sha256, file) in sorted {
         if let Some(data_key) = seal.key_id() {
             let (bytes, media_type) = (seal.bytes(&file.bytes), &file.media_type);
-            sealed_blob::add(&mut *tx, data_key, space_id, sha256, file.bytes.len(), media_type, &bytes).await?;
+            sealed_blob::add(&mut *tx, data_key, space_id, sha256, file.bytes.len(), media_type, &bytes)
+                .await?;
             continue;
         }
         sqlx::query!(

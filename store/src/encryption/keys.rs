@@ -6,8 +6,8 @@
 use super::Wrapped;
 use crate::{Error, Result};
 use futures::future::BoxFuture;
-use sqlx::postgres::{PgPool, PgPoolOptions};
 use sqlx::Row;
+use sqlx::postgres::{PgPool, PgPoolOptions};
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};

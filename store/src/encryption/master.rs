@@ -14,7 +14,8 @@ pub(super) struct Master {
 
 impl Master {
     pub fn new(secret: &[u8; 32]) -> Result<Master> {
-        let key = UnboundKey::new(&AES_256_GCM, secret).map_err(|_| Error::corrupt("master key", "unusable"))?;
+        let key =
+            UnboundKey::new(&AES_256_GCM, secret).map_err(|_| Error::corrupt("master key", "unusable"))?;
         let id = Sha256::new().chain_update(b"wakeful master key").chain_update(secret).finalize();
         Ok(Master { id: hex::encode(&id[..6]), key: LessSafeKey::new(key) })
     }
@@ -37,7 +38,8 @@ impl Master {
     }
 
     pub fn unwrap(&self, key: &Wrapped) -> Result<[u8; 32]> {
-        let wrong = || Error::corrupt("data key", format!("{} does not open under its master key", key.key_id));
+        let wrong =
+            || Error::corrupt("data key", format!("{} does not open under its master key", key.key_id));
         if key.wrapped.len() < NONCE_LEN {
             return Err(wrong());
         }

@@ -96,7 +96,10 @@ async fn texts_are_sealed_and_the_structure_of_a_message_stays() {
     let value: Value = serde_json::from_str(&sealed).unwrap();
     assert_eq!(value[1]["call_id"], "c");
     assert_eq!(value[2]["details"]["type"], "sentEmail");
-    assert_eq!((&value[2]["details"]["sha256"], &value[2]["output"]), (&json!(sha256), &content[2]["output"]));
+    assert_eq!(
+        (&value[2]["details"]["sha256"], &value[2]["output"]),
+        (&json!(sha256), &content[2]["output"])
+    );
     assert_eq!(serde_json::from_str::<Value>(&seal.open_json(sealed).unwrap()).unwrap(), content);
     assert_eq!(seal.open_value(value).unwrap(), content);
 }

@@ -213,11 +213,9 @@ impl Found<'_> {
         let Some(rest) = rest.strip_prefix('.') else { return Ok(None) };
         let end = rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '-' && c != '_');
         match end {
-            Some(end) if rest[end..].starts_with('~') => Ok(Some(Found {
-                kind,
-                body: &rest[..end],
-                length: MARK.len() + 3 + ID_CHARS + end + 1,
-            })),
+            Some(end) if rest[end..].starts_with('~') => {
+                Ok(Some(Found { kind, body: &rest[..end], length: MARK.len() + 3 + ID_CHARS + end + 1 }))
+            }
             _ => Err(Error::corrupt("sealed value", "its end is missing")),
         }
     }

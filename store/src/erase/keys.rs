@@ -91,7 +91,8 @@ impl Store {
         if data_keys.is_empty() || self.vault.is_open() {
             return Ok(());
         }
-        let reason = "its texts are encrypted, and without [encryption] in the configuration their key would stay";
+        let reason =
+            "its texts are encrypted, and without [encryption] in the configuration their key would stay";
         Err(Error::NotErased { reason: reason.to_owned() })
     }
 }

@@ -173,12 +173,7 @@ async fn said_at(tx: &mut PgConnection, session_id: &str) -> Result<HashMap<i64,
 
 /// The state at the cut, folded from the parent's initial state and the messages up to the cut. Messages
 /// after the cut do not count, neither the parent's own nor those that it copied as a fork.
-pub(super) async fn state(
-    tx: &mut PgConnection,
-    seal: &Seal,
-    parent: &Parent,
-    cut: &Cut,
-) -> Result<State> {
+pub(super) async fn state(tx: &mut PgConnection, seal: &Seal, parent: &Parent, cut: &Cut) -> Result<State> {
     let results = sqlx::query_scalar!(
         r#"
         select json_build_object('call_id', b.block -> 'call_id', 'name', b.block -> 'name', 'content', '',

@@ -2,8 +2,8 @@
 //! what the lines say.
 
 use super::InboxIds;
-use crate::encryption::Seal;
 use crate::Result;
+use crate::encryption::Seal;
 use crate::step::to_json;
 use serde_json::Value;
 use sqlx::postgres::PgArguments;

@@ -150,7 +150,8 @@ impl Store {
         if let Some(before) = fired_before(&mut tx, &new, &trigger_id).await? {
             return Ok(before);
         }
-        let woken = wake(&mut tx, &self.vault, &schedule, &timing, new, (trigger_id, now), trace_context).await?;
+        let woken =
+            wake(&mut tx, &self.vault, &schedule, &timing, new, (trigger_id, now), trace_context).await?;
         record(&mut tx, &schedule, now, true, Some(&woken.session_id), None).await?;
         tx.commit().await?;
         Ok(woken)

@@ -14,6 +14,9 @@ impl Statement<'_> {
             let channels = self.bind(column(rare.deliveries, |one| one.channel.as_str()));
             let keys = self.bind(column(rare.deliveries, |one| one.source_key.as_str()));
             let contents = self.bind(column(rare.deliveries, |one| {
+                if !rare.seal.is_on() {
+                    return one.content.to_string();
+                }
                 let mut content = one.content.clone();
                 rare.seal.value(&mut content);
                 content.to_string()

@@ -175,12 +175,7 @@ impl Facts {
 }
 
 /// Folds the messages. Only tool results can change the state.
-async fn fold(
-    tx: &mut PgConnection,
-    seal: &Seal,
-    session_id: &str,
-    mut state: State,
-) -> Result<State> {
+async fn fold(tx: &mut PgConnection, seal: &Seal, session_id: &str, mut state: State) -> Result<State> {
     let contents = sqlx::query_scalar!(
         r#"select content::text as "content!" from conversation_records
         where session_id = $1 and role = 'tool'

@@ -29,9 +29,12 @@ pub(super) fn read(mut section: Section<'_>, known: &BTreeSet<String>) -> Option
             section.problem(origin.clone(), format!("encryption.agents: there is no agent {agent:?}"));
         }
     }
-    let is_key = |text: &str| (!is_key(text)).then_some("must be 32 bytes in base64, such as of `openssl rand -base64 32`");
+    let is_key = |text: &str| {
+        (!is_key(text)).then_some("must be 32 bytes in base64, such as of `openssl rand -base64 32`")
+    };
     let keys = section.secret("keys", |place| {
-        (!place.contains("://") && !place.starts_with('/')).then_some("must be postgres://… or the absolute path of a directory")
+        (!place.contains("://") && !place.starts_with('/'))
+            .then_some("must be postgres://… or the absolute path of a directory")
     });
     let master_key = section.secret("master_key", is_key);
     let old_master_key = section.secret("old_master_key", is_key);
@@ -44,7 +47,10 @@ pub(super) fn read(mut section: Section<'_>, known: &BTreeSet<String>) -> Option
         (keys, master_key) => {
             for (key, is_missing) in [("keys", keys.is_none()), ("master_key", master_key.is_none())] {
                 if is_missing {
-                    section.problem(origin.clone(), format!("encryption.{key} is missing or unusable: [encryption] needs it"));
+                    section.problem(
+                        origin.clone(),
+                        format!("encryption.{key} is missing or unusable: [encryption] needs it"),
+                    );
                 }
             }
             section.finish();
@@ -71,8 +77,12 @@ mod tests {
     fn a_key_is_32_bytes_in_base64() {
         assert!(is_key("AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="));
         assert!(is_key("AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=\n"));
-        for wrong in ["", "AAAA", "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAB=", "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"]
-        {
+        for wrong in [
+            "",
+            "AAAA",
+            "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAB=",
+            "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA",
+        ] {
             assert!(!is_key(wrong), "{wrong}");
         }
     }

@@ -44,7 +44,10 @@ async fn status(store: &wakeful_store::Store, output: &Output) -> anyhow::Result
         );
         for (master, keys) in &status.by_master {
             let which = if *master == status.master_id { "the present" } else { "an earlier" };
-            text.push_str(&format!("{} wrapped by {which} master key {master}\n", count(*keys as i64, "key")));
+            text.push_str(&format!(
+                "{} wrapped by {which} master key {master}\n",
+                count(*keys as i64, "key")
+            ));
         }
         if !status.missing.is_empty() {
             let missing = status.missing.join(", ");
@@ -59,7 +62,5 @@ async fn status(store: &wakeful_store::Store, output: &Output) -> anyhow::Result
 
 async fn rotate(store: &wakeful_store::Store, output: &Output) -> anyhow::Result<()> {
     let wrapped = store.rotate_master_key().await?;
-    output.one(&json!({"wrapped": wrapped}), || {
-        format!("{} wrapped anew\n", count(wrapped as i64, "key"))
-    })
+    output.one(&json!({"wrapped": wrapped}), || format!("{} wrapped anew\n", count(wrapped as i64, "key")))
 }

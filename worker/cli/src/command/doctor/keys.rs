@@ -13,7 +13,8 @@ pub(super) async fn check(config: &Config, store: &Store, report: &mut Report) -
     let status = match store.encryption_status().await {
         Ok(status) => status,
         Err(error @ Error::Keys { .. }) => {
-            let remedy = "until it can be reached, encrypted sessions wait; `keys` of `[encryption]` says where it is";
+            let remedy =
+                "until it can be reached, encrypted sessions wait; `keys` of `[encryption]` says where it is";
             report.problem("encryption", error.to_string(), remedy);
             return Ok(());
         }
@@ -23,7 +24,10 @@ pub(super) async fn check(config: &Config, store: &Store, report: &mut Report) -
         if status.sealed_conversations > 0 {
             report.problem(
                 "encryption",
-                format!("{} conversations are encrypted, and there is no [encryption] here", status.sealed_conversations),
+                format!(
+                    "{} conversations are encrypted, and there is no [encryption] here",
+                    status.sealed_conversations
+                ),
                 "give every process the section that the others have: without it, their sessions wait",
             );
         }
@@ -38,7 +42,10 @@ pub(super) async fn check(config: &Config, store: &Store, report: &mut Report) -
     } else {
         let old = status.keys - status.by_master.get(&status.master_id).copied().unwrap_or(0);
         let left = if old > 0 { format!(", {old} wrapped by an earlier master key") } else { String::new() };
-        report.ok("encryption", format!("{} conversations, {} keys{left}", status.sealed_conversations, status.keys));
+        report.ok(
+            "encryption",
+            format!("{} conversations, {} keys{left}", status.sealed_conversations, status.keys),
+        );
     }
     Ok(())
 }
