@@ -53,6 +53,7 @@ pub(super) fn read(table: Table, added: &[&str]) -> (Config, Vec<Problem>) {
         users: super::users::read(root.section("users")),
         retention: super::retention::read(root.section("retention")),
         encryption: None,
+        notify: Vec::new(),
         fallback_model: None,
         file: None,
         warnings: Vec::new(),
@@ -60,6 +61,7 @@ pub(super) fn read(table: Table, added: &[&str]) -> (Config, Vec<Problem>) {
     };
     config.schedules = super::cron::read(&mut root, &config.agent_names_in(DEFAULT_SPACE));
     config.encryption = super::encryption::read(root.section("encryption"), &config.agent_names());
+    config.notify = super::notify::read(&mut root, config.server.public_url.is_some());
     root.finish();
     config.given = notes.given.into_inner();
     config.given.sort();
@@ -101,6 +103,16 @@ fn server(mut section: Section<'_>) -> Server {
                 },
             )
             .unwrap_or_default(),
+        public_url: section.text(
+            "public_url",
+            "must be the http:// or https:// address under which people reach this server, without a path",
+            |text| {
+                let url: url::Url = text.parse().ok()?;
+                let plain =
+                    matches!(url.scheme(), "http" | "https") && url.path() == "/" && url.query().is_none();
+                plain.then(|| text.trim_end_matches('/').to_owned())
+            },
+        ),
     };
     section.finish();
     server
