@@ -52,16 +52,16 @@ pub(super) fn read(table: Table, added: &[&str]) -> (Config, Vec<Problem>) {
         web: super::web::read(root.section("web")),
         users: super::users::read(root.section("users")),
         retention: super::retention::read(root.section("retention")),
-        notify: Vec::new(),
         encryption: None,
+        notify: Vec::new(),
         fallback_model: None,
         file: None,
         warnings: Vec::new(),
         given: Vec::new(),
     };
     config.schedules = super::cron::read(&mut root, &config.agent_names_in(DEFAULT_SPACE));
-    config.notify = super::notify::read(&mut root, config.server.public_url.is_some());
     config.encryption = super::encryption::read(root.section("encryption"), &config.agent_names());
+    config.notify = super::notify::read(&mut root, config.server.public_url.is_some());
     root.finish();
     config.given = notes.given.into_inner();
     config.given.sort();
