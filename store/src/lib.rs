@@ -33,10 +33,12 @@
 //! | find sessions by what was said in them | [`search`] |
 //! | see failed runs in groups | [`failure`] |
 //! | retry, cancel, archive or wake many sessions | [`batch`] |
+//! | tell people what needs them, and let them act by a link | [`notify`] |
 //! | say who did what | [`audit`] |
 //! | make, find and revoke tokens; sign those of users | [`token`] |
 //! | keep the spaces apart | [`space`] |
 //! | detect a webhook token that was used before | [`webhook`] |
+//! | say what an upgrade would stop | [`preflight`] |
 //! | diagnose the whole system | [`diagnosis`] |
 //!
 //! All code takes locks in one order: schedule, conversation, session, job. A statement sees one snapshot.
@@ -64,16 +66,19 @@ pub mod generation;
 pub mod heal;
 pub mod history;
 pub mod hydrate;
+pub mod idempotency;
 pub mod import;
 pub mod journal;
 pub mod ledger;
 pub mod legacy;
 pub mod mail;
+pub mod notify;
 pub mod outbox;
 pub mod outputs;
 pub mod overview;
 pub mod pause;
 mod pool;
+pub mod preflight;
 pub mod question;
 pub mod queue;
 pub mod readiness;

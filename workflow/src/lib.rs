@@ -26,7 +26,9 @@
 //! | the files of a session at one moment | [`workspace`] |
 //! | what the model sees | [`prefix`], [`context`], [`wire`] |
 //! | how a session is carried to another database | [`bundle`] |
+//! | what an upgrade would stop | [`preflight`] |
 //! | how a task of Absurd becomes a session | [`mod@absurd`] |
+//! | what a person is notified of, and when | [`notify`] |
 //! | which kinds of ids exist | [`id`] |
 
 pub mod absurd;
@@ -52,10 +54,12 @@ pub mod id;
 pub mod inbox;
 pub mod internal;
 pub mod mail;
+pub mod notify;
 pub mod pause;
 pub mod plan;
 pub mod policy;
 pub mod prefix;
+pub mod preflight;
 pub mod record;
 pub mod recover;
 pub mod replay;

@@ -340,7 +340,7 @@ impl<'a> Writing<'a> {
             lifecycle_state: status.as_str().to_owned(),
             state_sha256: blob.sha256,
         });
-        run::append_events(tx, &self.ids.session_id, Some(&built.run.run_id), None, Wakes::Nobody, &events)
+        run::append_events(tx, &self.ids.session_id, Some(&built.run.run_id), None, Wakes::Nothing, &events)
             .await
     }
 

@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
+use wakeful_config::notify::To;
 use wakeful_config::{Config, ConfigError, Invalid};
 use wakeful_engine::cancels::Cancels;
 use wakeful_engine::channel::Channel;
@@ -17,6 +18,7 @@ use wakeful_engine::identity::Identity;
 use wakeful_engine::ingest::Intake;
 use wakeful_engine::model::renderings::Renderings;
 use wakeful_engine::model::{Model, Models};
+use wakeful_engine::offer::offer;
 use wakeful_engine::pauses::Pauses;
 use wakeful_engine::perform::Chunks;
 use wakeful_engine::replay::Recordings;
@@ -27,7 +29,9 @@ use wakeful_engine::web::Web;
 use wakeful_engine::workspace::{Settings, Workspaces};
 use wakeful_store::Store;
 use wakeful_store::queue::{News, Notifier};
+use wakeful_store::schema::Fit;
 use wakeful_workflow::fault::Fault;
+use wakeful_workflow::preflight::Offer;
 
 /// Builds extra routes that use the process.
 type Routes = Arc<dyn Fn(Process) -> axum::Router + Send + Sync>;
@@ -110,6 +114,16 @@ impl App {
         Ok(models)
     }
 
+    /// Returns what this program can do under `config`, for `wakeful preflight`.
+    ///
+    /// # Errors
+    /// Those of [`App::context`] about tools and channels.
+    pub(crate) fn offer(&self, config: &Config) -> anyhow::Result<Offer> {
+        let (tools, channels) = (self.registry()?, self.channels(config)?);
+        let providers = self.providers.iter().map(|(name, _)| name.as_str());
+        Ok(offer(config, &tools, providers, channels.keys().map(String::as_str)))
+    }
+
     /// Reads the configuration, which may name this program's own providers.
     ///
     /// # Errors
@@ -169,7 +183,9 @@ impl App {
         let intake_wait = Duration::from_millis(config.server.ingest_wait_ms);
         let connections = config.database.max_connections.saturating_sub(wakeful_store::OWN_CONNECTIONS);
         let store = Store::connect(url, connections, wakeful_store::queue::APPLICATION).await?;
-        store.check_schema().await?;
+        if let fit @ Fit::Newer { .. } = store.check_schema().await? {
+            tracing::warn!("A rolling deploy, or a rollback: {}", fit.said());
+        }
         let models = self.models(&config)?;
         // This signal also ends the LISTEN task. After it the process only closes its connections.
         let abort = CancellationToken::new();
@@ -189,7 +205,7 @@ impl App {
             identity: Identity::of_this_process(),
             web: Web::new(&config.web)?,
             workspaces: Workspaces::new(Settings::of(&config.workspace)),
-            shutdown: Shutdown { draining: CancellationToken::new(), abort },
+            shutdown: Shutdown { abort, ..Shutdown::default() },
             plugins: Plugins { tools, models, channels },
             store,
             config,
@@ -204,6 +220,22 @@ impl App {
         let mut channels: BTreeMap<String, Arc<dyn Channel>> = BTreeMap::new();
         for channel in wakeful_channels::senders(config)?.iter().chain(&self.channels) {
             channels.insert(channel.name().to_owned(), Arc::clone(channel));
+        }
+        for one in &config.notify {
+            let (name, to) = (&one.rule.name, one.to.as_str());
+            if to != "webhook" && !channels.contains_key(to) {
+                let text =
+                    format!("notify {name:?} sends by {to}, and nothing does: {}", config.how_to_enable(to));
+                return Err(Invalid(text).into());
+            }
+            let slack = &config.messenger.slack;
+            let may_press = !slack.signing_secrets.is_empty() && slack.allow.users.is_some();
+            if matches!(one.to, To::Slack { buttons: true, .. }) && !may_press {
+                let text = format!(
+                    "notify {name:?} has buttons: set signing_secrets and allow_users in [messenger.slack]"
+                );
+                return Err(Invalid(text).into());
+            }
         }
         for name in config.agent_names() {
             // Without a sender, `compose_email` would tell the model that the mail is on its way, and no mail
@@ -231,7 +263,14 @@ impl App {
         let (guarded, webhooks) = (wakeful_channels::guarded(ctx)?, wakeful_channels::webhooks(ctx));
         let own = own.fold(axum::Router::new(), axum::Router::merge);
         let door = wakeful_http::Door::new(Arc::clone(ctx));
-        let api = wakeful_http::router(Arc::clone(ctx), guarded, webhooks, own, &door);
+        let api = wakeful_http::router(
+            Arc::clone(ctx),
+            guarded,
+            webhooks,
+            own,
+            &door,
+            wakeful_channels::operations,
+        );
         let server = &ctx.config.server;
         let settings = wakeful_console::Settings {
             token: server.token.as_ref().map(|token| token.expose_secret().to_owned()),

@@ -3,7 +3,7 @@
 use super::read::{Section, narrow};
 use std::collections::BTreeMap;
 
-/// After how many days it may be deleted. `None`: it is kept for ever.
+/// After how many days it may be deleted. `None`: it is kept without limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Days {
     /// A session that completed, was cancelled, archived or terminated.
@@ -58,7 +58,7 @@ pub(super) fn read(mut section: Section<'_>) -> Retention {
     retention
 }
 
-/// 0 keeps for ever, so that a space can say so where `[retention]` says otherwise.
+/// 0 keeps without limit, so that a space can say so where `[retention]` says otherwise.
 fn days(section: &mut Section<'_>, default: Days) -> Days {
     let mut read = |key: &str, default: Option<i32>| match section.number(key, 0..=36_500) {
         Some(0) => None,

@@ -77,11 +77,13 @@ const WRITES: &[&str] = &[
     "person.hold",
     "audit.delete",
     "retention.run",
+    "blobs.gc",
     "errors.mute",
     "errors.note",
     "batch.pause",
     "batch.resume",
     "batch.cancel",
+    "worker.drain",
 ];
 
 /// The act of a command, if it writes.

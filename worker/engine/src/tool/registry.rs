@@ -52,7 +52,10 @@ impl Registry {
         registry.register(Arc::new(super::ask_user::AskUser))?;
         registry.register(Arc::new(super::compose_email::ComposeEmail))?;
         registry.register(Arc::new(super::current_time::CurrentTime))?;
+        registry.register(Arc::new(super::files::EditFile))?;
+        registry.register(Arc::new(super::files::ListFiles))?;
         registry.register(Arc::new(super::files::ReadFile))?;
+        registry.register(Arc::new(super::files::SearchFiles))?;
         registry.register(Arc::new(super::files::WriteFile))?;
         registry.register(Arc::new(super::read_attachment::ReadAttachment))?;
         registry.register(Arc::new(super::read_output::ReadOutput))?;
@@ -206,6 +209,18 @@ impl Registry {
     }
 }
 
+/// Checks `arguments` against the schema of a tool that this process need not have.
+///
+/// # Errors
+/// The list of all violations.
+pub fn fits(tool: &ToolDefinition, arguments: &Value) -> Result<(), String> {
+    match jsonschema::validator_for(&tool.parameters) {
+        Ok(validator) => violations(&tool.name, &validator, arguments).map_err(|error| error.0),
+        // An invalid schema cannot check anything.
+        Err(_) => Ok(()),
+    }
+}
+
 fn violations(name: &str, validator: &Validator, arguments: &Value) -> Result<(), ToolError> {
     let violations: Vec<String> = validator.iter_errors(arguments).map(|error| describe(&error)).collect();
     if violations.is_empty() { Ok(()) } else { Err(ToolError(refusal(name, &violations))) }
@@ -301,9 +316,12 @@ mod tests {
                 "ask_user",
                 "compose_email",
                 "current_time",
+                "edit_file",
+                "list_files",
                 "read_attachment",
                 "read_file",
                 "read_output",
+                "search_files",
                 "write_file"
             ]
         );

@@ -6,8 +6,13 @@ use wakeful_workflow::mail::policy::Exchange;
 use wakeful_workflow::session::{DebugMeta, Totals};
 use wakeful_workflow::trigger::TriggerSource;
 
-const AROUND: Surroundings =
-    Surroundings { workers_alive: 2, silent_after_s: 30.0, attempts: Some(5), outage_s: Some(21_600.0) };
+const AROUND: Surroundings = Surroundings {
+    workers_alive: 2,
+    workers_with_agent: 2,
+    silent_after_s: 30.0,
+    attempts: Some(5),
+    outage_s: Some(21_600.0),
+};
 
 fn standing(status: &str) -> Standing {
     let session = SessionSummary {
@@ -85,6 +90,8 @@ fn job(leased: bool, due_in_s: f64) -> JobView {
         provider_down_s: None,
         next_probe_in_s: None,
         held: None,
+        lacks_agent: None,
+        lacks_agent_s: None,
     }
 }
 
@@ -244,12 +251,12 @@ fn what_it_said_and_nobody_got_comes_first_and_what_else_is_open_follows() {
     let whys: Vec<String> = explain(&standing, AROUND).into_iter().map(|finding| finding.why).collect();
     let expected = [
         "A message by email was not sent (dlv_1): mailbox full.",
-        "Nobody knows whether a message by email was sent",
+        "It is not known whether a message by email was sent",
         "(3 attempts): next attempt in 30s: mailbox full.",
         "Its run is complete.",
         "A cancel is asked for",
         "2 messages wait in its inbox",
-        "Nobody knows whether charge took effect",
+        "It is not known whether charge took effect",
     ];
     assert_eq!(whys.len(), expected.len(), "{whys:#?}");
     for (why, expected) in whys.iter().zip(expected) {
