@@ -37,6 +37,7 @@ mod price;
 mod problem;
 mod read;
 pub mod retention;
+mod routes;
 mod schema;
 #[cfg(test)]
 mod tests;
