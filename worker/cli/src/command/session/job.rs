@@ -121,8 +121,9 @@ pub(super) fn of_outage(job: &JobView, around: Surroundings) -> Option<Finding> 
     Some(Finding { why, remedy: Some(remedy.to_owned()) })
 }
 
-/// Says in a few words what holds up a session's step, for lists: `job` is that of its summary.
-pub(super) fn note(job: &Value) -> Option<String> {
+/// Says in a few words what holds up a session's step, for lists: `job` is that of its summary, and `attempts` the limit of its
+/// agent, if that is known.
+pub(super) fn note(job: &Value, attempts: Option<i64>) -> Option<String> {
     let time = |key: &str| job[key].as_str().and_then(|at| at.parse::<DateTime<Utc>>().ok());
     let ahead = |at: DateTime<Utc>| span((at - Utc::now()).as_seconds_f64().max(0.0));
     if job["leased"] == true {
@@ -142,9 +143,13 @@ pub(super) fn note(job: &Value) -> Option<String> {
     }
     let error = job["last_error"].as_str()?;
     let next = time("run_at").filter(|at| *at > Utc::now())?;
-    let failed =
-        job["outage_faults"].as_i64().filter(|faults| *faults > 0).or(job["stuck"].as_i64()).unwrap_or(1);
-    Some(format!("retrying, {failed} failed: {}; next in {}", error.trim_end_matches('.'), ahead(next)))
+    // An outage has a limit of time, and not of attempts.
+    let failed = match (job["outage_faults"].as_i64().filter(|faults| *faults > 0), attempts) {
+        (Some(faults), _) => format!("{faults} failed"),
+        (None, Some(limit)) => format!("{} of {limit}", job["stuck"].as_i64().unwrap_or(1)),
+        (None, None) => format!("{} failed", job["stuck"].as_i64().unwrap_or(1)),
+    };
+    Some(format!("retrying, {failed}: {}, next in {}", error.trim_end_matches('.'), ahead(next)))
 }
 
 /// Explains a replay's job. Only the process of `wakeful replay` runs it, and that process is not in the list
