@@ -42,7 +42,7 @@ comment on table search_documents is 'Without a policy: it would keep words from
 create index search_documents_by_word on search_documents using gin (words);
 
 -- Sessions that go on with a run that was opened before: a retry, an answer. New runs and new sessions are found by their ids,
--- which grow with time. Rows are only added and deleted, so the one that adds a row waits for nobody.
+-- which grow with time. Rows are only added and deleted, so adding one waits for no lock.
 create table search_due (
     due_id bigint generated always as identity primary key,
     session_id text not null,

@@ -271,7 +271,7 @@ async fn the_doctor_names_the_session_whose_effect_is_uncertain() {
     assert_eq!(ran.code, 0, "a warning is no failure: {}", ran.out);
     assert!(ran.out.contains(&format!("wakeful session why {id}")), "{}", ran.out);
     let why = run(&options, &database.url, &["session", "why", id]).await;
-    assert!(why.out.contains("Nobody knows whether charge took effect"), "{}", why.out);
+    assert!(why.out.contains("It is not known whether charge took effect"), "{}", why.out);
     let command = format!("wakeful session resolve {id} call_1");
     for said in [&ran.out, &why.out, &run(&options, &database.url, &["session", "show", id]).await.out] {
         let said: Vec<&str> = said.split_whitespace().collect();

@@ -189,7 +189,7 @@ async fn k13_a_kill_after_the_send_is_settled_as_the_channel_allows() {
         assert_eq!(office.outbox().await[0].0, status, "{behaviour}");
         assert_eq!(office.journal().await, [journal], "{behaviour}");
         let why = office.cli("why");
-        let surfaced = why.contains("Nobody knows whether a message by email was sent");
+        let surfaced = why.contains("It is not known whether a message by email was sent");
         assert_eq!(surfaced, status == "uncertain", "{why}");
 
         // The first delivery does not block a later message. It is not sent again.

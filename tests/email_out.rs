@@ -121,7 +121,7 @@ async fn a_kill_at_every_word_of_smtp_sends_at_most_once() {
         );
         let why = post.cli(&["session", "why", &id]);
         assert_eq!(
-            why.contains("Nobody knows whether a message by email was sent"),
+            why.contains("It is not known whether a message by email was sent"),
             statuses == ["uncertain"],
             "{why}"
         );

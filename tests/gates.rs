@@ -1,5 +1,7 @@
 //! A provider is down. No run fails for it, the fleet hardly calls it, and work goes on in order when it is back.
 
+mod minutes;
+
 use crate::support::checker::check;
 use crate::support::client::texts;
 use crate::support::{Answer, Client, Database, ModelServer, Options, Process, eventually};

@@ -8,8 +8,10 @@ mod email_out;
 #[cfg(feature = "legacy-redis")]
 mod legacy_chat;
 mod mail;
+mod notify;
 mod pgbouncer;
 mod roundtrip;
+mod schemathesis;
 #[cfg(feature = "ses")]
 mod ses;
 

@@ -237,7 +237,7 @@ async fn each_space_has_its_own_days_and_without_any_the_command_refuses() {
     let world = World::new("ended_days = 30\n[retention.spaces.default]\nended_days = 0").await;
     world.chat("c1", "Hello.", "completed").await;
     world.age(&["c1"], 4000).await;
-    assert_eq!(world.retained("run").await, json!([]), "0 keeps for ever");
+    assert_eq!(world.retained("run").await, json!([]), "0 keeps without limit");
     assert_eq!(world.left().await, ["c1"]);
 
     let mut nothing = world.options.clone().env("WAKEFUL_RETENTION__ENDED_DAYS", "0");

@@ -1,4 +1,4 @@
-//! Search: sessions are found by what was said, by whom, with which tool, error and cost; and every list comes from an index.
+//! Search: sessions are found by what was said, who said it, with which tool, error and cost; and every list comes from an index.
 
 mod plans;
 

@@ -162,7 +162,7 @@ impl World {
         let options = Options::new()
             .model("scripted/costs")
             .config("[scripted]\ndir = \"scenarios\"")
-            // The search is filled beside the steps, and is no part of what they cost.
+            // The search is filled beside the steps, and is not part of what they cost.
             .config("[queue]\nsearch_s = 3600")
             // Keeps timers from firing during a run.
             .env("WAKEFUL_QUEUE__LEASE_S", "90")

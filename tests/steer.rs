@@ -87,7 +87,7 @@ async fn a_run_that_is_cancelled_while_the_model_speaks_ends_without_it() {
     assert_eq!(jobs, 0);
 
     model.release();
-    // Somebody wanted this end, so it is no run to retry. A message goes on.
+    // Somebody wanted this end, so it is not a run to retry. A message goes on.
     let (status, refused) = client.post(&format!("/v1/sessions/{id}/retry"), &json!({})).await;
     assert_eq!((status, &refused["session_status"]), (StatusCode::CONFLICT, &json!("cancelled")));
     client.chat("c1", "Go on.").await;

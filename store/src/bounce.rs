@@ -191,7 +191,7 @@ async fn note(
             reason: one.reason.clone(),
         };
         let dedupe = format!("{}/{delivery_id}/{place}", one.how.as_str());
-        append_events(&mut *tx, session_id, None, Some(&dedupe), Wakes::Nobody, &[event]).await?;
+        append_events(&mut *tx, session_id, None, Some(&dedupe), Wakes::Nothing, &[event]).await?;
     }
     Ok(())
 }

@@ -390,7 +390,7 @@ impl Store {
                 (dedupe, Event::DeliveryFailed { delivery_id, channel: channel_name, status, reason })
             }
         };
-        append_events(&mut tx, &claimed.session_id, None, Some(&dedupe), Wakes::Nobody, &[event]).await?;
+        append_events(&mut tx, &claimed.session_id, None, Some(&dedupe), Wakes::Nothing, &[event]).await?;
         if let Settled::Sent { receipt } = settled {
             bounce::note_refused(&mut tx, &claimed.session_id, &claimed.delivery_id, channel, receipt)
                 .await?;

@@ -5,6 +5,7 @@
 //! `BATCH` rows, then the blobs that nothing else points at. An erasure that dies is continued by the next one.
 
 mod blobs;
+pub mod collect;
 mod holds;
 pub mod retention;
 
@@ -33,7 +34,7 @@ const ROLE: &str = "wakeful_retention";
 
 /// What is deleted in batches, after the conversation's own row: each table with the column that names its owner.
 const BY_CONVERSATION: [&str; 4] = ["conversation_records", "deliveries", "session_runs", "mails"];
-const BY_SESSION: [&str; 10] = [
+const BY_SESSION: [&str; 13] = [
     "session_events",
     "session_steps",
     "session_inbox",
@@ -44,6 +45,9 @@ const BY_SESSION: [&str; 10] = [
     "search_documents",
     "search_due",
     "run_failures",
+    "transitions",
+    "notification_members",
+    "act_links",
 ];
 
 /// Whose data is erased.

@@ -2,6 +2,7 @@
 #![doc = include_str!("error.md")]
 #![deny(missing_docs)]
 
+use wakeful_workflow::notify::LinkState;
 use wakeful_workflow::session::SessionStatus;
 
 /// Reason why the store failed.
@@ -44,6 +45,14 @@ pub enum Error {
         /// Why, and which request would be accepted.
         reason: String,
     },
+    /// The row has changed since the caller read it.
+    #[error("{what} {id} has changed: read it again, and send the change for its present version")]
+    Outdated {
+        /// The kind of row, such as "schedule".
+        what: &'static str,
+        /// The id that the caller gave.
+        id: String,
+    },
     /// The batch does not allow the request, or cannot be made; the reason says why.
     #[error("batch {batch_id}: {reason}")]
     Batch {
@@ -51,6 +60,14 @@ pub enum Error {
         batch_id: String,
         /// Why, and which request would be accepted.
         reason: String,
+    },
+    /// A link that lets a person act once cannot be used.
+    #[error("{}", state.said(by.as_deref()))]
+    Link {
+        /// Why not.
+        state: LinkState,
+        /// Who used it.
+        by: Option<String>,
     },
     /// The erasure is not allowed now; the reason says why.
     #[error("nothing was erased: {reason}")]
@@ -133,6 +150,8 @@ impl Error {
             | Error::Refused { .. }
             | Error::Schedule { .. }
             | Error::Batch { .. }
+            | Error::Link { .. }
+            | Error::Outdated { .. }
             | Error::NotErased { .. }
             | Error::KeyReused { .. }
             | Error::OfAnotherUser { .. }

@@ -20,6 +20,7 @@ const FAILED: i64 = 10_000;
 
 /// A group of failed runs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ErrorGroup {
     pub fingerprint: String,
     pub space_id: String,
@@ -223,7 +224,7 @@ pub(crate) async fn add(
     Ok(())
 }
 
-/// Counts failures that no group has. A replay's are nobody's trouble. `true`: there may be more.
+/// Counts failures that no group has. A replay's need no care. `true`: there may be more.
 pub(crate) async fn count(tx: &mut PgConnection) -> Result<bool> {
     let counted = sqlx::query_scalar!(
         r#"with taken as (

@@ -30,6 +30,7 @@ pub struct GateView {
 
 /// A gate that is not open, for people.
 #[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ClosedGate {
     pub provider: String,
     /// `shut`, or `opening` while the waiting jobs are let through.
@@ -326,7 +327,7 @@ impl Store {
         if let Some((session_id, run_id, event)) = back.failed {
             let run_id = run_id.map(RunId::as_str);
             let events = std::slice::from_ref(event);
-            append_events(&mut tx, session_id.as_str(), run_id, None, Wakes::Nobody, events).await?;
+            append_events(&mut tx, session_id.as_str(), run_id, None, Wakes::Nothing, events).await?;
         }
         let (gate_id, look) = back.gate.unzip();
         let set = sqlx::query!(

@@ -19,6 +19,7 @@ pub struct Counted {
 
 /// The queue at one minute.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct QueueSample {
     pub at: DateTime<Utc>,
     pub ready: i64,
@@ -34,6 +35,7 @@ impl Store {
     /// # Errors
     /// [`crate::Error::Database`].
     pub async fn count_sessions(&self, reach: &Reach) -> Result<Vec<Counted>> {
+        // Each status stands in a condition of its own, because the planner uses a partial index only for a status it sees.
         Ok(sqlx::query_as!(
             Counted,
             r#"

@@ -87,7 +87,7 @@ struct Shared {
 #[derive(Debug)]
 struct Live {
     connection: PgConnection,
-    /// What its setting says that it sees. `None`: nobody knows.
+    /// What its setting says that it sees. `None`: it is not known.
     sees: Option<Scope>,
     since: Instant,
     _open: Open,
@@ -224,6 +224,7 @@ impl Shared {
                 idle = self.idle.acquire() => {
                     idle.map_err(|_| sqlx::Error::PoolClosed)?.forget();
                     let idle = self.pop(scope);
+                    self.open_second(idle.as_ref(), scope);
                     if let Some(live) = self.checked(idle).await {
                         return Ok(live);
                     }
@@ -292,6 +293,22 @@ impl Shared {
             shared.attempted.notify_waiters();
         });
         report
+    }
+
+    /// Opens a second connection when the only one is about to change what it sees. Otherwise a process that works for all
+    /// spaces and answers requests of one would tell the server before each statement.
+    fn open_second(self: &Arc<Shared>, idle: Option<&Idle>, scope: Option<&Scope>) {
+        let seen = idle.and_then(|idle| idle.live.sees.as_ref());
+        let only = self.places.available_permits() + 1 == self.size;
+        if only
+            && scope.is_some()
+            && seen.is_some()
+            && seen != scope
+            && self.growth().next_attempt().is_none()
+            && let Ok(place) = Arc::clone(&self.places).try_acquire_owned()
+        {
+            drop(self.open_one(place, seen));
+        }
     }
 
     /// Takes the connection that was used last of those that see `scope`, or of all: so a process that works for all

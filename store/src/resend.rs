@@ -20,6 +20,7 @@ pub struct Resend {
 
 /// A delivery that waits to be sent once more.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Resent {
     pub delivery_id: String,
     pub session_id: String,
@@ -61,7 +62,8 @@ impl Store {
     }
 }
 
-async fn queue_again(
+/// Queues a locked session's delivery again.
+pub(crate) async fn queue_again(
     tx: &mut PgConnection,
     session: &Locked,
     delivery_id: &str,
@@ -125,7 +127,7 @@ async fn queue_again(
         reason: asked.reason.clone(),
     };
     let dedupe = format!("resent/{delivery_id}/{}", delivery.resent + 1);
-    append_events(tx, &session.session_id, None, Some(&dedupe), Wakes::Nobody, &[event]).await?;
+    append_events(tx, &session.session_id, None, Some(&dedupe), Wakes::Nothing, &[event]).await?;
     let trace_context = asked.trace_context.as_deref();
     enqueue(tx, &session.space_id, &session.conversation_id, &delivery.channel, trace_context).await?;
     // If the agent was already told of the failure, a later success needs a notice too. If not, the agent is

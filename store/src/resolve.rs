@@ -41,6 +41,7 @@ pub struct Decision {
 
 /// Result of the decision. The same decision again gets the same answer.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Resolved {
     pub session_id: String,
     /// Id of the call or the delivery.
@@ -66,14 +67,21 @@ impl Store {
         act::because(decision.reason.as_deref());
         let mut tx = self.pool.begin().await?;
         let session = run::lock(&mut tx, session_id).await?;
-        let resolved = match &decision.effect {
-            Effect::Call(call_id) => resolve_call(&mut tx, &session, call_id, decision).await?,
-            Effect::Delivery(delivery_id) => {
-                resolve_delivery(&mut tx, &session, delivery_id, decision).await?
-            }
-        };
+        let resolved = resolve_in(&mut tx, &session, decision).await?;
         tx.commit().await?;
         Ok(resolved)
+    }
+}
+
+/// Settles an uncertain effect of a locked session.
+pub(crate) async fn resolve_in(
+    tx: &mut PgConnection,
+    session: &Locked,
+    decision: &Decision,
+) -> Result<Resolved> {
+    match &decision.effect {
+        Effect::Call(call_id) => resolve_call(tx, session, call_id, decision).await,
+        Effect::Delivery(delivery_id) => resolve_delivery(tx, session, delivery_id, decision).await,
     }
 }
 
@@ -134,7 +142,7 @@ async fn resolve_call(
         true => None,
         false => resumed(tx, session).await?,
     };
-    let wakes = if call.told { Wakes::Nobody } else { Wakes::Planner };
+    let wakes = if call.told { Wakes::Nothing } else { Wakes::Planner };
     let dedupe = format!("resolved/{call_id}/{}", resolution.as_str());
     append_events(
         tx,
@@ -244,11 +252,11 @@ async fn resolve_delivery(
     };
     let dedupe = format!("resolved/{delivery_id}/{}.{}", delivery.resent, delivery.attempt);
     let events = [event(delivery_id, decision)];
-    append_events(tx, &session.session_id, None, Some(&dedupe), Wakes::Nobody, &events).await?;
+    append_events(tx, &session.session_id, None, Some(&dedupe), Wakes::Nothing, &events).await?;
     if status == "sent" {
         let sent = Event::GenSent { delivery_id: delivery_id.to_owned(), channel: delivery.channel.clone() };
         let dedupe = format!("sent/{delivery_id}");
-        append_events(tx, &session.session_id, None, Some(&dedupe), Wakes::Nobody, &[sent]).await?;
+        append_events(tx, &session.session_id, None, Some(&dedupe), Wakes::Nothing, &[sent]).await?;
     }
     if status == "queued" {
         let trace_context = decision.trace_context.as_deref();

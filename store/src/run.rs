@@ -26,7 +26,7 @@ pub(crate) enum Opened {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wakes {
     Planner,
-    Nobody,
+    Nothing,
 }
 
 /// Appends journal entries to a locked session.

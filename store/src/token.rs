@@ -42,6 +42,7 @@ impl Lookups {
 
 /// A token as it is shown: everything but its secret.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Token {
     /// Public; the token itself begins with `wkt_` and the digits of this id.
     pub token_id: String,
@@ -309,7 +310,7 @@ fn hash(secret: &str) -> Vec<u8> {
     sha2::Sha256::digest(secret.as_bytes()).to_vec()
 }
 
-fn random<const BYTES: usize>() -> Result<[u8; BYTES]> {
+pub(crate) fn random<const BYTES: usize>() -> Result<[u8; BYTES]> {
     let mut bytes = [0; BYTES];
     aws_lc_rs::rand::fill(&mut bytes).map_err(|_| Error::corrupt("random bytes", "the system gives none"))?;
     Ok(bytes)

@@ -129,7 +129,7 @@ impl Store {
                 session_id,
                 Some(&run_id),
                 None,
-                Wakes::Nobody,
+                Wakes::Nothing,
                 std::slice::from_ref(&notice.event),
             )
             .await?;

@@ -2,12 +2,18 @@
 #![deny(missing_docs)]
 
 use crate::{Error, Result, Store};
+use sha2::Digest as _;
 use sqlx::PgConnection;
 use wakeful_workflow::id::SessionId;
 use wakeful_workflow::workspace::Snapshot;
 
 /// What a pack's row says it is.
 pub const PACK_TYPE: &str = "application/vnd.wakeful.pack";
+
+/// The name of these bytes.
+pub fn name_of(bytes: &[u8]) -> String {
+    hex::encode(sha2::Sha256::digest(bytes))
+}
 
 impl Store {
     /// Stores a pack of the session's space. A commit then names it. If the blob is there already, it counts as new again: it waits for its

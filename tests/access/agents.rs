@@ -77,7 +77,7 @@ async fn an_agent_of_some_spaces_does_not_exist_in_others() {
         (status, problem(&body).replace(agent, "*"))
     };
     let (status, detail) = refused("acmes").await;
-    assert_eq!((status, detail.clone()), refused("nobodys").await);
+    assert_eq!((status, detail.clone()), refused("missing").await);
     assert!(status.is_client_error() && !detail.contains("acmes"), "{status} {detail}");
     let schedule = json!({"name": "s", "cron": "0 9 * * *", "prompt": "p", "agent": "acmes"});
     assert_eq!(stage.post(&bolt, "/v1/schedules", &schedule).await.0, StatusCode::BAD_REQUEST);

@@ -365,7 +365,7 @@ async fn without_keys_a_jwt_cannot_be_checked_and_a_file_of_keys_will_do() {
     std::fs::write(&file, "[]").unwrap();
     let report = doctor(&of_file).await;
     assert!(report.contains("the keys of https://login.example.org/ cannot be read"), "{report}");
-    // Without the section, a JWT is no token at all.
+    // Without the section, a JWT counts as a wrong token.
     let none = Stage::new("").await;
     assert_eq!(status(&none, &token).await.0, 401);
 }

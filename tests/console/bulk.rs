@@ -165,7 +165,7 @@ async fn sessions_are_searched_by_a_form_that_needs_no_javascript() {
     assert!(!words.html.contains(&desk), "{}", words.html);
     let both = browser.open("/sessions?since=2020-01-01T00:00&until=2099-12-31T23:59").await;
     assert!(both.html.contains(&desk) && both.html.contains(&other), "{}", both.html);
-    for nothing in ["until=2020-01-01T00%3A00", "cost_over=99", "steps_over=99", "user=nobody", "error=none"]
+    for nothing in ["until=2020-01-01T00%3A00", "cost_over=99", "steps_over=99", "user=missing", "error=none"]
     {
         let page = browser.open(&format!("/sessions?{nothing}")).await;
         assert!(page.html.contains("No session is like this"), "{nothing}: {}", page.html);

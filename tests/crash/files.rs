@@ -45,8 +45,27 @@ impl Left {
     }
 }
 
-/// Runs the session. A process on a host of its own dies at each of `kills` in turn, and one more ends the run.
+/// Waits until the process is dead, or there is nothing left to die of.
+async fn dies_or_completes(process: &mut crate::support::Process, database: &Database) {
+    let open = "select count(*) from conversation_sessions s where $1 <> ''
+        and (status <> 'completed' or exists (select from jobs j where j.session_id = s.session_id))";
+    let began = std::time::Instant::now();
+    while !process.has_ended() && database.value::<i64>(open, "any").await > 0 {
+        assert!(
+            began.elapsed() < crate::support::TIMEOUT,
+            "it neither dies nor ends its run:\n{}",
+            process.log()
+        );
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
+}
+
 async fn killed_at(kills: &[&str]) -> Left {
+    run(kills, true).await
+}
+
+/// Runs the session. A process on a host of its own dies at each of `kills` in turn, and one more ends the run.
+async fn run(kills: &[&str], must_die: bool) -> Left {
     let database = Database::new().await;
     let model = model().await;
     let options = Options::new().model("openai/test").env("OPENAI_BASE_URL", &model.url);
@@ -65,6 +84,11 @@ async fn killed_at(kills: &[&str]) -> Left {
         } else {
             options.spawn(&database.url)
         };
+        if !must_die {
+            let mut process = process;
+            dies_or_completes(&mut process, &database).await;
+            continue;
+        }
         let (status, process) = process.ended().await;
         assert!(!status.success() && process.log().contains("failpoint"), "{kill}: {}", process.log());
     }
@@ -81,7 +105,7 @@ async fn killed_at(kills: &[&str]) -> Left {
     })
     .await;
     assert!(process.terminate().success());
-    let traces = crate::support::checker::check(&database, &id, &[]).await;
+    let traces = Traces::of(&database, &id).await;
     Left { database, model, options, session, traces }
 }
 
@@ -136,5 +160,39 @@ async fn k31_a_folder_that_is_half_restored_is_never_seen() {
         let left = killed_at(&["K22=3*off->1*return", kill]).await;
         assert!(!left.host(1).exists(), "{kill}");
         assert!(left.host(2).join("notes.md").exists(), "{kill}");
+    }
+}
+
+/// `make test-slow` runs it: two hundred kills, one to three of them in one session, each on a host of its own.
+#[tokio::test]
+#[ignore = "takes minutes"]
+async fn k30_k31_two_hundred_kills_around_snapshots_and_restores_lose_nothing() {
+    const PLACES: [&str; 9] = ["K17", "K18", "K19", "K21", "K22", "K30_put", "K30_put", "K31", "K31_rename"];
+    let undisturbed = run(&[], true).await;
+    let bodies = undisturbed.model.bodies();
+    let (mut kills, mut seed) = (0, 0);
+    while kills < 200 {
+        let mut dice = crate::trial::Dice::new(seed);
+        let places: Vec<String> = (0..=dice.below(3))
+            .map(|_| format!("{}={}*off->1*return", dice.of(&PLACES), dice.below(4)).replace("=0*off->", "="))
+            .collect();
+        let left = run(&places.iter().map(String::as_str).collect::<Vec<_>>(), false).await;
+        assert_eq!(
+            distinct(&left.model.bodies()),
+            bodies.iter().collect::<Vec<_>>(),
+            "seed {seed}: {places:?}"
+        );
+        let results = texts(&left.session, "tool");
+        assert!(
+            results[2].contains("A table for Ann.") && results[4].contains("By the window."),
+            "seed {seed}: {places:?}"
+        );
+        let store = left.database.store().await;
+        let checked = store.check_blobs(None).await.unwrap();
+        assert!(
+            checked.wrong.is_empty() && checked.missing.is_empty(),
+            "seed {seed}: {places:?}: {checked:?}"
+        );
+        (kills, seed) = (kills + places.len(), seed + 1);
     }
 }

@@ -15,9 +15,8 @@ mod table;
 
 use crate::stream::Reader;
 use crate::support::checker::{Traces, distinct};
-use crate::support::{Process, TIMEOUT, World, eventually};
+use crate::support::{Process, World, eventually};
 use futures::future::join_all;
-use std::time::{Duration, Instant};
 
 const GUARDED: &[&str] = &["charge"];
 const IDEMPOTENT: &[&str] = &["reserve"];
@@ -157,22 +156,20 @@ async fn try_survive(tools: &[&str], kill: Kill) -> Option<Survived> {
 
 /// Returns whether the process dies before its run is over and its messages are sent.
 async fn dies(process: &mut Process, world: &World) -> bool {
-    let began = Instant::now();
     let status = "select case when exists (select from jobs) then 'busy' else status end
         from conversation_sessions where session_id = $1";
-    loop {
-        if process.has_ended() {
-            return true;
-        }
+    let end = process.end();
+    let over = eventually("its death, or the end of its run", || async {
         // The worker logs this after the last failpoint of a claim.
-        if process.log().contains("The claim is over") {
-            let status: String = world.database.value(status, &world.session_id).await;
-            if status == "completed" {
-                return process.has_ended();
-            }
+        if !process.log().contains("The claim is over") {
+            return None;
         }
-        assert!(began.elapsed() < TIMEOUT, "it neither dies nor ends its run:\n{}", process.log());
-        tokio::time::sleep(Duration::from_millis(10)).await;
+        let status: String = world.database.value(status, &world.session_id).await;
+        (status == "completed").then_some(())
+    });
+    tokio::select! {
+        () = end.reached() => true,
+        () = over => process.has_ended(),
     }
 }
 

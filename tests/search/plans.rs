@@ -82,7 +82,7 @@ async fn every_search_and_every_two_together_come_from_an_index_and_sort_little(
         ("status completed", of(|f, v| f.status = v, "completed")),
         ("status archived", of(|f, v| f.status = v, "archived")),
         ("agent", of(|f, v| f.agent = v, "agent3")),
-        ("agent that has none", of(|f, v| f.agent = v, "nobody")),
+        ("agent that has none", of(|f, v| f.agent = v, "missing")),
         ("trigger cron", of(|f, v| f.trigger_type = v, "cron")),
         ("space", of(|f, v| f.space_id = v, "s7")),
         ("the large space", of(|f, v| f.space_id = v, "default")),

@@ -232,11 +232,11 @@ async fn what_another_space_uses_shows_in_no_answer() {
     let (status, own) = ask("/v1/sessions?trigger_type=of_acme").await;
     assert_eq!((status, own["items"].as_array().map(Vec::len)), (200, Some(1)), "{own}");
     let of_another = ask("/v1/sessions?trigger_type=of_default").await;
-    let of_nobody = ask("/v1/sessions?trigger_type=of_nobody").await;
-    assert_eq!(of_another.0, of_nobody.0);
+    let of_unknown = ask("/v1/sessions?trigger_type=of_unknown").await;
+    assert_eq!(of_another.0, of_unknown.0);
     let detail =
-        |answer: &(u16, Value)| answer.1["detail"].as_str().unwrap().replace("of_nobody", "of_default");
-    assert_eq!(detail(&of_another), detail(&of_nobody), "a type of another space is as unknown as any");
+        |answer: &(u16, Value)| answer.1["detail"].as_str().unwrap().replace("of_unknown", "of_default");
+    assert_eq!(detail(&of_another), detail(&of_unknown), "a type of another space is as unknown as any");
 }
 
 #[tokio::test]

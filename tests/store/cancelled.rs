@@ -77,7 +77,7 @@ async fn a_cancel_counts_although_the_database_ends_the_run() {
             agrees(&world, &session_id).await;
         }
         assert_eq!(world.one("select count(*) from session_runs where status = 'cancelled'").await, 2);
-        assert_eq!(world.one("select count(*) from run_failures").await, 0, "a cancel is no failure");
+        assert_eq!(world.one("select count(*) from run_failures").await, 0, "a cancel is not a failure");
         assert_eq!(world.one("select count(*) from jobs").await, 1);
     }
 }

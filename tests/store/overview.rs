@@ -31,7 +31,7 @@ async fn open_and_troubled_sessions_are_counted_and_replays_and_others_are_not()
     let space = |space: &str| Reach { space_id: Some(space.to_owned()), ..Reach::default() };
     assert_eq!(counts(&world, &space("default")).await, all);
     assert_eq!(counts(&world, &space("elsewhere")).await, []);
-    let of_another = Reach { agent: Some("nobody".to_owned()), ..Reach::default() };
+    let of_another = Reach { agent: Some("missing".to_owned()), ..Reach::default() };
     assert_eq!(counts(&world, &of_another).await, []);
 }
 

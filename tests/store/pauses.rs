@@ -79,7 +79,7 @@ async fn a_wait_for_a_pause_or_a_gate_ends_the_count_of_the_databases_faults() {
         assert_eq!(fault(&driver).await, 1);
         world.store.retry_later(&driver.job.lease, Duration::ZERO, "the index is broken").await.unwrap();
         let driver = world.drive(&session_id).await;
-        assert_eq!(fault(&driver).await, 2, "a back-off is no such wait");
+        assert_eq!(fault(&driver).await, 2, "a back-off is not such a wait");
         let lease = &driver.job.lease;
         if at_gate {
             let shut = "insert into provider_gates (gate_id, provider, phase, since, probe_at)

@@ -3,7 +3,7 @@
 use super::world::*;
 use super::*;
 use crate::support::proxy::{CutAt, Proxy};
-use crate::support::{Database, Server, TIMEOUT};
+use crate::support::{Database, Server, TIMEOUT, eventually};
 use apalis_core::backend::Backend;
 use apalis_core::worker::context::WorkerContext;
 use futures::future::poll_fn;
@@ -15,6 +15,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use wakeful_store::legacy::CacheMiss;
 use wakeful_store::queue::{Holdings, News, Notifier, Queue, Settings};
+use wakeful_store::space::{Scope, within};
 
 /// The database's URL for a role that the server gives `most` connections.
 async fn limited(database: &Database, most: u32) -> String {
@@ -50,6 +51,27 @@ async fn when_the_server_gives_no_more_connections_statements_take_turns_on_what
     written.unwrap();
     store.close().await;
     drop_role(&database, &url).await;
+}
+
+#[tokio::test]
+async fn a_process_that_works_for_all_spaces_and_for_one_keeps_a_connection_for_each() {
+    let database = Database::new().await;
+    let store = Store::connect(&database.url, 8, "two spaces").await.unwrap();
+    let open = "select count(*) from pg_stat_activity where datname = current_database() and application_name = 'two spaces'";
+    eventually("a second connection", || async {
+        within(Scope::of("acme"), store.session_ids(None, "", 10)).await.unwrap();
+        store.session_ids(None, "", 10).await.unwrap();
+        let open: i64 = sqlx::query_scalar(open).fetch_one(&database.pool).await.unwrap();
+        (open == 2).then_some(())
+    })
+    .await;
+    // More spaces take turns on the two.
+    for space in ["a", "b", "c", "d"] {
+        within(Scope::of(space), store.session_ids(None, "", 10)).await.unwrap();
+    }
+    let open: i64 = sqlx::query_scalar(open).fetch_one(&database.pool).await.unwrap();
+    assert_eq!(open, 2);
+    store.close().await;
 }
 
 #[tokio::test]

@@ -128,12 +128,8 @@ impl Fleet {
         let mut unwell = Vec::new();
         for slot in &mut self.slots {
             let Some(process) = slot.process.as_mut() else { continue };
-            let asked = Instant::now();
-            // Polls with a deadline of its own, because a process that does not end is reported here.
-            while !process.has_ended() && asked.elapsed() < TIMEOUT / 2 {
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
-            if !process.has_ended() {
+            // The deadline is its own, because a process that does not end is reported here.
+            if tokio::time::timeout(TIMEOUT / 2, process.end().reached()).await.is_err() {
                 unwell.push(format!("{} does not end", name(slot)));
                 continue;
             }

@@ -7,7 +7,6 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// How to start a process. A clone shares the folder, like processes of one system.
@@ -191,6 +190,11 @@ impl Process {
         self.child.as_mut().is_none_or(|child| child.try_wait().expect("it can be waited for").is_some())
     }
 
+    /// The end of the process, to wait for beside something else.
+    pub fn end(&mut self) -> super::End {
+        super::End::of(self.child.as_mut().expect("it runs"))
+    }
+
     /// `kill -9`, and waits until it is dead.
     pub fn kill(mut self) {
         self.signal(libc::SIGKILL);
@@ -215,12 +219,8 @@ impl Process {
     /// Like [`Process::wait`], but does not block the test's runtime and has a time limit. If the process
     /// does not end in time, the panic shows its log.
     pub async fn ended(mut self) -> (ExitStatus, Process) {
-        let began = Instant::now();
-        while !self.has_ended() {
-            // The standard library has no signal for the end of a child that does not block a thread.
-            assert!(began.elapsed() < 2 * super::timeout(), "it does not end:\n{}", self.log());
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+        let ended = tokio::time::timeout(2 * super::timeout(), self.end().reached()).await;
+        assert!(ended.is_ok(), "it does not end:\n{}", self.log());
         (self.wait(), self)
     }
 }

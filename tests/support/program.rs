@@ -3,7 +3,6 @@
 use super::captured::Captured;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
 
 /// A running program. Dropping it kills it.
 pub struct Program {
@@ -77,15 +76,9 @@ impl Program {
     /// Waits for the program's end, and returns its exit status. For a signal: 128 plus the signal's number.
     pub async fn end(&mut self) -> i32 {
         use std::os::unix::process::ExitStatusExt;
-        let began = Instant::now();
-        let status = loop {
-            if let Some(status) = self.child.try_wait().expect("it can be waited for") {
-                break status;
-            }
-            let late = began.elapsed() > super::TIMEOUT;
-            assert!(!late, "it does not end:\n{}\n{}", self.output(), self.errors());
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        };
+        let ended = tokio::time::timeout(super::TIMEOUT, super::End::of(&mut self.child).reached()).await;
+        assert!(ended.is_ok(), "it does not end:\n{}\n{}", self.output(), self.errors());
+        let status = self.child.wait().expect("it can be waited for");
         self.ended = Some(status);
         self.output.join();
         self.errors.join();

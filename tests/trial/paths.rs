@@ -5,8 +5,8 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use wakeful::tool::{Tool, ToolCallContext};
-use wakeful_engine::tool::files::{ReadFile, WriteFile};
+use wakeful::tool::{FileUse, Tool, ToolCallContext};
+use wakeful_engine::tool::files::{EditFile, ListFiles, ReadFile, SearchFiles, WriteFile};
 
 const SECRET: &str = "what only others may read";
 
@@ -107,19 +107,26 @@ async fn no_path_leads_out_of_the_workspace() {
     let before = below(&outside);
     let mut call = ToolCallContext::detached("call_1");
     (call.workspace.path, call.workspace.expected) = (workspace.clone(), true);
-    let (all, mut read, mut wrote) = (share(10_000), 0, 0);
+    let (all, mut read, mut wrote) = (share(100_000), 0, 0);
+    let tools: [&dyn Tool; 8] =
+        [&ReadFile, &WriteFile, &ReadFile, &EditFile, &ReadFile, &ListFiles, &ReadFile, &SearchFiles];
     for seed in 0..all {
         let mut dice = Dice::new(seed);
         let path = path(&mut dice, &outside.display().to_string());
-        if seed % 2 == 0 {
-            let got = ReadFile.call(&call, json!({"path": path})).await;
-            read += usize::from(got.is_ok());
-            let text = got.map_or_else(|error| error.to_string(), |output| output.content);
-            assert!(!text.contains(SECRET), "seed {seed}: {path:?}");
-        } else {
-            wrote +=
-                usize::from(WriteFile.call(&call, json!({"path": path, "content": "mine"})).await.is_ok());
+        let tool = tools[seed % tools.len()];
+        let arguments = match tool.definition().name.as_str() {
+            "write_file" => json!({"path": path, "content": "mine"}),
+            "edit_file" => json!({"path": path, "old": "mine", "new": "mine"}),
+            "search_files" => json!({"path": path, "pattern": "."}),
+            _ => json!({"path": path}),
+        };
+        let got = tool.call(&call, arguments).await;
+        match tool.file_use() {
+            FileUse::Writes => wrote += usize::from(got.is_ok()),
+            _ => read += usize::from(got.is_ok()),
         }
+        let text = got.map_or_else(|error| error.to_string(), |output| output.content);
+        assert!(!text.contains(SECRET), "seed {seed}: {path:?}");
     }
     assert_eq!(below(&outside), before, "nothing outside was changed");
     let beside: Vec<PathBuf> =

@@ -29,7 +29,7 @@ const ALL: usize = 40;
 
 /// The tables that hold what was said.
 const OF_TEXTS: [&str; 12] = [
-    // The user to whom a conversation belongs.
+    // The user that a conversation belongs to.
     "conversation_counters",
     "conversation_records",
     "session_seed_messages",

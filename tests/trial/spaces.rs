@@ -1,5 +1,5 @@
 //! The matrix of spaces: every route and every command, with ids of its own space, of another one and of none, under each
-//! scope. No answer may have a word or an id of another space, or differ from the answer for an id that nobody has; and the rows
+//! scope. No answer may have a word or an id of another space, or differ from the answer for an id that does not exist; and the rows
 //! of the other space stay as they are. The routes come from the table of rules and the commands from the help, so a new one
 //! is in the matrix at once.
 
@@ -38,7 +38,7 @@ struct Names {
 }
 
 impl Names {
-    /// What nobody has.
+    /// Ids that do not exist.
     fn none() -> Names {
         Names {
             session: "sess_0193e8d7c4e07c3fa1b2c3d400000000".to_owned(),

@@ -115,7 +115,7 @@ async fn note_results(store: &Store, batch_id: &str) -> Result<()> {
     )
     .execute(&store.pool)
     .await?;
-    // Else the batch would wait for it for ever.
+    // Else the batch would never stop waiting for it.
     sqlx::query!(
         "update batch_proofs p
         set result = 'failed', error = 'its copy was erased', same = false

@@ -104,7 +104,7 @@ pub(super) async fn check(
         Subject::Person { name, .. } => Some(name),
     };
     let held = sqlx::query!(
-        // A fork is no user's, and has the words of those who take part in what it was forked from.
+        // A fork belongs to no user, and has the words of those who take part in what it was forked from.
         "with recursive line (id) as (
             select unnest($2::text[])
             union

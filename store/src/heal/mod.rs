@@ -58,7 +58,7 @@ impl Store {
         if !healed.is_empty()
             && let Some(entry) = steered("wake", None)
         {
-            append_events(&mut tx, session_id, None, None, Wakes::Nobody, &[entry]).await?;
+            append_events(&mut tx, session_id, None, None, Wakes::Nothing, &[entry]).await?;
         }
         Ok((tx, healed))
     }

@@ -27,7 +27,8 @@ impl Blobs {
         sqlx::query!(
             "insert into blobs (space_id, sha256, size, media_type, bytes)
             values ($4, $1, length($2::bytea), $3, $2)
-            on conflict (sha256, space_id) do nothing",
+            -- One that is there counts as new again: it waits for the import's rows.
+            on conflict (sha256, space_id) do update set touched_at = now()",
             part.sha256,
             std::mem::take(&mut self.bytes),
             part.media_type,

@@ -10,6 +10,7 @@ pub const APPLICATION: &str = "wakeful";
 
 /// One worker process as the CLI and the API show it.
 #[derive(Clone, Debug, serde::Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct WorkerView {
     pub worker_id: String,
     pub host: String,

@@ -41,6 +41,7 @@ pub struct Indexed {
 
 /// How far the search is behind.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Behind {
     /// Sessions with messages that may not be found yet.
     pub waiting: i64,
@@ -290,7 +291,7 @@ fn words(read: &[(i64, String)]) -> (Vec<String>, Vec<String>) {
             part.push_str(&text.replace('\0', " "));
             part.push('\n');
         };
-        // A long message was cut, so it is no JSON any more. Its words are words all the same.
+        // A long message was cut, so it is not JSON any more. Its words are words all the same.
         let Ok(blocks) = hydrate::from_text::<Vec<Block>>("message", content) else {
             add(&content.replace("\\n", " ").replace("\\t", " "));
             continue;

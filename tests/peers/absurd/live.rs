@@ -3,7 +3,6 @@
 use super::{Peer, absurd, count, json};
 use crate::support::{Answer, Database, ModelServer, Options, eventually};
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 
@@ -112,7 +111,6 @@ async fn moved(half_back: bool) {
     let open = "select count(*) from absurd.t_live t join absurd.r_live r on r.run_id = t.last_attempt_run
         where t.state in ('pending', 'running', 'sleeping') and coalesce(r.claimed_by, '') not like 'wakeful:%'";
     eventually("all to be over in Absurd", || async { (peer.count(open).await == 0).then_some(()) }).await;
-    tokio::time::sleep(Duration::from_millis(500)).await;
     files.touch("stop-work");
     assert!(worker.wait_with_output().await.unwrap().status.success());
     drop((process, working));

@@ -2,6 +2,7 @@
 
 mod live;
 mod stage;
+mod versions;
 
 use crate::support::{Database, Options};
 use serde_json::{Value, json};
@@ -45,7 +46,7 @@ async fn a_thousand_tasks_come_over_and_each_is_equal() {
 
     let imported = absurd(&options, &peer, &database, &["import"]).await;
     println!("import: {:#}", imported.json);
-    // One task is no agent. It is named.
+    // One task is not an agent. It is named.
     assert_eq!(imported.code, Some(1), "{}", imported.errors);
     let reasons = imported.json["cannot_come"].as_object().unwrap();
     assert_eq!(reasons.len(), 1, "{reasons:?}");

@@ -1,5 +1,5 @@
-//! The part of the matrix that is about the command line. The commands log in as a superuser, whom row-level security does
-//! not bind: so this tries the conditions of the commands themselves.
+//! The part of the matrix that is about the command line. The commands log in as a superuser, and row-level security does
+//! not bind it: so this tries the conditions of the commands themselves.
 
 use super::{Names, OTHER, OWN, Stage};
 use futures::{StreamExt, stream};

@@ -39,7 +39,7 @@ pub(crate) fn summary(entry: &JournalEntry) -> String {
         }
         "TOOL_FAILED_UNCERTAIN" => {
             let why = payload["reason"].as_str().map(|why| format!(". {why}")).unwrap_or_default();
-            format!("{} ({}): nobody knows whether it took effect{why}", text("name"), text("call_id"))
+            format!("{} ({}): it is not known whether it took effect{why}", text("name"), text("call_id"))
         }
         "state_transition" => {
             let reason = payload["reason"].as_str().map(|why| format!(": {why}")).unwrap_or_default();

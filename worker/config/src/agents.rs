@@ -47,7 +47,7 @@ impl Config {
     /// The agent `name`, for a session of `space`.
     ///
     /// # Errors
-    /// [`AgentError`]. An agent of other spaces only is as unknown as one that nobody configured.
+    /// [`AgentError`]. An agent of other spaces only is as unknown as one that is not configured.
     pub fn agent_in(&self, space: &str, name: &str) -> Result<Agent, AgentError> {
         let here = self.agent_names_in(space);
         if here.contains(name) {
@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_agent_of_other_spaces_is_as_unknown_as_one_that_nobody_configured() {
+    fn an_agent_of_other_spaces_is_as_unknown_as_one_that_is_not_configured() {
         let of = |spaces: Option<&[&str]>| AgentSettings {
             model: Some("scripted/x".to_owned()),
             spaces: spaces.map(|spaces| spaces.iter().map(|one| (*one).to_owned()).collect()),
@@ -122,8 +122,8 @@ mod tests {
         assert!(config.agent_in("acme", "acmes").is_ok() && config.agent_in("bolt", "acmes").is_ok());
         assert!(config.agent_in("anywhere", "everyones").is_ok());
         let refused = |name: &str| config.agent_in("acme", name).unwrap_err().to_string();
-        assert_eq!(refused("bolts"), refused("nobodys").replace("nobodys", "bolts"));
-        assert!(!refused("nobodys").contains("has: bolts") && !refused("nobodys").contains(", bolts"));
+        assert_eq!(refused("bolts"), refused("missing").replace("missing", "bolts"));
+        assert!(!refused("missing").contains("has: bolts") && !refused("missing").contains(", bolts"));
         assert_eq!([config.space_of_agent("bolts"), config.space_of_agent("everyones")], ["bolt", "default"]);
     }
 }

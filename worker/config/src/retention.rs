@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 /// The database deletes nothing from the audit that is younger.
 const AUDIT_DAYS: u64 = 30;
 
-/// After how many days it may be deleted. `None`: it is kept for ever.
+/// After how many days it may be deleted. `None`: it is kept without limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Days {
     /// A session that completed, was cancelled, archived or terminated.
@@ -68,7 +68,7 @@ pub(super) fn read(mut section: Section<'_>) -> Retention {
     retention
 }
 
-/// 0 keeps for ever, so that a space can say so where `[retention]` says otherwise.
+/// 0 keeps without limit, so that a space can say so where `[retention]` says otherwise.
 fn days(section: &mut Section<'_>, default: Days) -> Days {
     let mut read = |key: &str, default: Option<i32>| match section.number(key, 0..=36_500) {
         Some(0) => None,

@@ -46,7 +46,7 @@ pub enum JwtKeys {
     File(PathBuf),
 }
 
-/// The algorithms with a public key. With HS256 and its kin whoever can check a token can sign one, and `none` signs nothing.
+/// The algorithms with a public key. With HS256 and its kin, a server that can check a token can sign one, and `none` signs nothing.
 pub const JWT_ALGORITHMS: [&str; 9] =
     ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "EdDSA"];
 

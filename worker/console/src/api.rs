@@ -60,7 +60,7 @@ impl Api {
     }
 
     /// # Errors
-    /// What the API answers if it is no success.
+    /// What the API answers if it is not a success.
     pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, Refusal> {
         let (_, body) = self.ask(Method::GET, path, None, None).await?;
         let read = match commands_a_reader(&body) {

@@ -4,7 +4,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde_json::Value;
 
-/// An answer of the API that is no success. The middleware of the pages makes a page of it.
+/// An answer of the API that is not a success. The middleware of the pages makes a page of it.
 #[derive(Clone, Debug)]
 pub(crate) struct Refusal {
     pub status: StatusCode,

@@ -124,7 +124,7 @@ impl Search {
         query(&own.chain(more.iter().copied()).collect::<Vec<_>>())
     }
 
-    /// The filter of a batch. What is no number stays a text, and the API says which field it is.
+    /// The filter of a batch. A field that should be a number and is not stays a text, and the API says which field it is.
     pub fn filter(&self) -> Value {
         let mut filter = Map::new();
         for (_, of_api, value) in self.fields().into_iter().filter(|(.., value)| !value.is_empty()) {

@@ -1,7 +1,10 @@
 //! What this server can do, for `wakeful preflight --against URL`.
 
+use crate::openapi::{Operation, of};
 use axum::Json;
 use axum::extract::State;
+use axum::http::StatusCode;
+use serde_json::Value;
 use std::sync::Arc;
 use wakeful_engine::ctx::Ctx;
 use wakeful_engine::offer::offer;
@@ -16,4 +19,15 @@ pub(super) async fn show(State(ctx): State<Arc<Ctx>>) -> Json<Offer> {
         plugins.models.providers(),
         plugins.channels.keys().map(String::as_str),
     ))
+}
+
+/// What the API's document says of these routes.
+pub(crate) fn operations() -> Vec<Operation> {
+    vec![
+        Operation::get("/v1/capabilities", "The agents, tools, models and channels of this process").answers(
+            StatusCode::OK,
+            "for `wakeful preflight`",
+            of::<Value>(),
+        ),
+    ]
 }

@@ -12,12 +12,19 @@ mod capabilities;
 pub mod context;
 mod conversations;
 mod deliveries;
+mod document;
 mod door;
 pub mod errors;
+pub mod etag;
+mod files;
 mod fork;
 pub mod front;
 pub mod guard;
 mod health;
+mod idempotency;
+mod links;
+mod notifications;
+pub mod openapi;
 mod overview;
 mod pauses;
 pub mod problem;
@@ -38,27 +45,63 @@ use axum::routing::{delete, get, post};
 use axum::{Extension, Router};
 use body::BODY_LIMIT_BYTES;
 use guard::{guard, shed};
+use openapi::Operation;
 use std::sync::Arc;
 use wakeful_engine::ctx::Ctx;
+
+/// What the OpenAPI document says of the routes of this crate.
+pub fn operations() -> Vec<Operation> {
+    [
+        sessions::operations(),
+        context::operations(),
+        files::operations(),
+        steer::operations(),
+        fork::operations(),
+        stream::operations(),
+        deliveries::operations(),
+        conversations::operations(),
+        tokens::operations(),
+        pauses::operations(),
+        audit::operations(),
+        batches::operations(),
+        errors::operations(),
+        notifications::operations(),
+        links::operations(),
+        overview::operations(),
+        workers::operations(),
+        capabilities::operations(),
+        bundle::operations(),
+        health::operations(),
+        document::operations(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
 
 /// All routes of Wakeful.
 ///
 /// The channels bring their own routes. `guarded` goes below `/v1`, behind the bearer token. `webhooks` goes
 /// below `/v1/triggers`; each of these routes checks its caller itself. `own` are a program's own routes: the program
-/// is trusted, so they see all spaces. The bodies of all of them come through `door`.
+/// is trusted, so they see all spaces. The bodies of all of them come through `door`. `operations` are what the OpenAPI document says of
+/// the channels' routes.
 pub fn router(
     ctx: Arc<Ctx>,
     guarded: Router<Arc<Ctx>>,
     webhooks: Router<Arc<Ctx>>,
     own: Router,
     door: &Door,
+    operations: fn() -> Vec<Operation>,
 ) -> Router {
     let own = door.before(own);
     let door = from_fn_with_state(door.clone(), door::held);
+    let door_of_links = door.clone();
     audit::count_refusals(&ctx);
     overview::sample_queue(&ctx);
     let followers = stream::Followers::start(&ctx);
-    let imports = Router::new().route("/sessions/import", post(bundle::import).layer(from_fn(door::spooled)));
+    let once = from_fn_with_state(Arc::clone(&ctx), idempotency::once);
+    let imports = Router::new()
+        .route("/sessions/import", post(bundle::import).layer(once.clone()).layer(from_fn(door::spooled)));
     let v1 = Router::new()
         .route("/sessions", get(sessions::list))
         .route("/sessions/{id}", get(sessions::show))
@@ -67,6 +110,7 @@ pub fn router(
         .route("/sessions/{id}/events", get(sessions::events))
         .route("/sessions/{id}/diff/{other}", get(sessions::diff))
         .route("/sessions/{id}/context", get(context::show))
+        .route("/sessions/{id}/files", get(files::files))
         .route("/sessions/{id}/retry", post(steer::retry))
         .route("/sessions/{id}/cancel", post(steer::cancel))
         .route("/sessions/{id}/wake", post(steer::wake))
@@ -88,12 +132,16 @@ pub fn router(
         .route("/pauses/end", post(pauses::end))
         .route("/audit", get(audit::list))
         .route("/search", get(sessions::behind))
+        .route("/replays", get(sessions::replays))
         .route("/batches", get(batches::list).post(batches::create))
         .route("/batches/{id}", get(batches::show))
         .route("/batches/{id}/members", get(batches::members))
         .route("/batches/{id}/pause", post(batches::pause))
         .route("/batches/{id}/resume", post(batches::resume))
         .route("/batches/{id}/cancel", post(batches::cancel))
+        .route("/notifications", get(notifications::list))
+        .route("/notifications/{id}", get(notifications::show))
+        .route("/notifications/{id}/resend", post(notifications::resend))
         .route("/errors", get(errors::list))
         .route("/errors/{id}", get(errors::show))
         .route("/errors/{id}/mute", post(errors::mute))
@@ -102,16 +150,27 @@ pub fn router(
         .route("/me", get(overview::me))
         .route("/overview", get(overview::show))
         .route("/queue", get(overview::queue))
+        .route("/openapi.json", get(document::show).layer(Extension(document::Served::new(&ctx, operations))))
         .route("/capabilities", get(capabilities::show))
         .route("/workers", get(workers::list))
         .route("/workers/{id}/drain", post(workers::drain))
         .merge(guarded)
+        // Inside the door, because it reads the bodies of requests with a key.
+        .layer(once)
+        .layer(from_fn(etag::tagged))
         .layer(door.clone())
         .merge(imports)
         .route_layer(from_fn_with_state(Arc::clone(&ctx), guard))
         .layer(Extension(ctx.config.users.jwt.clone().map(Issuer::new).map(Arc::new)))
         // Outside the guard: an export needs its own token instead of the bearer token.
         .route("/sessions/{id}/export", get(bundle::export))
+        // A link's own token permits the act.
+        .merge(
+            Router::new()
+                .route("/links/look", post(links::look))
+                .route("/links/use", post(links::act))
+                .layer(door_of_links),
+        )
         .nest(
             "/triggers",
             webhooks

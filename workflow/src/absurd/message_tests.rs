@@ -119,7 +119,7 @@ fn what_is_no_message_is_said() {
 }
 
 #[test]
-fn parts_that_nobody_knows_are_kept() {
+fn unknown_parts_are_kept() {
     there_and_back(
         json!({"role": "assistant", "content": [{"type": "audio", "data": [1, 2]}, 7, null, "text",
         {"type": "text", "text": 9}, {"type": "tool-call", "toolCallId": 1, "toolName": "x", "input": {}},

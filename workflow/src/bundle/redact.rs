@@ -22,13 +22,16 @@ use std::collections::BTreeMap;
 pub const KEY_BYTES: usize = 32;
 
 /// The tools that every Wakeful has. Their names tell nothing about the installation.
-const OWN_TOOLS: [&str; 7] = [
+const OWN_TOOLS: [&str; 10] = [
     "ask_user",
     "compose_email",
     "current_time",
+    "edit_file",
+    "list_files",
     "read_attachment",
     "read_file",
     "read_output",
+    "search_files",
     "write_file",
 ];
 

@@ -204,7 +204,7 @@ fn collect(body: &Value, found: &mut Vec<String>) {
 }
 
 fn rested(session_id: &str, status: &str, session: &Value) -> Rested {
-    // What was said before the newest message from outside is no reply to it.
+    // What was said before the newest message from outside is not a reply to it.
     let after = session["messages"].as_array().into_iter().flatten().rev();
     let said = after.take_while(|message| message["role"] != "user" || message["internal"] == true).find(
         |message| {

@@ -77,6 +77,7 @@ const WRITES: &[&str] = &[
     "person.hold",
     "audit.delete",
     "retention.run",
+    "blobs.gc",
     "errors.mute",
     "errors.note",
     "batch.pause",

@@ -3,6 +3,7 @@
 mod absurd;
 mod audit;
 mod batch;
+mod blobs;
 mod config;
 mod conversation;
 mod delivery;
@@ -14,6 +15,7 @@ mod errors;
 mod mail;
 mod manual;
 mod migrate;
+mod notification;
 mod output;
 mod pause;
 mod person;
@@ -108,6 +110,8 @@ enum Command {
     Person(person::Args),
     /// List and show outgoing messages, and send again what failed.
     Delivery(delivery::Args),
+    /// List and show what people were told by the rules of [[notify]], and send it again.
+    Notification(notification::Args),
     /// Run a session again, or a folder of exported ones, and compare the result with the original. Sends and
     /// writes nothing, unless you pass --tools live. Exit status 8 when they differ.
     Replay(Box<replay::Args>),
@@ -122,6 +126,8 @@ enum Command {
     Audit(audit::Args),
     /// Delete what ended longer ago than `[retention]` keeps it.
     Retention(retention::Args),
+    /// Collect and check the bytes that rows point at: files, outputs, attachments.
+    Blobs(blobs::Args),
     /// Show, pause, resume and cancel batches, which `session retry` and its like make.
     Batch(batch::Args),
     /// Show failed runs in groups; mute and note them.
@@ -220,11 +226,13 @@ fn run(app: App, cli: Cli, matches: &clap::ArgMatches) -> anyhow::Result<Exit> {
             Command::Conversation(args) => conversation::run(config, args).await,
             Command::Person(args) => person::run(config, args).await,
             Command::Delivery(args) => delivery::run(config, args).await,
+            Command::Notification(args) => notification::run(config, args).await,
             Command::Replay(args) => replay::run(app, config, *args).await,
             Command::Schedule(args) => schedule::run(&app, config, args).await,
             Command::Token(args) => token::run(config, args).await,
             Command::Audit(args) => audit::run(config, args).await,
             Command::Retention(args) => retention::run(config, args).await,
+            Command::Blobs(args) => blobs::run(config, args).await,
             Command::Batch(args) => batch::run(config, args).await,
             Command::Errors(args) => errors::run(config, args).await,
             Command::Queue(args) => queue::run(config, args).await,
@@ -287,6 +295,8 @@ fn exit_of(error: &anyhow::Error) -> Exit {
                 | wakeful_store::Error::Refused { .. }
                 | wakeful_store::Error::Schedule { .. }
                 | wakeful_store::Error::Batch { .. }
+                | wakeful_store::Error::Link { .. }
+                | wakeful_store::Error::Outdated { .. }
                 | wakeful_store::Error::NotErased { .. }
                 | wakeful_store::Error::KeyReused { .. } => Exit::Conflict,
                 wakeful_store::Error::OfAnotherUser { .. } | wakeful_store::Error::OfAUser { .. } => {

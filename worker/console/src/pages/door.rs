@@ -1,4 +1,4 @@
-//! Log in and out; the theme; the space; what is no page.
+//! Log in and out; the theme; the space; the answer for an unknown page.
 
 use crate::form::{Form, see_other};
 use crate::frame::{Frame, Me, page};

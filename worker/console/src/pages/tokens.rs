@@ -43,7 +43,7 @@ async fn shown(visit: &Visit, made: String) -> Result<Response, Refusal> {
     Ok(page(&Tokens { frame, items: found.items, made }))
 }
 
-/// Makes a token. Its answer is no redirect, because the token is nowhere else afterwards.
+/// Makes a token. Its answer is not a redirect, because the token is nowhere else afterwards.
 pub(crate) async fn create(form: Form) -> Result<Response, Refusal> {
     let mut body = Map::new();
     for name in ["scope", "name", "space", "agent"] {

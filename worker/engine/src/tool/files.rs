@@ -4,7 +4,10 @@
 //! access then goes through a handle that cannot leave the workspace, so a link that appears between two
 //! calls does no harm.
 
+mod more;
 mod restore;
+
+pub use more::{EditFile, ListFiles, SearchFiles};
 
 use super::{FileUse, Tool, ToolCallContext, ToolError, ToolOutput, Workspace, parse_arguments};
 use async_trait::async_trait;

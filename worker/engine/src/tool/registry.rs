@@ -52,7 +52,10 @@ impl Registry {
         registry.register(Arc::new(super::ask_user::AskUser))?;
         registry.register(Arc::new(super::compose_email::ComposeEmail))?;
         registry.register(Arc::new(super::current_time::CurrentTime))?;
+        registry.register(Arc::new(super::files::EditFile))?;
+        registry.register(Arc::new(super::files::ListFiles))?;
         registry.register(Arc::new(super::files::ReadFile))?;
+        registry.register(Arc::new(super::files::SearchFiles))?;
         registry.register(Arc::new(super::files::WriteFile))?;
         registry.register(Arc::new(super::read_attachment::ReadAttachment))?;
         registry.register(Arc::new(super::read_output::ReadOutput))?;
@@ -313,9 +316,12 @@ mod tests {
                 "ask_user",
                 "compose_email",
                 "current_time",
+                "edit_file",
+                "list_files",
                 "read_attachment",
                 "read_file",
                 "read_output",
+                "search_files",
                 "write_file"
             ]
         );

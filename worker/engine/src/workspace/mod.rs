@@ -13,6 +13,7 @@
 //! one beside it.
 #![doc = include_str!("README.md")]
 
+mod browse;
 mod codec;
 mod folder;
 mod index;
@@ -24,6 +25,7 @@ mod snapshot;
 mod sweep;
 mod tree;
 
+pub use browse::{Changed, Files, Found, Listed, changes, checkout, list_at};
 pub use folder::Held;
 pub use look::Limits;
 pub use restore::Unreadable;
@@ -147,7 +149,7 @@ impl Workspaces {
         };
         let started = Instant::now();
         let tree =
-            folder::hash_of_hex(&target.tree_sha256).ok_or_else(|| unreadable("its name is no hash"))?;
+            folder::hash_of_hex(&target.tree_sha256).ok_or_else(|| unreadable("its name is not a hash"))?;
         let bounds = Bounds::of(&self.settings.limits, target);
         let spool = restore::spool(store, &held.session_id, target, &held.state_folder(), &bounds).await;
         let spool = match spool {

@@ -94,7 +94,7 @@ pub(super) enum Contents {
     Read(Vec<(Hash, Place)>),
     /// So many first bytes are needed.
     Needs(usize),
-    /// It is no pack.
+    /// It is not a pack.
     Broken,
 }
 

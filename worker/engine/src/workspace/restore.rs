@@ -31,7 +31,7 @@ pub enum Unreadable {
     /// The store is away, or does not have a pack.
     #[error(transparent)]
     Store(#[from] wakeful_store::Error),
-    /// A pack holds other bytes than it should. Nobody can mend that.
+    /// A pack holds other bytes than it should. That cannot be mended.
     #[error("{0}")]
     Broken(String),
     /// It is more than it says, or more than this host keeps.
@@ -113,7 +113,7 @@ pub(super) fn missing(hash: &Hash) -> Unreadable {
     Unreadable::Broken(format!("the object {} is missing or has other bytes", hex::encode(hash)))
 }
 
-fn too_large(what: impl std::fmt::Display) -> Unreadable {
+pub(super) fn too_large(what: impl std::fmt::Display) -> Unreadable {
     Unreadable::TooLarge(format!(
         "they have more than {what}, which is what their snapshot says or this host keeps"
     ))
@@ -178,8 +178,7 @@ impl Spool {
 
 /// Writes the files of a snapshot into the empty folder `root`, and returns its index.
 pub(super) fn write(spool: &Spool, tree: Hash, root: &Dir, bounds: &Bounds) -> Result<Index, Unreadable> {
-    let left =
-        Left { bounds: bounds.clone(), files: 0, folders: 0, bytes: 0, until: Instant::now() + bounds.time };
+    let left = Left::new(bounds.clone());
     let mut restore = Restore { spool, files: BTreeMap::new(), objects: HashMap::new(), left };
     restore.folder(&tree, root, &mut Vec::new(), 0)?;
     let Restore { files, objects, .. } = restore;
@@ -194,7 +193,7 @@ struct Restore<'a> {
 }
 
 /// What the folders so far list, and how long this may go on.
-struct Left {
+pub(super) struct Left {
     bounds: Bounds,
     files: u64,
     folders: u64,
@@ -203,8 +202,13 @@ struct Left {
 }
 
 impl Left {
+    pub fn new(bounds: Bounds) -> Left {
+        let until = Instant::now() + bounds.time;
+        Left { bounds, files: 0, folders: 0, bytes: 0, until }
+    }
+
     /// Charges everything that `folder` lists. Folders that wait for the end of those below them hold no more than that.
-    fn charge(&mut self, folder: &Folder) -> Result<(), Unreadable> {
+    pub fn charge(&mut self, folder: &Folder) -> Result<(), Unreadable> {
         for node in folder.values() {
             match node {
                 Node::File { size, .. } => {
@@ -228,7 +232,7 @@ impl Left {
         Ok(())
     }
 
-    fn is_in_time(&self) -> Result<(), Unreadable> {
+    pub fn is_in_time(&self) -> Result<(), Unreadable> {
         if Instant::now() < self.until {
             return Ok(());
         }

@@ -27,17 +27,24 @@ pub struct Settings {
     pub keep_bytes: u64,
 }
 
+impl Limits {
+    /// Those of a configuration.
+    pub fn of(config: &wakeful_config::Workspace) -> Limits {
+        Limits {
+            files: config.max_files,
+            bytes: config.max_bytes,
+            time: config.snapshot,
+            leave_out: config.leave_out.clone(),
+        }
+    }
+}
+
 impl Settings {
     /// Those of a configuration.
     pub fn of(config: &wakeful_config::Workspace) -> Settings {
         Settings {
             folder: config.folder().to_owned(),
-            limits: Limits {
-                files: config.max_files,
-                bytes: config.max_bytes,
-                time: config.snapshot,
-                leave_out: config.leave_out.clone(),
-            },
+            limits: Limits::of(config),
             keep: config.keep,
             keep_bytes: config.keep_bytes,
         }

@@ -56,7 +56,7 @@ fn remove(root: &Path, one: &Resting) -> bool {
     if one.folder.exists()
         && let Err(error) = remove_all(&one.folder)
     {
-        warn!(%error, folder = %one.folder.display(), "A workspace that nobody uses is still there");
+        warn!(%error, folder = %one.folder.display(), "An unused workspace is still there");
         return false;
     }
     let _ = fs::remove_file(index);

@@ -290,7 +290,7 @@ fn a_claim_that_still_has_the_folder_keeps_it_to_itself() {
 }
 
 #[test]
-fn files_that_nobody_used_for_long_go_away() {
+fn files_that_were_not_used_for_long_go_away() {
     let here = Host::new();
     let held = here.take(1);
     held.make_empty().unwrap();

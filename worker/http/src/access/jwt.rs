@@ -226,7 +226,7 @@ pub async fn count_keys(settings: &Jwt) -> Result<usize, String> {
     Ok(read_keys(&settings.keys).await?.iter().filter(|key| fits(key)).count())
 }
 
-/// The keys of a set that can check signatures. Others, and what is no key, are passed over.
+/// The keys of a set that can check signatures. Others, and entries that are not keys, are passed over.
 fn keys_of(text: &[u8]) -> Result<Vec<Key>, String> {
     let set: Value = serde_json::from_slice(text).map_err(|error| format!("it is not JSON: {error}"))?;
     let listed = set["keys"].as_array().ok_or("it has no list `keys`")?;

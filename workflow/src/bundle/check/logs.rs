@@ -174,7 +174,7 @@ impl Logs {
                     return Err(format!("message {at}"));
                 }
                 if !scan::is_sha256(&snapshot.tree_sha256) {
-                    return Err("a tree whose name is no hash".to_owned());
+                    return Err("a tree whose name is not a hash".to_owned());
                 }
                 if snapshot.packs.len() > MAX_PACKS {
                     return Err(format!("more than {MAX_PACKS} packs"));

@@ -68,7 +68,7 @@ impl Channel for Telegram {
         let mut answer =
             http::ask("Telegram", self.client.post(self.url.expose_secret()).json(&body)).await?;
         let mut said = answer.json();
-        // A group that became a supergroup has another id. Telegram took nothing, so this is no second message.
+        // A group that became a supergroup has another id. Telegram took nothing, so this is not a second message.
         if let Some(moved) = said["parameters"]["migrate_to_chat_id"].as_i64() {
             body["chat_id"] = json!(moved);
             answer = http::ask("Telegram", self.client.post(self.url.expose_secret()).json(&body)).await?;

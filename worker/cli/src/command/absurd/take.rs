@@ -99,7 +99,7 @@ async fn parked_ones(
     Ok(())
 }
 
-/// An event that Absurd got after its task was taken wakes nobody there. Its payload answers the session's question here.
+/// An event that Absurd got after its task was taken wakes nothing there. Its payload answers the session's question here.
 async fn pass_on(
     store: &Store,
     source: &mut Source,

@@ -235,7 +235,8 @@ async fn run(
 pub(in crate::command) fn asked(question: &str) -> anyhow::Result<bool> {
     if !std::io::stdin().is_terminal() {
         return Err(Usage(
-            "nobody can be asked here: say --yes, or --dry-run to see what would be done".to_owned(),
+            "this is not a terminal, so it cannot ask: say --yes, or --dry-run to see what would be done"
+                .to_owned(),
         )
         .into());
     }

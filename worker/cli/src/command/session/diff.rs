@@ -3,6 +3,7 @@
 use super::super::output::Output;
 use super::super::report::{self, ReportArgs};
 use super::Exit;
+use wakeful_config::Config;
 use wakeful_store::Store;
 
 #[derive(Debug, clap::Args)]
@@ -17,7 +18,17 @@ pub(in crate::command) struct Args {
     report: ReportArgs,
 }
 
-pub(super) async fn diff(store: &Store, output: &Output, args: Args) -> anyhow::Result<Exit> {
+pub(super) async fn diff(
+    store: &Store,
+    config: &Config,
+    output: &Output,
+    args: Args,
+) -> anyhow::Result<Exit> {
     let (left, right) = (store.side(&args.left).await?, store.side(&args.right).await?);
-    report::tell(output, &wakeful_workflow::diff::diff(&left, &right), &args.report)
+    let report = wakeful_workflow::diff::diff(&left, &right);
+    let exit = report::tell(output, &report, &args.report)?;
+    if output.for_people() {
+        super::files::tell_changes(store, config, &report).await?;
+    }
+    Ok(exit)
 }

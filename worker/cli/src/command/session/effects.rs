@@ -14,7 +14,7 @@ pub(super) fn of_calls(standing: &Standing) -> Vec<Finding> {
             let how = call.reason.as_deref().map_or("its worker died in the middle of it", |why| why.trim_end_matches('.'));
             Finding {
                 why: format!(
-                    "Nobody knows whether {}{} took effect (call {}, asked for in message #{}): {how}; {told}, and it is \
+                    "It is not known whether {}{} took effect (call {}, asked for in message #{}): {how}; {told}, and it is \
                      never run again by itself.",
                     call.name,
                     arguments.unwrap_or_default(),

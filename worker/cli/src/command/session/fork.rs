@@ -42,7 +42,7 @@ pub(in crate::command) struct Args {
     /// How tool calls are handled. Default: as in the parent.
     #[arg(long, value_name = "MODE", value_enum)]
     tool_mode: Option<Mode>,
-    /// The fork belongs to the user of the parent's conversation, who sees it then. Default: it is no user's.
+    /// The fork belongs to the user of the parent's conversation, who sees it then. Default: it belongs to no user.
     #[arg(long)]
     for_user: bool,
     /// Start no run: the fork waits for a message.

@@ -5,6 +5,7 @@ mod context;
 mod diff;
 mod effects;
 mod export;
+mod files;
 mod fork;
 mod import;
 mod job;
@@ -99,6 +100,10 @@ pub(super) enum Verb {
     Export(export::Args),
     /// Import a bundle as a new session of a new conversation. Starts no run.
     Import(import::Args),
+    /// List a session's files, as they are now or were after a message.
+    Files(files::FilesArgs),
+    /// Write a session's files into a new folder.
+    Checkout(files::CheckoutArgs),
     /// Heal a session, so that it continues with its open work.
     Wake(bulk::Args),
     /// Explain why a session is in its current state, and what to do about it.
@@ -171,9 +176,11 @@ async fn perform(
         Verb::Import(args) => {
             import::into_database(store, output, space.of_names(), &args, config.server.import_limits()).await
         }
+        Verb::Files(args) => files::files(store, config, output, args).await,
+        Verb::Checkout(args) => files::check_out(store, config, output, args).await,
         Verb::Wake(args) => bulk::bulk(store, output, space, Bulk::Wake, args).await,
         Verb::Why { id } => why::why(store, config, output, &id).await,
-        Verb::Diff(args) => diff::diff(store, output, args).await,
+        Verb::Diff(args) => diff::diff(store, config, output, args).await,
         Verb::Context(args) => context::context(app, store, config, output, args).await,
         Verb::Recover(args) => recover::from_database(store, output, args).await,
         Verb::Verify(args) => verify::verify(store, output, space, args).await,

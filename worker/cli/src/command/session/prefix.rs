@@ -26,6 +26,8 @@ impl Verb {
             Verb::Fork(args) => vec![&mut args.id],
             Verb::Export(args) => vec![&mut args.id],
             Verb::Context(args) => vec![&mut args.id],
+            Verb::Files(args) => vec![&mut args.id],
+            Verb::Checkout(args) => vec![&mut args.id],
             Verb::Recover(args) => args.id.iter_mut().collect(),
             Verb::Verify(args) => args.ids.iter_mut().collect(),
             Verb::Diff(args) => vec![&mut args.left, &mut args.right],

@@ -367,7 +367,7 @@ fn of_deliveries(standing: &Standing, around: Surroundings) -> Vec<Finding> {
             "expired" => {
                 format!("A message by {channel} was too late and will not be sent by itself ({id}){error}.")
             }
-            "uncertain" => format!("Nobody knows whether a message by {channel} was sent ({id}){error}."),
+            "uncertain" => format!("It is not known whether a message by {channel} was sent ({id}){error}."),
             _ => {
                 if around.workers_alive == 0 {
                     let start = "No worker is alive. Start one:\nwakeful serve --roles worker";

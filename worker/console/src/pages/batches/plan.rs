@@ -140,7 +140,7 @@ pub(crate) async fn create(form: Form) -> Result<Response, Refusal> {
         ("canary", form.filled("canary").map(|text| sizes(&text))),
         ("stop_share", form.filled("stop_share").map(|text| share(&text))),
     ] {
-        // What is for a retry alone is no field of the other verbs' forms.
+        // The forms of the other verbs lack the fields that only a retry has.
         if let Some(value) = value {
             body.insert(name.to_owned(), value);
         }
