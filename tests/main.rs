@@ -33,6 +33,7 @@ mod documents;
 mod drain;
 mod email_in;
 mod email_out;
+mod encryption;
 mod erase;
 mod expiry;
 mod fork;

@@ -4,6 +4,7 @@
 //! A bounce never wakes a session. Otherwise a machine's mail could start runs, and an agent could answer
 //! machines without end.
 
+use crate::encryption::Seal;
 use crate::error::bounded;
 use crate::run::{Wakes, append_events};
 use crate::space::{self, Scope};
@@ -198,7 +199,11 @@ async fn note(
 
 /// Returns the reports about the conversation's mail that the agent has not seen yet, and marks them as told.
 /// `None`: no delivery needs a report. A delivery that is being sent again gets its report when it has ended.
-pub(crate) async fn take_reports(tx: &mut PgConnection, conversation_id: &str) -> Result<Option<String>> {
+pub(crate) async fn take_reports(
+    tx: &mut PgConnection,
+    seal: &Seal,
+    conversation_id: &str,
+) -> Result<Option<String>> {
     let rows = sqlx::query!(
         r#"
         with due as (
@@ -221,7 +226,7 @@ pub(crate) async fn take_reports(tx: &mut PgConnection, conversation_id: &str) -
     .await?;
     let mut told = Vec::new();
     for row in rows {
-        let content: Value = crate::hydrate::from_text("delivery", &row.content)?;
+        let content: Value = crate::hydrate::from_text("delivery", &seal.open_json(row.content)?)?;
         let missed: Vec<Undelivered> = read(row.undelivered)?;
         let error = row.last_error.unwrap_or_default();
         let end = match row.status.as_str() {

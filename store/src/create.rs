@@ -6,6 +6,7 @@
 
 pub(crate) mod notice;
 
+use crate::encryption::Vault;
 use crate::run::{self, Locked};
 use crate::session::shown;
 use crate::{Error, Result, Store, new_id};
@@ -145,7 +146,7 @@ impl Store {
             policy: answering_as_before(&mut tx, new).await?,
             ..new.clone()
         };
-        insert(&mut tx, &session_id, &new, client_key).await?;
+        insert(&mut tx, &self.vault, &session_id, &new, client_key).await?;
         tx.commit().await?;
         Ok(Restarted { session_id, status: SessionStatus::Created, duplicate: false })
     }
@@ -159,20 +160,24 @@ impl Store {
 /// [`Error::KeyReused`] if the trigger has made its session in another conversation, [`Error::Database`].
 pub(crate) async fn find_or_create(
     tx: &mut PgConnection,
+    vault: &Vault,
     new: &NewSession,
     client_key: Option<&str>,
 ) -> Result<Locked> {
+    let data_key = new_key(&mut *tx, vault, new).await?;
     // Message numbers of a new conversation begin after the seeds of its first session: with one seed, the
     // first message gets number 2.
     sqlx::query!(
-        "insert into conversation_counters (conversation_id, space_id, mailbox_id, last_message_number, user_id)
-        values ($1, $2, $3, $4, $5)
+        "insert into conversation_counters
+            (conversation_id, space_id, mailbox_id, last_message_number, user_id, data_key)
+        values ($1, $2, $3, $4, $5, $6)
         on conflict (conversation_id) do nothing",
         new.conversation_id,
         new.space_id,
         new.mailbox_id,
         new.seeds.len() as i64,
-        new.speaker.as_ref().and_then(Speaker::claims)
+        new.speaker.as_ref().and_then(Speaker::claims),
+        data_key
     )
     .execute(&mut *tx)
     .await?;
@@ -196,7 +201,7 @@ pub(crate) async fn find_or_create(
             Some(session_id) => Some(session_id),
             None => match latest(tx, &new.conversation_id).await? {
                 Some(latest) => match separate_session_type(&latest.trigger_type, &new.trigger_type) {
-                    Some(own) => return notice::open_separate(tx, new, latest, own).await,
+                    Some(own) => return notice::open_separate(tx, vault, new, latest, own).await,
                     None => Some(latest.session_id),
                 },
                 None => None,
@@ -207,11 +212,26 @@ pub(crate) async fn find_or_create(
         Some(session_id) => session_id,
         None => {
             let session_id = new_id("sess");
-            insert(tx, &session_id, new, None).await?;
+            insert(tx, vault, &session_id, new, None).await?;
             session_id
         }
     };
     run::lock_session(tx, &session_id).await
+}
+
+/// Makes the data key of a conversation that is about to begin and is to be encrypted. It is made before the conversation's row:
+/// a key that no row has does no harm.
+async fn new_key(tx: &mut PgConnection, vault: &Vault, new: &NewSession) -> Result<Option<String>> {
+    if !vault.covers(&new.agent) {
+        return Ok(None);
+    }
+    let is_there = sqlx::query_scalar!(
+        r#"select exists (select from conversation_counters where conversation_id = $1) as "there!""#,
+        new.conversation_id
+    )
+    .fetch_one(tx)
+    .await?;
+    if is_there { Ok(None) } else { vault.begin(&new.agent, &new.conversation_id).await }
 }
 
 /// Whether an existing conversation of `owner` admits a message as it is. `false`: the speaker gets the conversation first.
@@ -355,6 +375,7 @@ pub(crate) async fn pin(tx: &mut PgConnection, space_id: &str, prefix: &Prefix) 
 /// Writes the session's row, its seeds and its prefix. The caller has locked the conversation.
 async fn insert(
     tx: &mut PgConnection,
+    vault: &Vault,
     session_id: &str,
     new: &NewSession,
     client_key: Option<&str>,
@@ -375,12 +396,14 @@ async fn insert(
     )
     .execute(&mut *tx)
     .await?;
-    sqlx::query!(
+    let data_key = sqlx::query_scalar!(
         "insert into conversation_sessions
             (session_id, conversation_id, space_id, mailbox_id, trigger_type, trigger_id, agent, model_id,
              model_context_window, status, policy, tool_names, seed_message_count, prefix_sha256, repository_id,
-             client_key)
-        values ($1, $2, $3, $4, $5, $6, $7, $8, $9, 'created', $10, $11, $12, $13, $14, $15)",
+             client_key, data_key)
+        values ($1, $2, $3, $4, $5, $6, $7, $8, $9, 'created', $10, $11, $12, $13, $14, $15,
+            (select data_key from conversation_counters where conversation_id = $2))
+        returning data_key",
         session_id,
         new.conversation_id,
         new.space_id,
@@ -397,10 +420,19 @@ async fn insert(
         new.repository_id,
         client_key
     )
-    .execute(&mut *tx)
+    .fetch_one(&mut *tx)
     .await?;
     crate::failpoint!("K4");
-    insert_seeds(tx, session_id, &new.conversation_id, 0, &new.seeds).await
+    let seal = vault.seal(data_key.as_deref()).await?;
+    if !seal.is_on() {
+        return insert_seeds(tx, session_id, &new.conversation_id, 0, &new.seeds).await;
+    }
+    let sealed: Vec<Seed> = new
+        .seeds
+        .iter()
+        .map(|seed| Seed { content: seal.text(&seed.content).into_owned(), ..seed.clone() })
+        .collect();
+    insert_seeds(tx, session_id, &new.conversation_id, 0, &sealed).await
 }
 
 /// Writes seeds. A seed has an ordinal (0, 1, 2 … within its session) and no message number. `first` is the ordinal

@@ -8,10 +8,11 @@
 //! may send a failed or expired delivery again: see [`crate::resend`].
 
 use crate::bounce;
+use crate::encryption::may_be_sealed;
 use crate::error::bounded;
 use crate::queue::Lease;
 use crate::run::{Wakes, append_events};
-use crate::{Result, Store, new_id};
+use crate::{Error, Result, Store, new_id};
 use serde_json::{Value, json};
 use sqlx::PgConnection;
 use std::time::Duration;
@@ -176,6 +177,8 @@ impl Store {
         channel: &str,
         terms: Terms,
     ) -> Result<Option<ClaimedDelivery>> {
+        // Before the claim: without the key nothing is begun.
+        let seal = self.seal_of_conversation(conversation_id).await?;
         let claimed = sqlx::query!(
             r#"
             with oldest as (
@@ -225,21 +228,37 @@ impl Store {
         )
         .fetch_optional(&self.pool)
         .await?;
-        claimed
-            .map(|row| {
-                Ok(ClaimedDelivery {
-                    delivery_id: row.delivery_id,
-                    session_id: row.session_id,
-                    content: crate::hydrate::from_text("delivery", &row.content)?,
-                    attempt: row.attempt,
-                    maybe_sent: row.maybe_sent,
-                    late: row.late,
-                    quiet: row.quiet,
-                    tried_for: Duration::try_from_secs_f64(row.tried_for_s).unwrap_or_default(),
-                    resent: row.resent,
-                })
-            })
-            .transpose()
+        let Some(row) = claimed else { return Ok(None) };
+        if !self.vault.is_open() && may_be_sealed(&row.content) && self.is_sealed(&row.session_id).await? {
+            if !row.maybe_sent {
+                self.unsend(lease, &row.delivery_id, "its worker has no [encryption]").await?;
+            }
+            // Never send a sealed text to a person.
+            let reason =
+                format!("delivery {} is encrypted, and this process has no [encryption]", row.delivery_id);
+            return Err(Error::Keys { reason });
+        }
+        Ok(Some(ClaimedDelivery {
+            delivery_id: row.delivery_id,
+            session_id: row.session_id,
+            content: crate::hydrate::from_text("delivery", &seal.open_json(row.content)?)?,
+            attempt: row.attempt,
+            maybe_sent: row.maybe_sent,
+            late: row.late,
+            quiet: row.quiet,
+            tried_for: Duration::try_from_secs_f64(row.tried_for_s).unwrap_or_default(),
+            resent: row.resent,
+        }))
+    }
+
+    async fn is_sealed(&self, session_id: &str) -> Result<bool> {
+        let sealed = sqlx::query_scalar!(
+            r#"select data_key is not null as "sealed!" from conversation_sessions where session_id = $1"#,
+            session_id
+        )
+        .fetch_optional(&self.pool)
+        .await?;
+        Ok(sealed.unwrap_or(false))
     }
 
     /// Records that the caller is about to send a delivery once more that may have been sent. The time limit

@@ -7,6 +7,7 @@
 mod blobs;
 pub mod collect;
 mod holds;
+mod keys;
 pub mod retention;
 
 pub use holds::Hold;
@@ -91,6 +92,9 @@ struct Pending {
     /// Bundles that were taken. The receipt names them.
     #[serde(default)]
     exports: Vec<Taken>,
+    /// Data keys that no other conversation has.
+    #[serde(default)]
+    data_keys: Vec<String>,
 }
 
 impl Store {
@@ -115,6 +119,10 @@ impl Store {
         erasure.rows.insert("conversation_sessions".to_owned(), sessions.len() as i64);
         let blobs = blobs::candidates(&mut tx, &conversations, &sessions).await?;
         erasure.rows.insert("blobs".to_owned(), blobs.len() as i64);
+        let keys = keys::only_of(&mut tx, &conversations).await?;
+        if !keys.is_empty() {
+            erasure.rows.insert("data_keys".to_owned(), keys.len() as i64);
+        }
         erasure.takes(taken(&mut tx, &erasure.sessions).await?);
         erasure
             .stays
@@ -141,7 +149,9 @@ impl Store {
             blobs: blobs::candidates(&mut tx, &erasure.conversations, &erasure.sessions).await?,
             rows: BTreeMap::new(),
             exports: Vec::new(),
+            data_keys: keys::only_of(&mut tx, &erasure.conversations).await?,
         };
+        self.can_erase(&pending.data_keys)?;
         detach(&mut tx, &mut pending, subject, space).await?;
         // An export that took a session before we did has its row by now, and the next one finds no session.
         erasure.takes(taken(&mut tx, &erasure.sessions).await?);
@@ -244,6 +254,19 @@ impl Store {
         // The one who counts failures may be about to name these sessions.
         sqlx::query!("select pg_advisory_xact_lock($1)", crate::search::LOCK).fetch_one(&mut *tx).await?;
         sqlx::query!("select forget_sessions($1)", &pending.sessions).execute(&mut *tx).await?;
+        if !pending.data_keys.is_empty() {
+            let keys = keys::unused(&mut tx, &pending.data_keys).await?;
+            let sealed = sqlx::query!("delete from sealed_blobs where data_key = any($1)", &keys);
+            let sealed = sealed.execute(&mut *tx).await?.rows_affected();
+            rows.insert("sealed_blobs".to_owned(), sealed as i64);
+            tx.commit_part().await?;
+            // The keys go last: what is left of the texts, in WAL and in backups, goes with them. No new session can have them,
+            // because the rows that named them are gone.
+            self.vault.erase(&keys).await?;
+            crate::failpoint!("E3");
+            rows.insert("data_keys".to_owned(), keys.len() as i64);
+            tx = self.retention().await?;
+        }
         sqlx::query!("select end_erasure($1, $2)", erasure_id, json!(rows)).execute(&mut *tx).await?;
         tx.commit_part().await?;
         Ok(rows)
@@ -352,6 +375,7 @@ async fn find(tx: &mut PgConnection, space: &str, subject: &Subject) -> Result<E
     if conversations.is_empty() && dropped == 0 {
         return Err(Error::NotFound { what, id: id.clone() });
     }
+    stays.extend(keys::notes(&mut *tx, space, subject, &conversations).await?);
     let sessions = sqlx::query_scalar!(
         "select session_id from conversation_sessions where conversation_id = any($1) order by session_id",
         &conversations

@@ -115,6 +115,12 @@ pub enum Error {
         /// The error of the operating system.
         source: std::io::Error,
     },
+    /// The data keys of encrypted texts cannot be had now.
+    #[error("key store: {reason}")]
+    Keys {
+        /// Why.
+        reason: String,
+    },
     /// A stored row has an invalid value.
     #[error("corrupt {what}: {reason}")]
     Corrupt {
@@ -145,6 +151,7 @@ impl Error {
     pub fn outage(&self) -> Option<Outage> {
         match self {
             Error::Database(error) => outage_of(error),
+            Error::Keys { .. } => Some(Outage::KeysAway),
             Error::NotFound { .. }
             | Error::Conflict { .. }
             | Error::Refused { .. }
@@ -184,6 +191,8 @@ pub enum Outage {
     Ailing,
     /// A statement ran into a lock, a time limit or a deadlock.
     Contended,
+    /// The store of the data keys cannot be reached, or lacks a master key.
+    KeysAway,
 }
 
 impl Outage {
@@ -196,6 +205,7 @@ impl Outage {
             Outage::DiskFull => "the database takes no writes: its disk is full",
             Outage::Ailing => "the database is out of a resource",
             Outage::Contended => "the database was too slow, or its transactions are in each other's way",
+            Outage::KeysAway => "the data keys of encrypted texts cannot be had",
         }
     }
 
@@ -203,7 +213,7 @@ impl Outage {
     pub fn refuses_writes(self) -> bool {
         match self {
             Outage::ReadOnly | Outage::DiskFull | Outage::Ailing => true,
-            Outage::Away | Outage::Crowded | Outage::Contended => false,
+            Outage::Away | Outage::Crowded | Outage::Contended | Outage::KeysAway => false,
         }
     }
 }

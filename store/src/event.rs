@@ -111,17 +111,18 @@ impl Store {
         )
         .fetch_all(&self.pool)
         .await?;
+        let seal = self.seal_of(session_id).await?;
         rows.into_iter()
             .map(|row| {
                 let mut payload = row.payload;
                 if let Value::Object(fields) = &mut payload {
-                    if let Some(content) = &row.content {
+                    if let Some(content) = row.content {
                         let blocks: Vec<wakeful_workflow::record::Block> =
-                            crate::hydrate::from_text("message", content)?;
+                            crate::hydrate::from_text("message", &seal.open_json(content)?)?;
                         fields.insert("text".to_owned(), wakeful_workflow::record::text_of(&blocks).into());
                     }
                     if let Some(text) = row.inbox_text {
-                        fields.insert("text".to_owned(), text.into());
+                        fields.insert("text".to_owned(), seal.open(text)?.into());
                     }
                     if let Some(name) = row.tool_name {
                         fields.insert("name".to_owned(), name.into());

@@ -12,6 +12,7 @@ mod copy;
 
 pub(crate) use copy::hold_off_forks;
 
+use crate::encryption::Vault;
 use crate::run::{self, Wakes};
 use crate::steer::steered;
 use crate::wake::{NewMessage, put_in_inbox};
@@ -216,6 +217,7 @@ impl Store {
     }
 
     async fn try_fork(&self, request: &ForkRequest) -> Result<Forked> {
+        let seal = self.own_seal_of(&request.parent_session_id).await?;
         let mut tx = self.pool.begin().await?;
         copy::hold_off_erasure(&mut tx, &request.parent_session_id).await?;
         let parent = Parent::read(&mut tx, &request.parent_session_id, &request.at).await?;
@@ -245,12 +247,12 @@ impl Store {
         let session_id = new_id("sess");
         let child =
             Child { session_id: &session_id, conversation_id: &conversation_id, trigger_id: &conversation };
-        let state = copy::state(&mut tx, &parent, &cut).await?;
+        let state = copy::state(&mut tx, &seal, &parent, &cut).await?;
         // The fork's context begins where the parent's did at the cut, so that the provider's cache covers
         // the first request.
         let rebase = rebase_at(&mut tx, &parent.session_id, cut.at_message_number).await?;
         let state_sha256 = Blob::of_state(&state).sha256;
-        copy::session(&mut tx, request, &parent, &cut, &child, &state, rebase.as_ref()).await?;
+        copy::session(&mut tx, &seal, request, &parent, &cut, &child, (&state, rebase.as_ref())).await?;
         copy::records(&mut tx, &parent, &cut, &child).await?;
         crate::failpoint!("K29");
         let mut events = vec![Event::SessionForked {
@@ -276,7 +278,8 @@ impl Store {
             state_sha256,
         });
         run::append_events(&mut tx, &session_id, None, None, Wakes::Planner, &events).await?;
-        let run_id = if request.start { Some(start(&mut tx, request, &session_id).await?) } else { None };
+        let run_id =
+            if request.start { Some(start(&mut tx, &self.vault, request, &session_id).await?) } else { None };
         tx.commit().await?;
         Ok(Forked {
             session_id,
@@ -351,7 +354,12 @@ fn cut(request: &ForkRequest, parent: &Parent) -> Result<Cut> {
 
 /// Opens the fork's first run, and gives it its messages. This transaction has created the conversation's
 /// row.
-async fn start(tx: &mut PgConnection, request: &ForkRequest, session_id: &str) -> Result<String> {
+async fn start(
+    tx: &mut PgConnection,
+    vault: &Vault,
+    request: &ForkRequest,
+    session_id: &str,
+) -> Result<String> {
     let mut run_id = None;
     for text in [&request.text, &request.prompt].into_iter().flatten() {
         let message = NewMessage {
@@ -362,7 +370,7 @@ async fn start(tx: &mut PgConnection, request: &ForkRequest, session_id: &str) -
             attachments: Vec::new(),
         };
         let session = run::lock_session(tx, session_id).await?;
-        run_id = Some(put_in_inbox(tx, session, &message).await?.run_id);
+        run_id = Some(put_in_inbox(tx, vault, session, &message).await?.run_id);
     }
     if let Some(run_id) = run_id {
         return Ok(run_id);

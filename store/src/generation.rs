@@ -9,6 +9,7 @@
 
 use crate::queue::Lease;
 use crate::{Result, Store};
+use std::borrow::Cow;
 use wakeful_workflow::generation::Purpose;
 use wakeful_workflow::id::{GenerationId, SessionId};
 use wakeful_workflow::strategy::Strategy;
@@ -102,6 +103,10 @@ impl Store {
         let sessions: Vec<&str> = calls.iter().map(|call| call.session_id.as_str()).collect();
         let generations: Vec<&str> = calls.iter().map(|call| call.generation_id.as_str()).collect();
         let firsts: Vec<i64> = calls.iter().map(|call| call.first_chunk).collect();
+        let mut seals = Vec::with_capacity(calls.len());
+        for call in calls {
+            seals.push(self.seal_of(call.session_id.as_str()).await?);
+        }
         let chunks = calls.iter().zip(1_i64..).flat_map(|(call, member)| {
             call.texts.iter().zip(call.first_chunk..).map(move |(text, chunk_no)| (member, chunk_no, text))
         });
@@ -109,7 +114,7 @@ impl Store {
         for (member, chunk_no, text) in chunks {
             members.push(member);
             numbers.push(chunk_no);
-            texts.push(text.as_str());
+            texts.push(seals[member as usize - 1].text(text));
         }
         // The last lines do not see the insert. That is safe: only this caller writes chunks of these generations.
         let appended = sqlx::query_scalar!(
@@ -149,7 +154,7 @@ impl Store {
             &firsts,
             &members,
             &numbers,
-            &texts as &[&str]
+            &texts as &[Cow<'_, str>]
         )
         .fetch_all(&self.pool)
         .await?;
@@ -223,7 +228,7 @@ impl Store {
         )
         .fetch_one(&self.pool)
         .await?;
-        Ok(text.unwrap_or_default())
+        self.seal_of(session_id.as_str()).await?.open(text.unwrap_or_default())
     }
 
     /// Returns the newest model call in flight that answers the user, with its chunks after `after_chunk` if it is
@@ -263,12 +268,14 @@ impl Store {
         )
         .fetch_all(&self.pool)
         .await?;
+        let seal = self.seal_of(session_id).await?;
+        let chunks = chunks.into_iter().map(|chunk| Ok((chunk.chunk_no, seal.open(chunk.text)?)));
         Ok(Some(LiveGeneration {
             generation_id: generation.generation_id,
             attempt: generation.attempt,
             step_number: generation.step_number,
             last_chunk: generation.last_chunk,
-            chunks: chunks.into_iter().map(|chunk| (chunk.chunk_no, chunk.text)).collect(),
+            chunks: chunks.collect::<Result<_>>()?,
         }))
     }
 }

@@ -151,11 +151,16 @@ impl Store {
         )
         .fetch_all(&self.pool)
         .await?;
+        let mut seals = Vec::with_capacity(rows.len());
+        for row in &rows {
+            seals.push(self.seal_of(&row.session_id).await?);
+        }
         rows.into_iter()
-            .map(|row| {
-                let mut facts: Value = crate::hydrate::from_text("history", &row.facts)?;
-                if let Some(content) = &row.content {
-                    let blocks: Vec<Block> = crate::hydrate::from_text("message", content)?;
+            .zip(seals)
+            .map(|(row, seal)| {
+                let mut facts: Value = crate::hydrate::from_text("history", &seal.open_json(row.facts)?)?;
+                if let Some(content) = row.content {
+                    let blocks: Vec<Block> = crate::hydrate::from_text("message", &seal.open_json(content)?)?;
                     let calls = blocks.iter().filter(|block| matches!(block, Block::ToolCall(_))).count();
                     // The answer to a question is stored as the result of the call that asked it.
                     let answers = blocks.iter().filter_map(|block| match block {

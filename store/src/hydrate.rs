@@ -7,11 +7,14 @@
 //! A message that arrives after a run's cancel was requested waits for the next run. Its inbox row has the
 //! outcome `new_run`, and hydration leaves it out while the cancelled run is open.
 
+mod stored;
+
+use crate::encryption::Seal;
 use crate::{Error, Result, Store};
 use futures::TryStreamExt;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use sqlx::types::Json;
+use stored::Stored;
 use wakeful_workflow::effect::Effect;
 use wakeful_workflow::generation::{InterruptedCall, Purpose};
 use wakeful_workflow::policy::SessionPolicy;
@@ -73,7 +76,7 @@ impl Store {
                 'session_id', s.session_id, 'conversation_id', s.conversation_id,
                 'parent_session_id', s.parent_session_id, 'space_id', s.space_id, 'mailbox_id', s.mailbox_id,
                 'trigger_type', s.trigger_type, 'agent', s.agent, 'policy', s.policy,
-                'prefix_sha256', s.prefix_sha256, 'status', s.status,
+                'prefix_sha256', s.prefix_sha256, 'status', s.status, 'data_key', s.data_key,
                 'base_message_number', s.base_message_number, 'last_message_number', s.last_message_number,
                 'to_message_number', s.to_message_number, 'last_step_number', s.last_step_number,
                 'totals', json_build_object('turns', s.total_turns, 'usage', json_build_object(
@@ -88,8 +91,8 @@ impl Store {
             )::text as fixed, "#,
             r#"::text as changing, p.bytes as prefix,
                 null as "run_id?", null::bigint as "step_number?", null as "role?",
-                null::json as "content?: Json<Content>", null::boolean as "internal?",
-                null::json as "details?: Json<Details>"
+                null::json as "content?: Stored<Content>", null::boolean as "internal?",
+                null::json as "details?: Stored<Details>"
             from conversation_sessions s
             left join session_runs r on r.session_id = s.session_id and r.status = 'running'
             left join blobs p on p.sha256 = s.prefix_sha256 and p.space_id = s.space_id
@@ -102,12 +105,10 @@ impl Store {
             session_id
         )
         .fetch(&self.pool);
-        let (mut head, mut records) = (None, Vec::new());
+        let (mut head, mut records, mut sealed) = (None, Vec::new(), Vec::new());
         while let Some(row) = rows.try_next().await.map_err(unreadable)? {
             if let (Some(fixed), Some(changing)) = (row.fixed, row.changing) {
-                let (fixed, changing): (Fixed, Changing) =
-                    (from_text("session", &fixed)?, from_text("session", &changing)?);
-                head = Some((fixed, changing, row.prefix));
+                head = Some((self.head(session_id, fixed, changing).await?, row.prefix));
                 continue;
             }
             let (Some(run_id), Some(step_number), Some(role), Some(content), Some(internal), Some(details)) =
@@ -118,21 +119,53 @@ impl Store {
                     format!("message {} is not whole", row.message_number),
                 ));
             };
+            let record = |content, details| {
+                Ok::<_, Error>(Record {
+                    message_number: row.message_number,
+                    run_id: run_id.into(),
+                    step_number,
+                    role: Role::parse(&role).ok_or_else(|| Error::corrupt("messages", &role))?,
+                    content,
+                    internal,
+                    details,
+                })
+            };
+            match (content, details) {
+                (Stored::Read(content), Stored::Read(details)) => records.push(record(content, details)?),
+                (content, details) => {
+                    sealed.push((record(Content::default(), Details::default())?, content, details));
+                }
+            }
+        }
+        let ((fixed, changing, seal), prefix) =
+            head.ok_or_else(|| Error::NotFound { what: "session", id: session_id.to_owned() })?;
+        for (record, content, details) in sealed {
             records.push(Record {
-                message_number: row.message_number,
-                run_id: run_id.into(),
-                step_number,
-                role: Role::parse(&role).ok_or_else(|| Error::corrupt("messages", &role))?,
-                content: content.0,
-                internal,
-                details: details.0,
+                content: content.open("messages", &seal)?,
+                details: details.open("messages", &seal)?,
+                ..record
             });
         }
         // They come in order out of the index, which the statement does not promise.
         records.sort_by_key(|record| record.message_number);
-        let (fixed, changing, prefix) =
-            head.ok_or_else(|| Error::NotFound { what: "session", id: session_id.to_owned() })?;
         fixed.session(changing, prefix, records)
+    }
+
+    /// Reads the parts that are not messages, opens them, and learns which key the session has.
+    async fn head(
+        &self,
+        session_id: &str,
+        fixed: String,
+        changing: String,
+    ) -> Result<(Fixed, Changing, Seal)> {
+        let read: Fixed = from_text("session", &fixed)?;
+        self.vault.learn(session_id, read.data_key.as_deref());
+        let seal = self.vault.seal(read.data_key.as_deref()).await?;
+        if !seal.is_on() {
+            return Ok((read, from_text("session", &changing)?, seal));
+        }
+        let (fixed, changing) = (seal.open_json(fixed)?, seal.open_json(changing)?);
+        Ok((from_text("session", &fixed)?, from_text("session", &changing)?, seal))
     }
 
     /// Updates a worker's copy after `wake_seq` changed or a model call was interrupted. Reads inbox, ledger,
@@ -141,6 +174,7 @@ impl Store {
     /// # Errors
     /// [`Error::NotFound`], [`Error::Corrupt`], [`Error::Database`].
     pub async fn refresh(&self, session: &mut Session) -> Result<()> {
+        let seal = self.seal_of(session.session_id.as_str()).await?;
         let row = query_changing!(
             "select ",
             r#"::text as "changing!" from conversation_sessions s where s.session_id = $1"#,
@@ -149,7 +183,7 @@ impl Store {
         .fetch_optional(&self.pool)
         .await?
         .ok_or_else(|| Error::NotFound { what: "session", id: session.session_id.to_string() })?;
-        let changing: Changing = from_text("session", &row.changing)?;
+        let changing: Changing = from_text("session", &seal.open_json(row.changing)?)?;
         changing.update(session)
     }
 }
@@ -174,6 +208,7 @@ struct Fixed {
     agent: String,
     policy: Option<Value>,
     prefix_sha256: Option<String>,
+    data_key: Option<String>,
     status: String,
     base_message_number: i64,
     last_message_number: i64,

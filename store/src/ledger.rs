@@ -140,6 +140,7 @@ impl Store {
         outcome: &CallOutcome,
     ) -> Result<bool> {
         let outcome = serde_json::to_string(outcome).map_err(|error| Error::corrupt("outcome", error))?;
+        let outcome = self.seal_of(session_id.as_str()).await?.json(outcome)?;
         let settled = sqlx::query_scalar!(
             r#"
             with s as (

@@ -83,9 +83,9 @@ impl Store {
         imported: &Imported,
     ) -> Result<Woken> {
         let mut tx = self.intake.begin().await?;
-        let session = find_or_create(&mut tx, new, message.client_key.as_deref()).await?;
+        let session = find_or_create(&mut tx, &self.vault, new, message.client_key.as_deref()).await?;
         let made = adopt(&mut tx, &session.session_id, new, imported).await?;
-        let woken = put_in_inbox(&mut tx, session, message).await?;
+        let woken = put_in_inbox(&mut tx, &self.vault, session, message).await?;
         if made {
             // Do this last, to hold the lock on the counter's row as briefly as possible.
             count(&mut tx, "imported", imported.left_out).await?;

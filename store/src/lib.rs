@@ -37,6 +37,7 @@
 //! | say who did what | [`audit`] |
 //! | make, find and revoke tokens; sign those of users | [`token`] |
 //! | keep the spaces apart | [`space`] |
+//! | encrypt what people and models wrote | [`encryption`] |
 //! | detect a webhook token that was used before | [`webhook`] |
 //! | say what an upgrade would stop | [`preflight`] |
 //! | diagnose the whole system | [`diagnosis`] |
@@ -53,6 +54,7 @@ pub mod chain;
 pub mod create;
 pub mod delivery;
 pub mod diagnosis;
+pub mod encryption;
 pub mod erase;
 pub mod error;
 pub mod event;
@@ -89,6 +91,7 @@ pub mod retire;
 pub mod run;
 pub mod schedule;
 pub mod schema;
+mod sealed_blob;
 pub mod search;
 pub mod session;
 pub mod side;
@@ -128,6 +131,7 @@ pub struct Store {
     pub(crate) user_key: Arc<token::Key>,
     pub(crate) lookups: Arc<token::Lookups>,
     pub(crate) refusals: Arc<audit::Refusals>,
+    pub(crate) vault: encryption::Vault,
 }
 
 impl Store {
@@ -151,6 +155,7 @@ impl Store {
             user_key: Arc::default(),
             lookups,
             refusals: Arc::default(),
+            vault: encryption::Vault::default(),
         })
     }
 

@@ -162,8 +162,8 @@ impl Store {
         let mut tx = self.intake.begin().await?;
         let woken = match wakes {
             MailWakes::OwnSession(new) => {
-                match find_or_create(&mut tx, new, message.client_key.as_deref()).await {
-                    Ok(session) => put_in_inbox(&mut tx, session, message).await?,
+                match find_or_create(&mut tx, &self.vault, new, message.client_key.as_deref()).await {
+                    Ok(session) => put_in_inbox(&mut tx, &self.vault, session, message).await?,
                     // The same mail came in by another way before, into another conversation, and has its
                     // session there.
                     Err(refused) if made_elsewhere(&refused) => {
@@ -177,7 +177,7 @@ impl Store {
                 let session = run::lock(&mut tx, session_id).await?;
                 By::Anyone.may_wake(&session)?;
                 let refused = conflict(session.clone(), "an answer");
-                let woken = put_in_inbox(&mut tx, session, message).await?;
+                let woken = put_in_inbox(&mut tx, &self.vault, session, message).await?;
                 if !woken.duplicate && woken.outcome != Acceptance::Delivered {
                     return Err(refused);
                 }

@@ -171,6 +171,7 @@ impl Store {
         .fetch_optional(&self.pool)
         .await?
         .ok_or_else(not_found)?;
+        let content = self.seal_of(&delivery.session_id).await?.open_json(content)?;
         Ok(Delivery { content: Some(crate::hydrate::from_text("delivery", &content)?), ..delivery })
     }
 }

@@ -64,8 +64,9 @@ impl Store {
         )
         .fetch_all(&self.pool)
         .await?;
+        let seal = self.seal_of(session_id.as_str()).await?;
         for content in contents {
-            let blocks: Vec<Block> = from_text("message", &content)?;
+            let blocks: Vec<Block> = from_text("message", &seal.open_json(content)?)?;
             for block in blocks {
                 match block {
                     Block::ToolResult(result) if &result.call_id == call_id => {
@@ -94,9 +95,10 @@ impl Store {
         )
         .fetch_all(&self.pool)
         .await?;
+        let seal = self.seal_of(session_id.as_str()).await?;
         let mut files = Vec::new();
         for list in lists {
-            files.extend(from_text::<Vec<Attachment>>("attachments", &list)?);
+            files.extend(from_text::<Vec<Attachment>>("attachments", &seal.open_json(list)?)?);
         }
         Ok(files)
     }
@@ -153,6 +155,10 @@ impl Store {
         start: usize,
         bytes: usize,
     ) -> Result<Vec<u8>> {
+        let seal = self.seal_of(session_id.as_str()).await?;
+        if let Some(part) = self.sealed_part(&seal, sha256, start, bytes).await? {
+            return Ok(part);
+        }
         sqlx::query_scalar!(
             r#"select substring(bytes from $2 for $3) as "part!" from blobs
             where sha256 = $1 and space_id = (select space_id from conversation_sessions where session_id = $4)"#,

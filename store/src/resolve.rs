@@ -6,6 +6,7 @@
 
 use crate::audit::act;
 use crate::delivery::enqueue;
+use crate::encryption::Vault;
 use crate::run::{self, Locked, Wakes, append_events};
 use crate::step::to_json;
 use crate::wake::{NewMessage, put_in_inbox};
@@ -67,7 +68,7 @@ impl Store {
         act::because(decision.reason.as_deref());
         let mut tx = self.pool.begin().await?;
         let session = run::lock(&mut tx, session_id).await?;
-        let resolved = resolve_in(&mut tx, &session, decision).await?;
+        let resolved = resolve_in(&mut tx, &self.vault, &session, decision).await?;
         tx.commit().await?;
         Ok(resolved)
     }
@@ -76,17 +77,19 @@ impl Store {
 /// Settles an uncertain effect of a locked session.
 pub(crate) async fn resolve_in(
     tx: &mut PgConnection,
+    vault: &Vault,
     session: &Locked,
     decision: &Decision,
 ) -> Result<Resolved> {
     match &decision.effect {
-        Effect::Call(call_id) => resolve_call(tx, session, call_id, decision).await,
+        Effect::Call(call_id) => resolve_call(tx, vault, session, call_id, decision).await,
         Effect::Delivery(delivery_id) => resolve_delivery(tx, session, delivery_id, decision).await,
     }
 }
 
 async fn resolve_call(
     tx: &mut PgConnection,
+    vault: &Vault,
     session: &Locked,
     call_id: &str,
     decision: &Decision,
@@ -106,7 +109,7 @@ async fn resolve_call(
     match first_answer(session, call_id, call.resolution.as_ref(), resolution, &call.status)? {
         Some(first) => {
             if call.told && decision.tell {
-                tell(tx, session, call_id, &call.name, decision).await?;
+                tell(tx, vault, session, call_id, &call.name, decision).await?;
             }
             return Ok(first);
         }
@@ -134,7 +137,7 @@ async fn resolve_call(
         session.session_id,
         call_id,
         status.as_str(),
-        to_json(&outcome)?
+        vault.seal(session.data_key.as_deref()).await?.json(to_json(&outcome)?)?
     )
     .execute(&mut *tx)
     .await?;
@@ -169,7 +172,7 @@ async fn resolve_call(
         run::open(tx, &conversation, session, run_id, trace_context, Some(reason)).await?;
     }
     if call.told && decision.tell {
-        tell(tx, session, call_id, &call.name, decision).await?;
+        tell(tx, vault, session, call_id, &call.name, decision).await?;
     }
     Ok(answer(session, call_id, resolution, status.as_str(), run_id, false))
 }
@@ -194,6 +197,7 @@ async fn resumed(tx: &mut PgConnection, session: &Locked) -> Result<Option<Strin
 /// Sends a new message, because the transcript keeps what the model was told at the time.
 async fn tell(
     tx: &mut PgConnection,
+    vault: &Vault,
     session: &Locked,
     call_id: &str,
     name: &str,
@@ -206,7 +210,7 @@ async fn tell(
         trace_context: decision.trace_context.clone(),
         attachments: Vec::new(),
     };
-    put_in_inbox(tx, session.clone(), &message).await?;
+    put_in_inbox(tx, vault, session.clone(), &message).await?;
     Ok(())
 }
 

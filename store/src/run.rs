@@ -296,6 +296,8 @@ pub(crate) struct Locked {
     pub had_run: bool,
     /// The replay process that runs this session. Empty: the deployed workers run it.
     pub runner: String,
+    /// The key that seals its texts.
+    pub data_key: Option<String>,
 }
 
 /// Locks a session's conversation, then the session.
@@ -333,7 +335,7 @@ pub(crate) async fn lock_conversation(tx: &mut PgConnection, conversation_id: &s
 pub(crate) async fn lock_session(tx: &mut PgConnection, session_id: &str) -> Result<Locked> {
     let row = sqlx::query!(
         "select session_id, conversation_id, space_id, trigger_type, trigger_id, status, last_step_number,
-            cancel_requested, runner,
+            cancel_requested, runner, data_key,
             forked_at_message_number is not null
                 or exists (select from session_runs where session_runs.session_id = conversation_sessions.session_id
                     and session_runs.started_at is not null) as had_run
@@ -357,6 +359,7 @@ pub(crate) async fn lock_session(tx: &mut PgConnection, session_id: &str) -> Res
         cancel_requested: row.cancel_requested,
         had_run: row.had_run.unwrap_or(false),
         runner: row.runner,
+        data_key: row.data_key,
     })
 }
 

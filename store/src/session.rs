@@ -4,6 +4,7 @@ mod parts;
 
 pub use parts::{CallView, DeliveryView, MessageView, RunView, StepView};
 
+use crate::encryption::Seal;
 use crate::{Error, Result, Store};
 use chrono::{DateTime, Utc};
 use serde::Serialize;
@@ -240,10 +241,18 @@ impl Store {
         )
         .fetch_all(&self.pool)
         .await?;
+        let mut seals = Vec::with_capacity(rows.len());
+        for row in &rows {
+            seals.push(match &row.asked {
+                Some(_) => self.seal_of(&row.session_id).await?,
+                None => Seal::default(),
+            });
+        }
         rows.into_iter()
-            .map(|row| {
-                let question = match (&row.asked, &row.asked_by) {
-                    (Some(content), Some(call_id)) => question(content, call_id)?,
+            .zip(seals)
+            .map(|(row, seal)| {
+                let question = match (row.asked, &row.asked_by) {
+                    (Some(content), Some(call_id)) => question(&seal.open_json(content)?, call_id)?,
                     (_, _) => None,
                 };
                 let totals = Totals {

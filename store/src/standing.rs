@@ -180,7 +180,7 @@ impl Store {
         )
         .fetch_all(&self.pool)
         .await?;
-        let open_calls = sqlx::query_as!(
+        let mut open_calls = sqlx::query_as!(
             OpenCall,
             r#"
             select c.call_id, c.name, c.effect, c.status, c.attempts, c.message_number,
@@ -208,8 +208,12 @@ impl Store {
         )
         .fetch_all(&self.pool)
         .await?;
+        let seal = self.seal_of(session_id).await?;
+        for call in &mut open_calls {
+            call.arguments = call.arguments.take().map(|sealed| seal.open_value(sealed)).transpose()?;
+        }
         let run_id = run.as_ref().map(|run| run.run_id.as_str());
-        let failed_calls = sqlx::query_as!(
+        let mut failed_calls = sqlx::query_as!(
             FailedCall,
             r#"
             select c.call_id, c.name, c.message_number,
@@ -219,7 +223,7 @@ impl Store {
                     where r.conversation_id = s.conversation_id and r.message_number = c.result_message_number
                         and block ->> 'call_id' = c.call_id
                     limit 1
-                ), 500) as error
+                ), case when s.data_key is null then 500 else 1000000000 end) as error
             from tool_calls c
             join conversation_sessions s on s.session_id = c.session_id
             where c.session_id = $1 and c.run_id = $2 and c.status = 'failed'
@@ -231,6 +235,11 @@ impl Store {
         )
         .fetch_all(&self.pool)
         .await?;
+        for call in &mut failed_calls {
+            // A sealed text is opened whole, and cut then.
+            let error = call.error.take().map(|sealed| seal.open(sealed)).transpose()?;
+            call.error = error.map(|text| text.chars().take(500).collect());
+        }
         let run_calls = sqlx::query_scalar!(
             r#"select count(*) as "calls!" from tool_calls where session_id = $1 and run_id = $2"#,
             session_id,

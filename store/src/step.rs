@@ -15,6 +15,7 @@ mod rows;
 mod spaces_tests;
 mod statement;
 
+use crate::encryption::Seal;
 use crate::error::missed_fence;
 use crate::generation::NewGeneration;
 use crate::queue::Lease;
@@ -99,12 +100,13 @@ impl Store {
         performance: Performance<'_>,
     ) -> Result<Commit> {
         let mut aligned = false;
+        let seal = &self.seal_of(session.session_id.as_str()).await?;
         loop {
             let done = match &transition.next {
                 Next::SameStep | Next::NextStep => {
-                    self.continue_run(lease, session, transition, performance).await
+                    self.continue_run(seal, lease, session, transition, performance).await
                 }
-                Next::Close(_) => self.close_run(lease, session, transition, performance).await,
+                Next::Close(_) => self.close_run(seal, lease, session, transition, performance).await,
             };
             return match self.note_refusal(done) {
                 // Find out whether the lease is lost or only the session moved.
@@ -140,10 +142,12 @@ impl Store {
         performance: Performance<'_>,
     ) -> Result<Option<QueuedCommit>> {
         let goes_on = matches!(transition.next, Next::SameStep | Next::NextStep);
-        if !goes_on || !Rare::new(transition).is_empty() || !self.committer.is_busy() {
+        // Its key may have to be asked for, and this does not wait.
+        let Some(seal) = self.vault.known(session.session_id.as_str()) else { return Ok(None) };
+        if !goes_on || !Rare::new(&seal, transition).is_empty() || !self.committer.is_busy() {
             return Ok(None);
         }
-        let rows = Arc::new(Rows::new(lease, session, transition, &performance)?);
+        let rows = Arc::new(Rows::new(&seal, lease, session, transition, &performance)?);
         Ok(self.committer.enter(rows).map(QueuedCommit))
     }
 
@@ -169,13 +173,14 @@ impl Store {
 
     async fn continue_run(
         &self,
+        seal: &Seal,
         lease: &Lease,
         session: &Session,
         transition: &Transition,
         performance: Performance<'_>,
     ) -> Result<Commit> {
-        let rows = Arc::new(Rows::new(lease, session, transition, &performance)?);
-        let rare = Rare::new(transition);
+        let rows = Arc::new(Rows::new(seal, lease, session, transition, &performance)?);
+        let rare = Rare::new(seal, transition);
         if rare.is_empty() {
             // The committer calls `write_all`, with this commit alone or with those that wait beside it.
             match self.committer.commit(Arc::clone(&rows)).await {
@@ -192,28 +197,33 @@ impl Store {
 
     async fn close_run(
         &self,
+        seal: &Seal,
         lease: &Lease,
         session: &Session,
         transition: &Transition,
         performance: Performance<'_>,
     ) -> Result<Commit> {
         // After a cancelled run the session's next one may have to open, for messages that this copy does not show.
-        if !session.cancel_requested && self.close_at_once(lease, session, transition, &performance).await? {
+        if !session.cancel_requested
+            && self.close_at_once(seal, lease, session, transition, &performance).await?
+        {
             return Ok(Commit::Closed { opened: false });
         }
-        self.close_locked(lease, session, transition.clone(), performance).await
+        self.close_locked(seal, lease, session, transition.clone(), performance).await
     }
 
     /// Closes the run with one statement. `false`: a condition missed and nothing was written.
     async fn close_at_once(
         &self,
+        seal: &Seal,
         lease: &Lease,
         session: &Session,
         transition: &Transition,
         performance: &Performance<'_>,
     ) -> Result<bool> {
-        let rows = Arc::new(Rows::new(lease, session, transition, performance)?.unlocked(session.wake_seq));
-        let rare = Rare::new(transition);
+        let rows = Rows::new(seal, lease, session, transition, performance)?.unlocked(session.wake_seq);
+        let rows = Arc::new(rows);
+        let rare = Rare::new(seal, transition);
         if rare.is_empty() {
             match self.committer.commit(Arc::clone(&rows)).await {
                 Reported::Written(_) => return Ok(true),
@@ -235,6 +245,7 @@ impl Store {
     /// the plan, the run goes on.
     async fn close_locked(
         &self,
+        seal: &Seal,
         lease: &Lease,
         session: &Session,
         transition: Transition,
@@ -253,8 +264,9 @@ impl Store {
         .await?;
         let unseen = wake_seq != session.wake_seq;
         let transition = if unseen { transition.continuing() } else { transition };
-        let rows = Rows::new(lease, session, &transition, &Performance { intent: None, ..performance })?;
-        let written = write(&mut tx, &rows, &Rare::new(&transition)).await?;
+        let performance = Performance { intent: None, ..performance };
+        let rows = Rows::new(seal, lease, session, &transition, &performance)?;
+        let written = write(&mut tx, &rows, &Rare::new(seal, &transition)).await?;
         let Next::Close(closing) = &transition.next else {
             tx.commit().await?;
             return Ok(written.into());

@@ -11,8 +11,9 @@ use crate::audit::act;
 use crate::bounce;
 use crate::create::find_or_create;
 pub use crate::create::{Continues, NewSession};
+use crate::encryption::{Seal, Vault};
 use crate::run::{self, Locked, Opened, Wakes};
-use crate::{Error, Result, Store, new_id};
+use crate::{Error, Result, Store, new_id, sealed_blob};
 use at_once::To;
 use serde::{Deserialize, Serialize};
 use sqlx::PgConnection;
@@ -117,9 +118,9 @@ impl Store {
 
     async fn wake_locked(&self, new: &NewSession, message: &NewMessage) -> Result<Woken> {
         let mut tx = self.intake.begin().await?;
-        let session = find_or_create(&mut tx, new, message.client_key.as_deref()).await?;
+        let session = find_or_create(&mut tx, &self.vault, new, message.client_key.as_deref()).await?;
         By::Anyone.may_wake(&session)?;
-        let woken = put_in_inbox(&mut tx, session, message).await?;
+        let woken = put_in_inbox(&mut tx, &self.vault, session, message).await?;
         crate::failpoint!("K1");
         tx.commit().await?;
         Ok(woken)
@@ -151,7 +152,7 @@ impl Store {
 
     async fn wake_at_once(&self, to: To<'_>, message: &NewMessage) -> Result<Option<Woken>> {
         let mut connection = self.intake.acquire().await?;
-        let woken = at_once::wake(connection.sends(), to, message).await;
+        let woken = at_once::wake(connection.sends(), &self.vault, to, message).await;
         if !matches!(woken, Err(Error::Database(_))) {
             connection.answered(&Ok::<(), sqlx::Error>(()));
         }
@@ -174,7 +175,7 @@ impl Store {
         let mut tx = self.intake.begin().await?;
         let session = run::lock(&mut tx, session_id).await?;
         by.may_wake(&session)?;
-        let woken = put_in_inbox(&mut tx, session, message).await?;
+        let woken = put_in_inbox(&mut tx, &self.vault, session, message).await?;
         tx.commit().await?;
         Ok(woken)
     }
@@ -191,17 +192,22 @@ impl Store {
     async fn try_answer(&self, session_id: &str, message: &NewMessage) -> Result<Woken> {
         let mut tx = self.intake.begin().await?;
         let session = run::lock(&mut tx, session_id).await?;
-        let woken = answer_in(&mut tx, session, message).await?;
+        let woken = answer_in(&mut tx, &self.vault, session, message).await?;
         tx.commit().await?;
         Ok(woken)
     }
 }
 
 /// Answers a locked session's open question.
-pub(crate) async fn answer_in(tx: &mut PgConnection, session: Locked, message: &NewMessage) -> Result<Woken> {
+pub(crate) async fn answer_in(
+    tx: &mut PgConnection,
+    vault: &Vault,
+    session: Locked,
+    message: &NewMessage,
+) -> Result<Woken> {
     By::Anyone.may_wake(&session)?;
     let refused = conflict(session.clone(), "an answer");
-    let woken = put_in_inbox(tx, session, message).await?;
+    let woken = put_in_inbox(tx, vault, session, message).await?;
     if !woken.duplicate && woken.outcome != Acceptance::Delivered {
         return Err(refused);
     }
@@ -223,10 +229,13 @@ fn identity(message: &NewMessage) -> Result<(String, String)> {
 /// Puts the message into the inbox, and opens or resumes a run if [`inbox::on_arrival`] says so.
 pub(crate) async fn put_in_inbox(
     tx: &mut PgConnection,
+    vault: &Vault,
     session: Locked,
     message: &NewMessage,
 ) -> Result<Woken> {
+    let seal = &vault.seal(session.data_key.as_deref()).await?;
     let (client_key, sha256) = identity(message)?;
+    let sha256 = seal.hash(sha256);
     let first = sqlx::query!(
         "select content_sha256, run_id, outcome from session_inbox where session_id = $1 and client_key = $2",
         session.session_id,
@@ -267,7 +276,8 @@ pub(crate) async fn put_in_inbox(
     };
     act::on(&session.session_id);
     let outcome = arrival.acceptance();
-    let attachments = attach(&mut *tx, &session.space_id, &message.attachments).await?;
+    let text = seal.text(&message.text);
+    let attachments = attach(&mut *tx, seal, &session.space_id, &message.attachments).await?;
     let inbox_id = sqlx::query_scalar!(
         "insert into session_inbox
             (session_id, client_key, content, content_sha256, run_id, outcome, sender, attachments, space_id)
@@ -275,7 +285,7 @@ pub(crate) async fn put_in_inbox(
         returning inbox_id",
         session.session_id,
         client_key,
-        message.text,
+        &*text,
         sha256,
         run_id,
         outcome.as_str(),
@@ -289,8 +299,8 @@ pub(crate) async fn put_in_inbox(
     let event = Event::MessageReceived { inbox_id };
     run::append_events(tx, &session.session_id, Some(&run_id), Some(&dedupe), Wakes::Planner, &[event])
         .await?;
-    if let Some(reports) = bounce::take_reports(&mut *tx, &session.conversation_id).await? {
-        add_reports(&mut *tx, &session, &run_id, outcome, &reports).await?;
+    if let Some(reports) = bounce::take_reports(&mut *tx, seal, &session.conversation_id).await? {
+        add_reports(&mut *tx, seal, &session, &run_id, outcome, &reports).await?;
     }
     match arrival {
         // `JoinsRun`: the open run reads it. `AwaitsNextRun`: the commit that closes the cancelled run opens
@@ -315,6 +325,7 @@ pub(crate) async fn put_in_inbox(
 /// was just accepted. The order matters: the message, not the reports, must open the run or answer the question.
 async fn add_reports(
     tx: &mut PgConnection,
+    seal: &Seal,
     session: &Locked,
     run_id: &str,
     outcome: Acceptance,
@@ -322,14 +333,15 @@ async fn add_reports(
 ) -> Result<()> {
     use sha2::Digest;
     let client_key = new_id("news");
+    let text = seal.text(reports);
     let inbox_id = sqlx::query_scalar!(
         "insert into session_inbox (session_id, client_key, content, content_sha256, run_id, outcome, sender, space_id)
         values ($1, $2, $3, $4, $5, $6, $7, $8)
         returning inbox_id",
         session.session_id,
         client_key,
-        reports,
-        hex::encode(sha2::Sha256::digest(reports.as_bytes())),
+        &*text,
+        seal.hash(hex::encode(sha2::Sha256::digest(reports.as_bytes()))),
         run_id,
         outcome.as_str(),
         bounce::TELLER,
@@ -345,6 +357,7 @@ async fn add_reports(
 /// Stores the files of a message as blobs, and returns the pointers to them as JSON.
 async fn attach(
     tx: &mut PgConnection,
+    seal: &Seal,
     space_id: &str,
     files: &[NewAttachment],
 ) -> Result<Option<serde_json::Value>> {
@@ -355,6 +368,12 @@ async fn attach(
     let mut sorted: Vec<_> = named.iter().collect();
     sorted.sort_by(|a, b| a.0.cmp(&b.0));
     for (sha256, file) in sorted {
+        if let Some(data_key) = seal.key_id() {
+            let (bytes, media_type) = (seal.bytes(&file.bytes), &file.media_type);
+            sealed_blob::add(&mut *tx, data_key, space_id, sha256, file.bytes.len(), media_type, &bytes)
+                .await?;
+            continue;
+        }
         sqlx::query!(
             "insert into blobs (space_id, sha256, size, media_type, bytes)
             values ($4, $1, length($2::bytea), $3, $2)
@@ -379,7 +398,10 @@ async fn attach(
     if attachments.is_empty() {
         return Ok(None);
     }
-    Ok(Some(serde_json::to_value(attachments).map_err(|error| Error::corrupt("attachments", error))?))
+    let mut attachments =
+        serde_json::to_value(attachments).map_err(|error| Error::corrupt("attachments", error))?;
+    seal.value(&mut attachments);
+    Ok(Some(attachments))
 }
 
 /// Reads a stored acceptance.

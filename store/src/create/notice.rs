@@ -1,6 +1,7 @@
 //! The chat about a herald's notice: a session of its own, which begins with the notice's texts.
 
 use super::{Latest, NewSession, insert, insert_seeds, policy_of};
+use crate::encryption::Vault;
 use crate::hydrate::from_text;
 use crate::run::{self, Locked};
 use crate::{Error, Result, new_id};
@@ -16,6 +17,7 @@ const TEXTS: i64 = 100;
 /// ([`copy_notice_texts`]), because the run of `latest` may still be working.
 pub(super) async fn open_separate(
     tx: &mut PgConnection,
+    vault: &Vault,
     new: &NewSession,
     latest: Latest,
     trigger_type: &str,
@@ -31,7 +33,7 @@ pub(super) async fn open_separate(
         policy,
         ..new.clone()
     };
-    insert(tx, &session_id, &new, None).await?;
+    insert(tx, vault, &session_id, &new, None).await?;
     run::lock_session(tx, &session_id).await
 }
 
@@ -64,7 +66,8 @@ pub(crate) async fn copy_notice_texts(tx: &mut PgConnection, session: &Locked) -
     insert_seeds(tx, &session.session_id, &session.conversation_id, before, &seeds).await
 }
 
-/// Returns the newest texts of a session as seeds for another one.
+/// Returns the newest texts of a session as seeds for another one. Sealed texts stay sealed: both sessions are of one
+/// conversation, so they have one key.
 async fn newest_texts(tx: &mut PgConnection, session_id: &str) -> Result<Vec<Seed>> {
     let records = sqlx::query!(
         r#"select role, content::text as "content!" from conversation_records

@@ -7,7 +7,7 @@
 //! The walk goes from the oldest conversation, in pages. Each page is an erasure of its own: it has a receipt, and if the
 //! process dies, the next erasure or retention finishes it.
 
-use super::{Pending, blobs, explained, holds};
+use super::{Pending, blobs, explained, holds, keys};
 use crate::audit::act;
 use crate::export::taken;
 use crate::fork::hold_off_forks;
@@ -128,6 +128,7 @@ impl Store {
             return Ok(page);
         }
         let (erasure_id, pending) = begin(&mut tx, space, &page).await?;
+        self.can_erase(&pending.data_keys)?;
         tx.commit_part().await?;
         crate::failpoint!("E2");
         page.rows = self.finish_erasure(&erasure_id, pending).await?;
@@ -301,6 +302,7 @@ async fn begin(tx: &mut Transaction, space: &str, page: &Page) -> Result<(String
         // An export that took a session before we did has its row by now, and the next one finds no session.
         exports: taken(&mut *tx, &page.sessions).await?,
         rows: counts.into_iter().map(|(table, count)| (table.to_owned(), count as i64)).collect(),
+        data_keys: keys::only_of(&mut *tx, &page.conversations).await?,
     };
     let erasure_id = format!("erase_{}", Uuid::now_v7().simple());
     sqlx::query!(

@@ -12,6 +12,7 @@ mod record;
 mod row;
 mod snapshot;
 
+use crate::encryption::Seal;
 use crate::{Error, Result, Store};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -33,6 +34,8 @@ const PAGE_ROWS: i64 = 500;
 pub struct Export {
     store: Store,
     snapshot: Snapshot,
+    /// Opens the texts: a bundle is in clear.
+    seal: Seal,
     /// For a redacted bundle.
     redaction: Option<Redaction>,
     stage: Stage,
@@ -123,6 +126,7 @@ impl Store {
     pub async fn export(&self, session_id: &str, redacted: bool) -> Result<Export> {
         self.record_export(session_id).await?;
         Ok(Export {
+            seal: self.own_seal_of(session_id).await?,
             snapshot: Snapshot::take(self, session_id, redacted).await?,
             store: self.clone(),
             redaction: redacted.then(redaction).transpose()?,
@@ -280,11 +284,20 @@ impl Export {
                 }
             }
         }
+        let line = self.opened(line)?;
         let line = match &self.redaction {
             Some(redaction) => redaction.redact(line),
             None => line,
         };
         Ok(line.to_bytes())
+    }
+
+    /// The line as it was written by people and models: a bundle is in clear.
+    fn opened(&self, line: Line) -> Result<Line> {
+        if !self.seal.is_on() {
+            return Ok(line);
+        }
+        crate::hydrate::from_text("row", &self.seal.open_json(crate::step::to_json(&line)?)?)
     }
 
     /// All lines of the next blob.
@@ -294,8 +307,11 @@ impl Export {
             return Ok(Vec::new());
         };
         let (bytes, media_type) = self.blob_size(&stored).await?;
-        if let Some(redaction) = &self.redaction {
-            let whole = redaction.blob(&self.whole_blob(&stored).await?);
+        let whole = match (&self.redaction, self.store.sealed_blob(&self.seal, &stored).await?) {
+            (Some(redaction), _) => Some(redaction.blob(&self.whole_blob(&stored).await?)),
+            (None, sealed) => sealed.map(|blob| blob.bytes),
+        };
+        if let Some(whole) = whole {
             let bytes = whole.len() as i64;
             let parts = whole.chunks(PART_BYTES).enumerate();
             return Ok(parts

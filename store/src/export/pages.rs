@@ -263,6 +263,9 @@ impl Export {
     }
 
     pub(super) async fn blob_size(&self, sha256: &str) -> Result<(i64, String)> {
+        if let Some(blob) = self.store.sealed_blob(&self.seal, sha256).await? {
+            return Ok((blob.bytes.len() as i64, blob.media_type));
+        }
         let row = sqlx::query!(
             "select size, media_type from blobs
             where sha256 = $1 and space_id = (select space_id from conversation_sessions where session_id = $2)",
@@ -276,6 +279,9 @@ impl Export {
     }
 
     pub(super) async fn whole_blob(&self, sha256: &str) -> Result<Vec<u8>> {
+        if let Some(blob) = self.store.sealed_blob(&self.seal, sha256).await? {
+            return Ok(blob.bytes);
+        }
         sqlx::query_scalar!(
             "select bytes from blobs
             where sha256 = $1 and space_id = (select space_id from conversation_sessions where session_id = $2)",

@@ -1,10 +1,12 @@
 //! Copies the rows that a fork takes over.
 
 use super::ForkRequest;
+use crate::encryption::Seal;
 use crate::hydrate::from_text;
 use crate::{Error, Result};
 use serde_json::Value;
 use sqlx::PgConnection;
+use std::borrow::Cow;
 use std::collections::HashMap;
 use wakeful_workflow::blob::Blob;
 use wakeful_workflow::derive;
@@ -171,7 +173,7 @@ async fn said_at(tx: &mut PgConnection, session_id: &str) -> Result<HashMap<i64,
 
 /// The state at the cut, folded from the parent's initial state and the messages up to the cut. Messages
 /// after the cut do not count, neither the parent's own nor those that it copied as a fork.
-pub(super) async fn state(tx: &mut PgConnection, parent: &Parent, cut: &Cut) -> Result<State> {
+pub(super) async fn state(tx: &mut PgConnection, seal: &Seal, parent: &Parent, cut: &Cut) -> Result<State> {
     let results = sqlx::query_scalar!(
         r#"
         select json_build_object('call_id', b.block -> 'call_id', 'name', b.block -> 'name', 'content', '',
@@ -192,7 +194,7 @@ pub(super) async fn state(tx: &mut PgConnection, parent: &Parent, cut: &Cut) -> 
     .await?;
     let mut state = parent.initial_state.clone();
     for result in results {
-        let result: ToolResult = from_text("tool result", &result)?;
+        let result: ToolResult = from_text("tool result", &seal.open_json(result)?)?;
         derive::updates(&result).iter().for_each(|update| derive::apply(&mut state, update));
     }
     Ok(state)
@@ -209,8 +211,8 @@ pub(super) async fn take_conversation(
     let taken = sqlx::query!(
         "insert into conversation_counters
             (conversation_id, space_id, mailbox_id, last_message_number, parent_conversation_id, forked_at_message_number,
-             user_id)
-        select $2, p.space_id, p.mailbox_id, $3, p.conversation_id, $3, case when $4 then c.user_id end
+             user_id, data_key)
+        select $2, p.space_id, p.mailbox_id, $3, p.conversation_id, $3, case when $4 then c.user_id end, p.data_key
         from conversation_sessions p
         left join conversation_counters c on c.conversation_id = p.conversation_id
         where p.session_id = $1
@@ -255,16 +257,16 @@ pub(crate) async fn hold_off_forks(tx: &mut PgConnection, conversations: &[Strin
 /// Writes the child's row, its seeds, and the blobs that it begins with.
 pub(super) async fn session(
     tx: &mut PgConnection,
+    seal: &Seal,
     request: &ForkRequest,
     parent: &Parent,
     cut: &Cut,
     child: &Child<'_>,
-    state: &State,
-    rebase: Option<&Rebase>,
+    (state, rebase): (&State, Option<&Rebase>),
 ) -> Result<()> {
     let snapshot = Blob::of_state(state);
     let seeds = match &request.system_prompt {
-        Some(patch) => Some(fork::patched(seeds(&mut *tx, &parent.session_id).await?, patch)),
+        Some(patch) => Some(fork::patched(seeds(&mut *tx, seal, &parent.session_id).await?, patch)),
         None => None,
     };
     // Without changes the child keeps the parent's bytes, so that the provider's cache still matches.
@@ -291,12 +293,12 @@ pub(super) async fn session(
              model_context_window, status, policy, initial_state, state, tool_names, seed_message_count,
              base_message_number, last_message_number, to_message_number, last_step_number, base_step_number,
              forked_at_message_number, parent_session_id, forked_from_message_id, prefix_sha256, rebase, runner,
-             repository_id, imported_from)
+             repository_id, imported_from, data_key)
         select $2, $3, p.space_id, p.mailbox_id, $4, $5, p.agent, coalesce($6, p.model_id),
             coalesce($7, p.model_context_window), 'created', $8, p.initial_state, $9, coalesce($10, p.tool_names),
             coalesce($11, p.seed_message_count), p.base_message_number, $12, $12, $13, $13, $12, p.session_id, $14, $15, $16,
             $17, p.repository_id,
-            case when p.imported_from ->> 'redacted' = 'true' then jsonb_build_object('redacted', true) end
+            case when p.imported_from ->> 'redacted' = 'true' then jsonb_build_object('redacted', true) end, p.data_key
         from conversation_sessions p
         where p.session_id = $1",
         parent.session_id,
@@ -320,12 +322,12 @@ pub(super) async fn session(
     .execute(&mut *tx)
     .await?;
     match seeds {
-        Some(seeds) => write_seeds(tx, child.session_id, &seeds).await,
+        Some(seeds) => write_seeds(tx, seal, child.session_id, &seeds).await,
         None => copy_seeds(tx, &parent.session_id, child.session_id).await,
     }
 }
 
-async fn seeds(tx: &mut PgConnection, session_id: &str) -> Result<Vec<Seed>> {
+async fn seeds(tx: &mut PgConnection, seal: &Seal, session_id: &str) -> Result<Vec<Seed>> {
     let rows = sqlx::query!(
         "select role, content, is_new from session_seed_messages where session_id = $1 order by ordinal",
         session_id
@@ -335,7 +337,7 @@ async fn seeds(tx: &mut PgConnection, session_id: &str) -> Result<Vec<Seed>> {
     rows.into_iter()
         .map(|row| {
             let role = Role::parse(&row.role).ok_or_else(|| Error::corrupt("role", &row.role))?;
-            Ok(Seed { role, content: row.content, is_new: row.is_new })
+            Ok(Seed { role, content: seal.open(row.content)?, is_new: row.is_new })
         })
         .collect()
 }
@@ -355,9 +357,9 @@ async fn copy_seeds(tx: &mut PgConnection, parent: &str, child: &str) -> Result<
     Ok(())
 }
 
-async fn write_seeds(tx: &mut PgConnection, child: &str, seeds: &[Seed]) -> Result<()> {
+async fn write_seeds(tx: &mut PgConnection, seal: &Seal, child: &str, seeds: &[Seed]) -> Result<()> {
     let roles: Vec<&str> = seeds.iter().map(|seed| seed.role.as_str()).collect();
-    let contents: Vec<&str> = seeds.iter().map(|seed| seed.content.as_str()).collect();
+    let contents: Vec<Cow<'_, str>> = seeds.iter().map(|seed| seal.text(&seed.content)).collect();
     let news: Vec<bool> = seeds.iter().map(|seed| seed.is_new).collect();
     sqlx::query!(
         "insert into session_seed_messages (space_id, session_id, ordinal, role, content, is_new)
@@ -367,7 +369,7 @@ async fn write_seeds(tx: &mut PgConnection, child: &str, seeds: &[Seed]) -> Resu
         where s.session_id = $1",
         child,
         &roles as &[&str],
-        &contents as &[&str],
+        &contents as &[Cow<'_, str>],
         &news
     )
     .execute(tx)

@@ -104,7 +104,10 @@ impl Store {
         let mut tx = self.pool.begin().await?;
         let inbox = write::inbox_ids(&mut tx, &summary.inbox).await?;
         let adoption = Adoption::new(&session_id, space_id, &conversation, inbox);
-        let mut writer = Writer::new(adoption, &summary);
+        let stored = format!("{space_id}/{conversation}");
+        let data_key = self.vault.begin(&summary.session.agent, &stored).await?;
+        let seal = self.vault.seal(data_key.as_deref()).await?;
+        let mut writer = Writer::new(adoption, &summary, seal);
         let mut batches = batches(file.to_owned(), limits, Reading::Rows);
         let mut again = None;
         while let Some(batch) = batches.recv().await {

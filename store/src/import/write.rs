@@ -3,6 +3,7 @@
 
 use super::InboxIds;
 use crate::Result;
+use crate::encryption::Seal;
 use crate::step::to_json;
 use serde_json::Value;
 use sqlx::postgres::PgArguments;
@@ -34,11 +35,14 @@ pub(crate) struct Writer {
     conversation_id: String,
     space_id: String,
     last_event_seq: i64,
+    /// Of the new conversation.
+    seal: Seal,
 }
 
 impl Writer {
-    pub fn new(adoption: Adoption, summary: &Summary) -> Writer {
+    pub fn new(adoption: Adoption, summary: &Summary, seal: Seal) -> Writer {
         Writer {
+            seal,
             adoption: Some(adoption),
             origin: origin(&summary.session, summary.header.redacted, &summary.sha256),
             session_id: String::new(),
@@ -51,6 +55,7 @@ impl Writer {
     /// For rows that have their ids already. `origin` says where the session comes from.
     pub fn of_own(session_id: &str, conversation_id: &str, space_id: &str, origin: Value) -> Writer {
         Writer {
+            seal: Seal::default(),
             adoption: None,
             origin,
             session_id: session_id.to_owned(),
@@ -78,17 +83,23 @@ impl Writer {
             }
             // The blobs were written before.
             Section::Blob => return Ok(()),
-            Section::Seed => self.seeds(&json_of(&rows)?),
+            Section::Seed => self.seeds(&self.sealed(&rows)?),
             Section::Run => self.runs(&json_of(&rows)?),
-            Section::Record => self.records(&json_of(&rows)?),
+            Section::Record => self.records(&self.sealed(&rows)?),
             Section::Step => self.steps(&json_of(&rows)?),
             Section::Event => self.events(&json_of(&rows)?),
-            Section::Call => self.calls(&json_of(&rows)?),
-            Section::Delivery => self.deliveries(&json_of(&rows)?),
-            Section::Inbox => self.inbox(&json_of(&rows)?),
+            Section::Call => self.calls(&self.sealed(&rows)?),
+            Section::Delivery => self.deliveries(&self.sealed(&rows)?),
+            Section::Inbox => self.inbox(&self.sealed(&rows)?),
         };
         batch.execute(tx).await?;
         Ok(())
+    }
+
+    /// The rows as JSON, their texts sealed. In every kind of row that has texts, the fields that hold them have the names that
+    /// [`Seal::value`] knows.
+    fn sealed(&self, rows: &[Line]) -> Result<String> {
+        self.seal.json(json_of(rows)?)
     }
 
     /// Writes the journal entries that follow the bundle's last one, and has the search read the session.
@@ -107,12 +118,14 @@ impl Writer {
         self.space_id.clone_from(&row.space_id);
         if self.adoption.is_some() {
             sqlx::query!(
-                "insert into conversation_counters (conversation_id, space_id, mailbox_id, last_message_number)
-            values ($1, $2, $3, $4)",
+                "insert into conversation_counters
+                (conversation_id, space_id, mailbox_id, last_message_number, data_key)
+            values ($1, $2, $3, $4, $5)",
                 row.conversation_id,
                 row.space_id,
                 row.mailbox_id,
-                row.last_message_number.max(i64::from(row.seed_message_count))
+                row.last_message_number.max(i64::from(row.seed_message_count)),
+                self.seal.key_id()
             )
             .execute(&mut *tx)
             .await?;
@@ -124,13 +137,13 @@ impl Writer {
                  seed_message_count, base_message_number, last_message_number, to_message_number, last_step_number,
                  last_event_seq, total_turns, total_input_tokens, total_output_tokens, total_cached_tokens,
                  total_cache_write_tokens, total_cost_micros, started_at, completed_at, repository_id,
-                 base_step_number, forked_at_message_number, rebase, compaction_failures, imported_from)
+                 base_step_number, forked_at_message_number, rebase, compaction_failures, imported_from, data_key)
             select session_id, conversation_id, space_id, mailbox_id, trigger_type, trigger_id, agent, model_id,
                 model_context_window, status, error, policy, tool_names, prefix_sha256, initial_state, state,
                 seed_message_count, base_message_number, last_message_number, to_message_number, last_step_number,
                 last_event_seq, total_turns, total_input_tokens, total_output_tokens, total_cached_tokens,
                 total_cache_write_tokens, total_cost_micros, started_at, completed_at, repository_id,
-                coalesce(base_step_number, 0), forked_at_message_number, rebase, coalesce(compaction_failures, 0), $2
+                coalesce(base_step_number, 0), forked_at_message_number, rebase, coalesce(compaction_failures, 0), $2, $3
             from json_to_record($1::text::json) as row (
                 session_id text, conversation_id text, space_id text, mailbox_id text, trigger_type text,
                 trigger_id text, agent text, model_id text, model_context_window integer, status text, error text,
@@ -142,7 +155,8 @@ impl Writer {
                 completed_at timestamptz, repository_id text, base_step_number bigint, forked_at_message_number bigint,
                 rebase jsonb, compaction_failures bigint)",
             to_json(row)?,
-            self.origin
+            self.origin,
+            self.seal.key_id()
         )
         .execute(tx)
         .await?;

@@ -166,16 +166,21 @@ impl Store {
         )
         .fetch_all(&self.intake)
         .await?;
+        let seal = self.seal_of_conversation(conversation_id).await?;
         let said = rows.into_iter().rev().filter_map(|row| match (row.text, row.content) {
-            (Some(text), _) => Some(Said { role: Role::User, text }),
+            (Some(text), _) => Some(seal.open(text).map(|text| Said { role: Role::User, text })),
             (None, Some(content)) => {
+                let content = match seal.open_value(content) {
+                    Ok(content) => content,
+                    Err(error) => return Some(Err(error)),
+                };
                 let text = sent(&content)?;
                 let text = if row.unsent { format!("[This could not be sent.]\n\n{text}") } else { text };
-                Some(Said { role: Role::Assistant, text })
+                Some(Ok(Said { role: Role::Assistant, text }))
             }
             (None, None) => None,
         });
-        Ok(said.collect())
+        said.collect()
     }
 }
 

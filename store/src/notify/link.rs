@@ -6,6 +6,7 @@
 //! of many who press at once one acts, and no one agrees to arguments that they did not read.
 
 use crate::audit::act;
+use crate::encryption::Vault;
 use crate::resend::{self, Resend};
 use crate::resolve::{self, Decision, Effect};
 use crate::run::{self, Locked};
@@ -304,7 +305,7 @@ impl Store {
         }
         act::does(&format!("link.{}", before.act.as_str()));
         act::on(&session.session_id);
-        carry_out(&mut tx, session, &before.act, choice, token_sha256).await?;
+        carry_out(&mut tx, &self.vault, session, &before.act, choice, token_sha256).await?;
         crate::failpoint!("K82_act");
         tx.commit().await?;
         self.link(token, way).await
@@ -313,6 +314,7 @@ impl Store {
 
 async fn carry_out(
     tx: &mut PgConnection,
+    vault: &Vault,
     session: Locked,
     act: &Act,
     choice: &Choice,
@@ -332,7 +334,7 @@ async fn carry_out(
                 trace_context: None,
                 attachments: Vec::new(),
             };
-            wake::answer_in(tx, session, &message).await?;
+            wake::answer_in(tx, vault, session, &message).await?;
         }
         (Act::Resolve { effect_id }, Choice::Resolution(resolution)) => {
             let effect = match is_delivery(tx, &session, effect_id).await? {
@@ -347,7 +349,7 @@ async fn carry_out(
                 tell: false,
                 trace_context: None,
             };
-            resolve::resolve_in(tx, &session, &decision).await?;
+            resolve::resolve_in(tx, vault, &session, &decision).await?;
         }
         (Act::Resend { delivery_id }, Choice::Go) => {
             let asked =

@@ -2,6 +2,7 @@
 
 use super::{FIRINGS_KEPT, Schedule, clock, find, timing};
 use crate::create::find_or_create;
+use crate::encryption::Vault;
 use crate::wake::{Continues, NewMessage, NewSession, Woken, acceptance_of, put_in_inbox};
 use crate::{Error, Result, Store, new_id};
 use chrono::{DateTime, Utc};
@@ -90,7 +91,7 @@ impl Store {
         }
         crate::failpoint!("K60");
         for tick in decision.fire {
-            match fire(&mut tx, &schedule, &timing, tick, compose).await? {
+            match fire(&mut tx, &self.vault, &schedule, &timing, tick, compose).await? {
                 Became::Fired(woken) => fired.woken.push((tick, woken)),
                 Became::Skipped(reason) => {
                     skip(&mut tx, &schedule, tick, &reason).await?;
@@ -149,7 +150,8 @@ impl Store {
         if let Some(before) = fired_before(&mut tx, &new, &trigger_id).await? {
             return Ok(before);
         }
-        let woken = wake(&mut tx, &schedule, &timing, new, (trigger_id, now), trace_context).await?;
+        let woken =
+            wake(&mut tx, &self.vault, &schedule, &timing, new, (trigger_id, now), trace_context).await?;
         record(&mut tx, &schedule, now, true, Some(&woken.session_id), None).await?;
         tx.commit().await?;
         Ok(woken)
@@ -166,6 +168,7 @@ enum Became {
 
 async fn fire(
     tx: &mut PgConnection,
+    vault: &Vault,
     schedule: &Schedule,
     timing: &Timing,
     tick: DateTime<Utc>,
@@ -189,7 +192,7 @@ async fn fire(
     }
     // A firing that fails must not block other schedules or this one's next tick.
     let mut point = tx.begin().await?;
-    match wake(&mut point, schedule, timing, new, (trigger_id, tick), None).await {
+    match wake(&mut point, vault, schedule, timing, new, (trigger_id, tick), None).await {
         Ok(woken) => {
             record(&mut point, schedule, tick, false, Some(&woken.session_id), None).await?;
             point.commit().await?;
@@ -206,6 +209,7 @@ async fn fire(
 /// Creates the session of a firing, and gives it its message.
 async fn wake(
     tx: &mut PgConnection,
+    vault: &Vault,
     schedule: &Schedule,
     timing: &Timing,
     new: NewSession,
@@ -227,8 +231,8 @@ async fn wake(
         trace_context,
         attachments: Vec::new(),
     };
-    let session = find_or_create(&mut *tx, &new, None).await?;
-    put_in_inbox(tx, session, &message).await
+    let session = find_or_create(&mut *tx, vault, &new, None).await?;
+    put_in_inbox(tx, vault, session, &message).await
 }
 
 /// The answer to the first firing with this trigger, if there was one.

@@ -6,6 +6,7 @@
 //! committed long after its ids were made. A session that is at work is looked at again every few seconds, until it rests and all of its
 //! messages are read.
 
+use crate::encryption::may_be_sealed;
 use crate::{Result, Store, failure, hydrate, search::id_of};
 use chrono::{DateTime, TimeDelta, Utc};
 use serde::Serialize;
@@ -288,6 +289,10 @@ fn words(read: &[(i64, String)]) -> (Vec<String>, Vec<String>) {
     let mut part = String::new();
     for (_, content) in read {
         let mut add = |text: &str| {
+            // What is encrypted is not searched: the index would be the texts in clear.
+            if may_be_sealed(text) {
+                return;
+            }
             part.push_str(&text.replace('\0', " "));
             part.push('\n');
         };

@@ -136,17 +136,20 @@ impl Store {
         )
         .fetch_all(&self.pool)
         .await?;
+        let seal = self.seal_of(session_id).await?;
         rows.into_iter()
             .rev()
             .map(|row| {
                 let said = row.prompt.map(|content| {
+                    let content = seal.open_json(content)?;
                     let blocks: Vec<Block> = crate::hydrate::from_text("message", &content)?;
                     Ok::<_, Error>(text_of(&blocks))
                 });
+                let waiting = row.waiting.map(|text| seal.open(text)).transpose()?;
                 Ok(RunView {
                     run_id: row.run_id,
                     status: row.status,
-                    prompt: said.transpose()?.or(row.waiting),
+                    prompt: said.transpose()?.or(waiting),
                     prompt_message_number: row.prompt_message_number,
                     steps: row.steps,
                     input_tokens: row.input_tokens,
@@ -203,10 +206,12 @@ impl Store {
         )
         .fetch_all(&self.pool)
         .await?;
+        let seal = self.seal_of(session_id).await?;
         rows.into_iter()
             .rev()
             .map(|row| {
-                let blocks: Vec<Block> = crate::hydrate::from_text("message", &row.content)?;
+                let content = seal.open_json(row.content)?;
+                let blocks: Vec<Block> = crate::hydrate::from_text("message", &content)?;
                 Ok(MessageView {
                     message_number: row.message_number,
                     message_id: row.message_id,
@@ -214,7 +219,7 @@ impl Store {
                     step_number: row.step_number,
                     role: row.role,
                     text: text_of(&blocks),
-                    content: crate::hydrate::from_text("message", &row.content)?,
+                    content: crate::hydrate::from_text("message", &content)?,
                     internal: row.internal,
                     created_at: row.created_at,
                 })
@@ -275,7 +280,7 @@ impl Store {
     /// # Errors
     /// [`Error::Database`].
     pub async fn calls(&self, session_id: &str) -> Result<Vec<CallView>> {
-        Ok(sqlx::query_as!(
+        let mut calls = sqlx::query_as!(
             CallView,
             "select c.call_id, c.name, c.effect, c.status, c.attempts,
                 case when c.status = 'uncertain' then (
@@ -293,7 +298,12 @@ impl Store {
             session_id
         )
         .fetch_all(&self.pool)
-        .await?)
+        .await?;
+        let seal = self.seal_of(session_id).await?;
+        for call in &mut calls {
+            call.arguments = call.arguments.take().map(|sealed| seal.open(sealed)).transpose()?;
+        }
+        Ok(calls)
     }
 
     /// The session's outgoing messages, in the order in which they are sent.

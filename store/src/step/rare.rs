@@ -13,7 +13,14 @@ impl Statement<'_> {
             let ids = self.bind(column(rare.deliveries, |_| new_id("dlv")));
             let channels = self.bind(column(rare.deliveries, |one| one.channel.as_str()));
             let keys = self.bind(column(rare.deliveries, |one| one.source_key.as_str()));
-            let contents = self.bind(column(rare.deliveries, |one| one.content.to_string()));
+            let contents = self.bind(column(rare.deliveries, |one| {
+                if !rare.seal.is_on() {
+                    return one.content.to_string();
+                }
+                let mut content = one.content.clone();
+                rare.seal.value(&mut content);
+                content.to_string()
+            }));
             macro_rules! text {
                 ($deliver_jobs:tt) => {
                     $deliver_jobs
@@ -34,6 +41,7 @@ impl Statement<'_> {
 )"
             ));
         }
+        self.sealed_blobs(rare);
         if !rare.drained.is_empty() {
             let ids = self.bind(rare.drained);
             self.part(&format!(
@@ -49,6 +57,27 @@ impl Statement<'_> {
         }
     }
 
+    /// Long outputs of an encrypted session.
+    fn sealed_blobs(&mut self, rare: &Rare<'_>) {
+        let blobs: Vec<&Blob> = rare.blobs.iter().filter(|blob| rare.seals(blob)).collect();
+        let (Some(data_key), false) = (rare.seal.key_id(), blobs.is_empty()) else { return };
+        let data_key = self.bind(data_key);
+        let names = self.bind(column(&blobs, |blob| blob.sha256.as_str()));
+        let sizes = self.bind(column(&blobs, |blob| blob.bytes.len() as i64));
+        let bytes = self.bind(column(&blobs, |blob| rare.seal.bytes(&blob.bytes)));
+        let types = self.bind(column(&blobs, |blob| blob.media_type));
+        self.part(&format!(
+            "sealed_blobs as (
+    insert into sealed_blobs (data_key, sha256, space_id, size, media_type, bytes)
+    select ${data_key}::text, r.sha256, b.space_id, r.size, r.media_type, r.bytes
+    from b, unnest(${names}::text[], ${sizes}::bigint[], ${bytes}::bytea[], ${types}::text[])
+        as r (sha256, size, bytes, media_type)
+    order by r.sha256
+    on conflict (data_key, sha256) do nothing
+)"
+        ));
+    }
+
     /// The blobs that the commits' entries and messages point at, in the sessions' spaces. They are sorted by name and come
     /// after all locks on rows: so two statements that write the same blobs wait for each other, and cannot deadlock.
     pub(super) fn blobs(&mut self, rare: Option<&Rare<'_>>) {
@@ -57,7 +86,8 @@ impl Statement<'_> {
             .iter()
             .zip(1..)
             .filter_map(|(commit, member)| commit.closes.as_ref().map(|close| (member, &close.snapshot)));
-        let of_rare = rare.iter().flat_map(|rare| rare.blobs).map(|blob| (1, blob));
+        let of_rare = rare.iter().flat_map(|rare| rare.blobs.iter().filter(|blob| !rare.seals(blob)));
+        let of_rare = of_rare.map(|blob| (1, blob));
         let blobs: Vec<(i64, &Blob)> = snapshots.chain(of_rare).collect();
         if blobs.is_empty() {
             return;

@@ -1,6 +1,7 @@
 //! The values that one commit writes, as columns.
 
 use super::{Performance, to_json};
+use crate::encryption::Seal;
 use crate::generation::NewGeneration;
 use crate::queue::Lease;
 use crate::{Error, Result};
@@ -134,15 +135,27 @@ pub(super) struct Rare<'a> {
     /// Inbox rows that this commit takes into the transcript.
     pub drained: &'a [i64],
     pub blobs: &'a [Blob],
+    pub seal: &'a Seal,
+    /// The blobs that are sealed, by their hashes: outputs that the records point at.
+    pub sealed: Vec<&'a str>,
 }
 
 impl<'a> Rare<'a> {
-    pub fn new(transition: &'a Transition) -> Rare<'a> {
+    pub fn new(seal: &'a Seal, transition: &'a Transition) -> Rare<'a> {
+        let outputs = transition.records.iter().flat_map(|record| record.tool_results());
+        let outputs = outputs.filter_map(|result| Some(result.output.as_ref()?.sha256.as_str()));
         Rare {
+            seal,
+            sealed: if seal.is_on() { outputs.collect() } else { Vec::new() },
             deliveries: &transition.deliveries,
             drained: &transition.inbox_drained,
             blobs: &transition.blobs,
         }
+    }
+
+    /// Returns whether the blob is sealed.
+    pub fn seals(&self, blob: &Blob) -> bool {
+        self.sealed.contains(&blob.sha256.as_str())
     }
 
     pub fn is_empty(&self) -> bool {
@@ -151,7 +164,9 @@ impl<'a> Rare<'a> {
 }
 
 impl Rows {
+    /// `seal` is the session's.
     pub fn new(
+        seal: &Seal,
         lease: &Lease,
         session: &Session,
         transition: &Transition,
@@ -166,9 +181,9 @@ impl Rows {
             Ok(RecordRow {
                 number: record.message_number,
                 role: record.role.as_str(),
-                content: to_json(&record.content)?,
+                content: seal.json(to_json(&record.content)?)?,
                 internal: record.internal,
-                details: to_json(&record.details)?,
+                details: seal.json(to_json(&record.details)?)?,
             })
         });
         let opened_by = transition

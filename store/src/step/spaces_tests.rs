@@ -2,6 +2,7 @@
 
 use super::rows::{CloseRow, ClosedRow, IntentRow, OpenedRow, Rare, RecordRow, Rows, StepRow};
 use super::statement::compose;
+use crate::encryption::Seal;
 use serde_json::json;
 use wakeful_workflow::blob::Blob;
 use wakeful_workflow::derive::NewDelivery;
@@ -84,7 +85,10 @@ fn writes(text: &str) -> Vec<(String, &str)> {
 
 #[test]
 fn every_write_of_a_commit_names_the_space_of_its_session() {
+    let seal = Seal::default();
     let rare = Rare {
+        seal: &seal,
+        sealed: Vec::new(),
         deliveries: &[NewDelivery {
             channel: "email".to_owned(),
             source_key: "call".to_owned(),

@@ -1,5 +1,6 @@
 //! A session as its row has it and as its logs give it, read in one transaction.
 
+use crate::encryption::Seal;
 use crate::hydrate::from_text;
 use crate::journal::postgres::{entries_after, last_checkpoint};
 use crate::{Error, Result};
@@ -95,7 +96,7 @@ impl Folded {
 }
 
 impl Facts {
-    pub async fn read(tx: &mut PgConnection, session_id: &str) -> Result<Facts> {
+    pub async fn read(tx: &mut PgConnection, seal: &Seal, session_id: &str) -> Result<Facts> {
         let session = sqlx::query!(
             r#"
             select s.conversation_id, s.status, s.state, s.initial_state, s.base_message_number, s.forked_at_message_number,
@@ -149,7 +150,7 @@ impl Facts {
         .fetch_one(&mut *tx)
         .await?;
         Ok(Facts {
-            state: Value::Object(fold(tx, session_id, initial_state).await?),
+            state: Value::Object(fold(tx, seal, session_id, initial_state).await?),
             recovered: match fold_journal(tx, session_id).await {
                 Ok(recovered) => Ok(recovered),
                 Err(Error::Corrupt { reason, .. }) => Err(reason),
@@ -174,7 +175,7 @@ impl Facts {
 }
 
 /// Folds the messages. Only tool results can change the state.
-async fn fold(tx: &mut PgConnection, session_id: &str, mut state: State) -> Result<State> {
+async fn fold(tx: &mut PgConnection, seal: &Seal, session_id: &str, mut state: State) -> Result<State> {
     let contents = sqlx::query_scalar!(
         r#"select content::text as "content!" from conversation_records
         where session_id = $1 and role = 'tool'
@@ -184,7 +185,7 @@ async fn fold(tx: &mut PgConnection, session_id: &str, mut state: State) -> Resu
     .fetch_all(tx)
     .await?;
     for content in contents {
-        let blocks: Vec<Block> = from_text("message", &content)?;
+        let blocks: Vec<Block> = from_text("message", &seal.open_json(content)?)?;
         for block in &blocks {
             match block {
                 Block::ToolResult(result) => {
@@ -381,6 +382,11 @@ async fn lost_blobs(tx: &mut PgConnection, session_id: &str) -> Result<Vec<i64>>
                 or e.type = 'context_update' and e.payload ? 'value_sha256'
                 or e.type = 'TOOL_RESULT' and e.payload ? 'output_sha256')
             and (b.sha256 is null or encode(sha256(b.bytes), 'hex') <> b.sha256)
+            -- A sealed blob is checked when it is opened.
+            and not exists (
+                select from conversation_sessions s
+                join sealed_blobs k on k.data_key = s.data_key and k.sha256 = e.payload ->> 'output_sha256'
+                where s.session_id = e.session_id)
         union all
         select e.seq
         from session_events e

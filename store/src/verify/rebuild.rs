@@ -40,9 +40,10 @@ impl Store {
     /// # Errors
     /// [`Error::NotFound`], [`Error::Corrupt`] for a log that cannot be read, [`Error::Database`].
     pub async fn rebuild(&self, session_id: &str) -> Result<Rebuilt> {
+        let seal = self.own_seal_of(session_id).await?;
         let mut tx = self.pool.begin().await?;
         run::lock(&mut tx, session_id).await?;
-        let facts = Facts::read(&mut tx, session_id).await?;
+        let facts = Facts::read(&mut tx, &seal, session_id).await?;
         let changes = changes(&facts);
         let mut rebuilt = Rebuilt { session_id: session_id.to_owned(), changes, ..Rebuilt::default() };
         if !rebuilt.changes.is_empty() {
@@ -53,7 +54,7 @@ impl Store {
             checkpoint(&mut tx, session_id, &facts).await?;
             rebuilt.checkpoint_written = true;
         }
-        rebuilt.left = checks(&Facts::read(&mut tx, session_id).await?)
+        rebuilt.left = checks(&Facts::read(&mut tx, &seal, session_id).await?)
             .into_iter()
             .filter(|check| !check.agrees)
             .map(|check| check.name)

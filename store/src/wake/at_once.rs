@@ -11,6 +11,7 @@ mod write;
 use super::{INBOX_LIMIT, NewMessage, Woken, acceptance_of, identity};
 use crate::audit::act;
 use crate::create::{Continues, NewSession, admits, is_of_agent};
+use crate::encryption::{Seal, Vault};
 use crate::error::missed_fence;
 use crate::{Error, Result};
 use sqlx::PgConnection;
@@ -44,6 +45,7 @@ struct Seen {
     cancel_requested: Option<bool>,
     runner: Option<String>,
     superseded: Option<bool>,
+    data_key: Option<String>,
     had_run: bool,
     newest_run_id: Option<String>,
     pending: i64,
@@ -69,7 +71,7 @@ macro_rules! seen {
                 c.user_id as owner, s.conversation_id as "conversation_of_session?", s.agent as "agent?", s.trigger_type as "trigger_type?",
                 s.trigger_id as "trigger_id?", s.status as "status?", s.last_step_number as "last_step_number?",
                 s.wake_seq as "wake_seq?", s.cancel_requested as "cancel_requested?", s.runner as "runner?",
-                s.superseded as "superseded?",
+                s.superseded as "superseded?", s.data_key,
                 s.forked_at_message_number is not null
                     or exists (select from session_runs r
                         where r.session_id = s.session_id and r.started_at is not null) as "had_run!",
@@ -101,11 +103,14 @@ macro_rules! seen {
 /// [`Error::KeyReused`], [`Error::Database`].
 pub(super) async fn wake(
     connection: &mut PgConnection,
+    vault: &Vault,
     to: To<'_>,
     message: &NewMessage,
 ) -> Result<Option<Woken>> {
     let (client_key, sha256) = identity(message)?;
     let seen = look(connection, to, &client_key).await?;
+    let seal = vault.seal(seen.data_key.as_deref()).await?;
+    let sha256 = seal.hash(sha256);
     let known = seen.session_id.is_some();
     if known && (seen.conversation_of_session != seen.conversation_id || seen.runner.as_deref() != Some("")) {
         return Ok(None);
@@ -126,13 +131,16 @@ pub(super) async fn wake(
     if !message.attachments.is_empty() {
         return Ok(None);
     }
-    let arrived = Arrived { message, client_key, sha256, inbox_id: seen.inbox_id };
+    let mut arrived = Arrived { message, client_key, sha256, inbox_id: seen.inbox_id, seal };
     let written = match (to, seen.way(to)) {
         (_, Some(Way::Joins)) => write::join_run(connection, &seen, &arrived).await,
         (_, Some(Way::Opens)) => write::open_run(connection, &seen, &arrived).await,
         (To::Trigger(new), None)
             if !known && seen.conversation_id.is_none() && !copies_notice_texts(&new.trigger_type, false) =>
         {
+            let data_key = vault.begin(&new.agent, &new.conversation_id).await?;
+            arrived.seal = vault.seal(data_key.as_deref()).await?;
+            arrived.sha256 = arrived.seal.hash(arrived.sha256);
             write::first_message(connection, new, &arrived).await
         }
         (_, None) => return Ok(None),
@@ -261,4 +269,5 @@ struct Arrived<'m> {
     client_key: String,
     sha256: String,
     inbox_id: i64,
+    seal: Seal,
 }

@@ -27,6 +27,7 @@ mod check;
 pub mod cron;
 pub mod email;
 pub mod email_providers;
+pub mod encryption;
 pub mod herald;
 pub mod mail_out;
 pub mod mailboxes;
@@ -105,6 +106,8 @@ pub struct Config {
     pub retention: retention::Retention,
     /// The rules of notifications.
     pub notify: Vec<notify::Notify>,
+    /// `None`: everything is stored in clear.
+    pub encryption: Option<encryption::Encryption>,
     /// The model for agents without one while no provider has a key. `wakeful dev` sets it, `serve` does not.
     pub fallback_model: Option<String>,
     /// The file that was read.

@@ -53,6 +53,7 @@ pub(super) fn read(table: Table, added: &[&str]) -> (Config, Vec<Problem>) {
         users: super::users::read(root.section("users")),
         retention: super::retention::read(root.section("retention")),
         notify: Vec::new(),
+        encryption: None,
         fallback_model: None,
         file: None,
         warnings: Vec::new(),
@@ -60,6 +61,7 @@ pub(super) fn read(table: Table, added: &[&str]) -> (Config, Vec<Problem>) {
     };
     config.schedules = super::cron::read(&mut root, &config.agent_names_in(DEFAULT_SPACE));
     config.notify = super::notify::read(&mut root, config.server.public_url.is_some());
+    config.encryption = super::encryption::read(root.section("encryption"), &config.agent_names());
     root.finish();
     config.given = notes.given.into_inner();
     config.given.sort();

@@ -23,6 +23,7 @@
 pub mod cancels;
 pub mod channel;
 pub mod ctx;
+pub mod encryption;
 pub mod gates;
 pub mod handle;
 pub mod identity;

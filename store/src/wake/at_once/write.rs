@@ -8,6 +8,7 @@ use crate::step::to_json;
 use crate::wake::Woken;
 use crate::{Error, Result, new_id};
 use sqlx::PgConnection;
+use std::borrow::Cow;
 use wakeful_workflow::access::Speaker;
 use wakeful_workflow::event::Event;
 use wakeful_workflow::inbox::{self, Acceptance, Position};
@@ -68,7 +69,7 @@ macro_rules! opens_run {
             $run.run_id,
             $run.inbox_id,
             $run.client_key,
-            $run.text,
+            &*$run.text,
             $run.sha256,
             $run.sender,
             Acceptance::NewRun.as_str(),
@@ -76,8 +77,8 @@ macro_rules! opens_run {
             &$run.payloads,
             $run.record.message_number,
             $run.record.role.as_str(),
-            to_json(&$run.record.content)?,
-            to_json(&$run.record.details)?,
+            $run.content,
+            $run.details,
             $run.record.step_number,
             $run.trace_context,
             act::row(),
@@ -95,6 +96,7 @@ pub(super) async fn join_run(
     let (Some(session_id), Some(run_id)) = (&seen.session_id, &seen.newest_run_id) else { return Ok(None) };
     let (kind, payload) = Event::MessageReceived { inbox_id: arrived.inbox_id }.to_row();
     let outcome = Acceptance::Queued;
+    let text = arrived.seal.text(&arrived.message.text);
     crate::failpoint!("K1");
     let written = sqlx::query!(
         "with s as (
@@ -126,7 +128,7 @@ pub(super) async fn join_run(
         seen.wake_seq,
         arrived.inbox_id,
         arrived.client_key,
-        arrived.message.text,
+        &*text,
         arrived.sha256,
         arrived.message.sender,
         run_id,
@@ -151,7 +153,7 @@ struct NewRun<'m> {
     run_id: String,
     inbox_id: i64,
     client_key: &'m str,
-    text: &'m str,
+    text: Cow<'m, str>,
     sha256: &'m str,
     sender: Option<&'m str>,
     trace_context: Option<&'m str>,
@@ -159,6 +161,8 @@ struct NewRun<'m> {
     types: Vec<String>,
     payloads: Vec<String>,
     record: Record,
+    content: String,
+    details: String,
 }
 
 impl<'m> NewRun<'m> {
@@ -169,9 +173,9 @@ impl<'m> NewRun<'m> {
         status: SessionStatus,
         last_step_number: i64,
         last_message_number: i64,
-    ) -> Option<NewRun<'m>> {
+    ) -> Result<Option<NewRun<'m>>> {
         let run_id = run::new_run_id();
-        let Arrived { message, client_key, sha256, inbox_id } = arrived;
+        let Arrived { message, client_key, sha256, inbox_id, seal } = arrived;
         let position = Position {
             run_id: run_id.as_str().into(),
             step_number: last_step_number + 1,
@@ -190,18 +194,21 @@ impl<'m> NewRun<'m> {
                 (kind, payload.to_string())
             })
             .unzip();
-        Some(NewRun {
+        let Some(record) = taken.records.into_iter().next() else { return Ok(None) };
+        Ok(Some(NewRun {
             run_id,
             inbox_id: *inbox_id,
             client_key,
-            text: &message.text,
+            text: seal.text(&message.text),
             sha256,
             sender: message.sender.as_deref(),
             trace_context: message.trace_context.as_deref(),
             types,
             payloads,
-            record: taken.records.into_iter().next()?,
-        })
+            content: seal.json(to_json(&record.content)?)?,
+            details: seal.json(to_json(&record.details)?)?,
+            record,
+        }))
     }
 
     fn woken(self, session_id: String) -> Woken {
@@ -227,7 +234,7 @@ pub(super) async fn open_run(
         return Ok(None);
     };
     let trigger = (trigger_type, trigger_id);
-    let Some(run) = NewRun::new(arrived, trigger, was, last_step_number, last_message_number) else {
+    let Some(run) = NewRun::new(arrived, trigger, was, last_step_number, last_message_number)? else {
         return Ok(None);
     };
     crate::failpoint!("K1");
@@ -275,7 +282,7 @@ pub(super) async fn first_message(
     let trigger = (new.trigger_type.as_str(), new.trigger_id.as_str());
     // The seeds have the numbers before the first message.
     let last_message_number = new.seeds.len() as i64;
-    let Some(run) = NewRun::new(arrived, trigger, SessionStatus::Created, 0, last_message_number) else {
+    let Some(run) = NewRun::new(arrived, trigger, SessionStatus::Created, 0, last_message_number)? else {
         return Ok(None);
     };
     let session_id = new_id("sess");
@@ -286,7 +293,7 @@ pub(super) async fn first_message(
     let (mut roles, mut contents, mut are_new) = (vec![], vec![], vec![]);
     for seed in &new.seeds {
         roles.push(seed.role.as_str());
-        contents.push(seed.content.as_str());
+        contents.push(arrived.seal.text(&seed.content));
         are_new.push(seed.is_new);
     }
     crate::failpoint!("K4");
@@ -294,10 +301,10 @@ pub(super) async fn first_message(
     opens_run!(
         "c as (
             insert into conversation_counters
-                (conversation_id, space_id, mailbox_id, last_message_number, open_run_id, user_id)
-            values ($17, $18, $19, $20, $1, $35)
+                (conversation_id, space_id, mailbox_id, last_message_number, open_run_id, user_id, data_key)
+            values ($17, $18, $19, $20, $1, $35, $36)
             on conflict (conversation_id) do nothing
-            returning conversation_id, space_id, mailbox_id, last_message_number
+            returning conversation_id, space_id, mailbox_id, last_message_number, data_key
         ), prefix as (
             insert into blobs (space_id, sha256, size, media_type, bytes)
             select c.space_id, $21, length($22::bytea), 'application/json', $22
@@ -308,10 +315,10 @@ pub(super) async fn first_message(
                 (session_id, conversation_id, space_id, mailbox_id, trigger_type, trigger_id, agent, model_id,
                  model_context_window, status, policy, tool_names, seed_message_count, prefix_sha256,
                  repository_id, base_message_number, to_message_number, last_message_number, last_event_seq,
-                 wake_seq)
+                 wake_seq, data_key)
             select $23, c.conversation_id, c.space_id, c.mailbox_id, $24, $25, $26, $27, $28, 'queued', $29, $30,
                 $20::bigint::integer, $21, $31, c.last_message_number, c.last_message_number, $10,
-                cardinality($8::text[]), 1
+                cardinality($8::text[]), 1, c.data_key
             from c
             returning session_id, conversation_id, space_id, last_event_seq
         ), seeds as (
@@ -337,9 +344,10 @@ pub(super) async fn first_message(
         &tool_names as &[&str],
         new.repository_id,
         &roles as &[&str],
-        &contents as &[&str],
+        &contents as &[Cow<'_, str>],
         &are_new,
-        new.speaker.as_ref().and_then(Speaker::claims)
+        new.speaker.as_ref().and_then(Speaker::claims),
+        arrived.seal.key_id()
     )
     .fetch_one(connection)
     .await?;

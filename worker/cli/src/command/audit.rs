@@ -70,6 +70,7 @@ const WRITES: &[&str] = &[
     "schedule.trigger",
     "token.create",
     "token.revoke",
+    "encryption.rotate",
     "conversation.erase",
     "conversation.hold",
     "conversation.release",

@@ -10,6 +10,7 @@ mod delivery;
 mod demo;
 mod dev;
 mod doctor;
+mod encryption;
 mod erase;
 mod errors;
 mod mail;
@@ -112,6 +113,8 @@ enum Command {
     Delivery(delivery::Args),
     /// List and show what people were told by the rules of [[notify]], and send it again.
     Notification(notification::Args),
+    /// Show the keys of encrypted conversations, and wrap them by a new master key.
+    Encryption(encryption::Args),
     /// Run a session again, or a folder of exported ones, and compare the result with the original. Sends and
     /// writes nothing, unless you pass --tools live. Exit status 8 when they differ.
     Replay(Box<replay::Args>),
@@ -227,6 +230,7 @@ fn run(app: App, cli: Cli, matches: &clap::ArgMatches) -> anyhow::Result<Exit> {
             Command::Person(args) => person::run(config, args).await,
             Command::Delivery(args) => delivery::run(config, args).await,
             Command::Notification(args) => notification::run(config, args).await,
+            Command::Encryption(args) => encryption::run(config, args).await,
             Command::Replay(args) => replay::run(app, config, *args).await,
             Command::Schedule(args) => schedule::run(&app, config, args).await,
             Command::Token(args) => token::run(config, args).await,
@@ -303,7 +307,7 @@ fn exit_of(error: &anyhow::Error) -> Exit {
                     Exit::Auth
                 }
                 wakeful_store::Error::Schema(_) | wakeful_store::Error::InboxFull { .. } => Exit::Unavailable,
-                wakeful_store::Error::Database(_) => Exit::Unavailable,
+                wakeful_store::Error::Database(_) | wakeful_store::Error::Keys { .. } => Exit::Unavailable,
                 wakeful_store::Error::Bundle(_)
                 | wakeful_store::Error::File { .. }
                 | wakeful_store::Error::Corrupt { .. } => Exit::Failed,
@@ -347,6 +351,7 @@ async fn open_store(config: &Config, application: &str) -> anyhow::Result<Store>
         .await
         .with_context(|| wakeful_store::diagnosis::address(&url).unwrap_or_default())?;
     let store = Store::connect(&url, 2, application).await?;
+    wakeful_engine::encryption::turn_on(config, &store)?;
     store.check_schema().await?;
     Ok(store)
 }

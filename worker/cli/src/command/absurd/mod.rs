@@ -106,6 +106,7 @@ impl Desk<'_> {
             .with_context(|| wakeful_store::diagnosis::address(&url).unwrap_or_default())?;
         let connections = u32::try_from(parallel).unwrap_or(u32::MAX).saturating_add(2);
         let store = Store::connect(&url, connections, "wakeful absurd").await?;
+        wakeful_engine::encryption::turn_on(self.config, &store)?;
         store.check_schema().await?;
         Ok(store)
     }

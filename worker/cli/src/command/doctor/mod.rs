@@ -2,6 +2,7 @@
 //! seconds.
 
 mod host;
+mod keys;
 mod system;
 mod upgrade;
 

@@ -200,6 +200,7 @@ async fn ask(config: &Config, url: &str, since: Duration, report: &mut Report) -
         // The remaining checks query tables of this binary's schema.
         return Ok(());
     }
+    super::keys::check(config, &store, report).await?;
     role(&store, report).await?;
     tokens(config, &store, report).await?;
     work(config, &store, report).await?;

@@ -1,0 +1,414 @@
+//! Optional encryption of what people and models wrote, so that erasing a key also erases backups and WAL.
+//!
+//! Each conversation has a data key of its own (AES-256-GCM). Its id stands in the rows of the conversation and of its sessions,
+//! from their beginning: a conversation that began in clear stays in clear. A fork has the key of its parent, because it begins
+//! with the same sealed rows; an erasure of the parent takes its forks too. The data keys are wrapped by a master key and kept
+//! outside the database of the texts (`keys`): there, a deleted key would live on in WAL and backups.
+//!
+//! Rust code seals before it writes and opens after it has read. SQL sees sealed values only, and copies and joins them as any
+//! other text. Only the leaves are sealed (`fields`), so what SQL asks of a row's structure stays answerable.
+//!
+//! | sealed | in |
+//! |---|---|
+//! | messages: texts, arguments and results of tools, blocks of providers, names of files | `conversation_records`, `session_inbox`, `session_seed_messages` |
+//! | outgoing messages: texts and subjects | `deliveries` |
+//! | outcomes of calls, streamed text | `tool_calls`, `generation_chunks` |
+//! | files that came with messages, outputs of tools that are too long for a message | `sealed_blobs` |
+//!
+//! Not sealed: the agents' prompts and tools (a prefix is shared by sessions), state, errors, the journal's words, the reasons and
+//! results that operators give, receipts, files of a workspace, `mails` and `schedules`, addresses and ids of people, names of
+//! tools, times, sizes, hashes of arguments and requests, and tasks of Absurd. Equal texts of one conversation are equal when sealed, and a sealed
+//! text shows its length.
+//!
+//! A process keeps up to `KEYS` data keys in memory, each for at most `KEPT`. A key store that cannot be reached is an outage
+//! ([`Outage::KeysAway`](crate::Outage::KeysAway)): work waits for it.
+
+mod fields;
+mod keys;
+mod master;
+mod seal;
+mod token;
+
+pub(crate) use seal::Seal;
+
+use crate::{Error, Result, Store};
+use aws_lc_rs::rand;
+use keys::KeyStore;
+use master::{Master, no_random};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+use token::{DataKey, ID_CHARS, MARK};
+
+/// The most data keys in a process's memory, and for how long one stays there.
+const KEYS: usize = 4096;
+const KEPT: Duration = Duration::from_secs(300);
+
+/// For how many sessions a process remembers which key they have.
+const SESSIONS: usize = 16_384;
+
+/// What `[encryption]` says.
+pub struct Settings {
+    /// Where the data keys are: `postgres://…`, or a directory.
+    pub keys: String,
+    /// The agents whose new conversations are encrypted. `None`: all.
+    pub agents: Option<Vec<String>>,
+    /// It wraps the data keys.
+    pub master: [u8; 32],
+    /// An earlier master key, which still opens the keys that it wrapped.
+    pub old_master: Option<[u8; 32]>,
+}
+
+/// The data keys as `wakeful encryption status` shows them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Status {
+    /// Conversations whose texts are sealed, and all conversations.
+    pub sealed_conversations: i64,
+    pub conversations: i64,
+    /// Data keys in the key store.
+    pub keys: usize,
+    /// How many of them each master key wraps, by its id.
+    pub by_master: BTreeMap<String, usize>,
+    /// The master key that wraps new ones.
+    pub master_id: String,
+    /// Keys of the database's rows that the key store lacks: their texts are lost.
+    pub missing: Vec<String>,
+    /// Keys that no conversation has: a conversation was not made after all, or a backup brought them back.
+    pub unused: Vec<String>,
+}
+
+/// A data key as it is kept.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Wrapped {
+    key_id: String,
+    owner_sha256: String,
+    master_id: String,
+    #[serde(with = "hexadecimal")]
+    wrapped: Vec<u8>,
+}
+
+mod hexadecimal {
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub fn serialize<S: Serializer>(bytes: &[u8], serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&hex::encode(bytes))
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::Error> {
+        hex::decode(String::deserialize(deserializer)?).map_err(serde::de::Error::custom)
+    }
+}
+
+/// The data keys of this process. Without `[encryption]` it is empty, and everything is in clear.
+#[derive(Clone, Default)]
+pub(crate) struct Vault(Arc<OnceLock<Inner>>);
+
+struct Inner {
+    store: Box<dyn KeyStore>,
+    agents: Option<Vec<String>>,
+    /// The one that wraps, then the one that still opens.
+    masters: Vec<Master>,
+    known: Mutex<Known>,
+}
+
+/// What is remembered. All of it can be asked for again.
+#[derive(Default)]
+struct Known {
+    keys: HashMap<String, (Arc<DataKey>, Instant)>,
+    /// The key of each session; `None` for one in clear. It never changes.
+    sessions: HashMap<String, Option<String>>,
+}
+
+impl std::fmt::Debug for Vault {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(if self.0.get().is_some() { "Vault(open)" } else { "Vault(none)" })
+    }
+}
+
+impl Inner {
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn master(&self, id: &str) -> Result<&Master> {
+        self.masters.iter().find(|master| master.id == id).ok_or_else(|| Error::Keys {
+            reason: format!("a data key is wrapped by the master key {id}, which [encryption] does not have"),
+        })
+    }
+
+    fn keep(&self, key: &Arc<DataKey>) {
+        let mut known = self.known();
+        if known.keys.len() >= KEYS {
+            let now = Instant::now();
+            known.keys.retain(|_, (_, since)| now.duration_since(*since) < KEPT / 2);
+            if known.keys.len() >= KEYS {
+                known.keys.clear();
+            }
+        }
+        known.keys.insert(key.id.clone(), (Arc::clone(key), Instant::now()));
+    }
+
+    async fn key(&self, key_id: &str) -> Result<Arc<DataKey>> {
+        if let Some((key, since)) = self.known().keys.get(key_id)
+            && since.elapsed() < KEPT
+        {
+            return Ok(Arc::clone(key));
+        }
+        let wrapped = self.store.get(key_id.to_owned()).await?.ok_or_else(|| {
+            Error::corrupt("data key", format!("{key_id} was erased, or the key store is another one"))
+        })?;
+        let secret = self.master(&wrapped.master_id)?.unwrap(&wrapped)?;
+        let key = Arc::new(DataKey::new(&wrapped, &secret)?);
+        self.keep(&key);
+        Ok(key)
+    }
+
+    async fn new_key(&self, conversation_id: &str) -> Result<String> {
+        let (mut id, mut secret) = ([0; ID_CHARS / 2], [0; 32]);
+        rand::fill(&mut id).map_err(|_| no_random())?;
+        rand::fill(&mut secret).map_err(|_| no_random())?;
+        let owner = hex::encode(Sha256::digest(conversation_id));
+        let wrapped = self.masters[0].wrap(hex::encode(id), owner, &secret)?;
+        let key = Arc::new(DataKey::new(&wrapped, &secret)?);
+        let id = wrapped.key_id.clone();
+        self.store.put(wrapped).await?;
+        self.keep(&key);
+        Ok(id)
+    }
+}
+
+impl Vault {
+    fn inner(&self) -> Option<&Inner> {
+        self.0.get()
+    }
+
+    /// Returns whether this process has `[encryption]`.
+    pub fn is_open(&self) -> bool {
+        self.inner().is_some()
+    }
+
+    /// Whether a new conversation of this agent is encrypted.
+    pub fn covers(&self, agent: &str) -> bool {
+        self.inner().is_some_and(|inner| {
+            inner.agents.as_ref().is_none_or(|agents| agents.iter().any(|one| one == agent))
+        })
+    }
+
+    /// Makes the data key of a conversation that is about to begin. `None`: it is to be in clear.
+    ///
+    /// # Errors
+    /// [`Error::Keys`].
+    pub async fn begin(&self, agent: &str, conversation_id: &str) -> Result<Option<String>> {
+        match self.inner() {
+            Some(inner) if self.covers(agent) => inner.new_key(conversation_id).await.map(Some),
+            Some(_) | None => Ok(None),
+        }
+    }
+
+    /// What seals and opens the texts of a row that has this key.
+    ///
+    /// # Errors
+    /// [`Error::Keys`], also if this process has no `[encryption]`. [`Error::Corrupt`] for a key that was erased.
+    pub async fn seal(&self, key_id: Option<&str>) -> Result<Seal> {
+        let Some(key_id) = key_id else { return Ok(Seal::default()) };
+        let Some(inner) = self.inner() else {
+            let reason = "the conversation is encrypted, and this process has no [encryption]".to_owned();
+            return Err(Error::Keys { reason });
+        };
+        Ok(Seal(Some(inner.key(key_id).await?)))
+    }
+
+    /// What is known of a session without a question. `None`: nothing.
+    pub fn known(&self, session_id: &str) -> Option<Seal> {
+        let Some(inner) = self.inner() else { return Some(Seal::default()) };
+        let known = inner.known();
+        match known.sessions.get(session_id)? {
+            None => Some(Seal::default()),
+            Some(key_id) => {
+                let (key, since) = known.keys.get(key_id)?;
+                (since.elapsed() < KEPT).then(|| Seal(Some(Arc::clone(key))))
+            }
+        }
+    }
+
+    /// Remembers which key a session has.
+    pub fn learn(&self, session_id: &str, key_id: Option<&str>) {
+        let Some(inner) = self.inner() else { return };
+        let mut known = inner.known();
+        if known.sessions.len() >= SESSIONS {
+            known.sessions.clear();
+        }
+        if !known.sessions.contains_key(session_id) {
+            known.sessions.insert(session_id.to_owned(), key_id.map(str::to_owned));
+        }
+    }
+
+    /// Deletes data keys, and returns how many there were.
+    ///
+    /// # Errors
+    /// [`Error::Keys`], also if this process has no `[encryption]`.
+    pub async fn erase(&self, key_ids: &[String]) -> Result<u64> {
+        if key_ids.is_empty() {
+            return Ok(0);
+        }
+        let Some(inner) = self.inner() else {
+            let reason = "data keys are to be erased, and this process has no [encryption]".to_owned();
+            return Err(Error::Keys { reason });
+        };
+        let erased = inner.store.delete(key_ids.to_vec()).await?;
+        let mut known = inner.known();
+        for key_id in key_ids {
+            known.keys.remove(key_id);
+        }
+        Ok(erased)
+    }
+}
+
+impl Store {
+    /// Turns encryption on for this process. Call it right after [`Store::connect`].
+    ///
+    /// # Errors
+    /// [`Error::Keys`] for a place that cannot hold keys.
+    pub fn encrypt(&self, settings: Settings) -> Result<()> {
+        let masters = std::iter::once(settings.master).chain(settings.old_master);
+        let inner = Inner {
+            store: keys::open(&settings.keys)?,
+            agents: settings.agents,
+            masters: masters.map(|secret| Master::new(&secret)).collect::<Result<_>>()?,
+            known: Mutex::default(),
+        };
+        self.vault.0.set(inner).map_err(|_| Error::Keys { reason: "encryption is on already".to_owned() })
+    }
+
+    /// What seals and opens the texts of a session. Without `[encryption]` this asks nothing, and everything is as it is stored.
+    ///
+    /// # Errors
+    /// [`Error::Keys`], [`Error::Database`].
+    pub(crate) async fn seal_of(&self, session_id: &str) -> Result<Seal> {
+        if let Some(seal) = self.vault.known(session_id) {
+            return Ok(seal);
+        }
+        let key = sqlx::query_scalar!(
+            "select data_key from conversation_sessions where session_id = $1",
+            session_id
+        )
+        .fetch_optional(&self.pool)
+        .await?;
+        // A session that does not exist may be made in a moment.
+        let Some(key_id) = key else { return Ok(Seal::default()) };
+        self.vault.learn(session_id, key_id.as_deref());
+        self.vault.seal(key_id.as_deref()).await
+    }
+
+    /// Like [`Store::seal_of`], and refuses an encrypted session if this process has no `[encryption]`: what it would derive from
+    /// sealed texts would be wrong.
+    ///
+    /// # Errors
+    /// [`Error::Keys`], [`Error::Database`].
+    pub(crate) async fn own_seal_of(&self, session_id: &str) -> Result<Seal> {
+        if self.vault.is_open() {
+            return self.seal_of(session_id).await;
+        }
+        let key_id = sqlx::query_scalar!(
+            "select data_key from conversation_sessions where session_id = $1",
+            session_id
+        )
+        .fetch_optional(&self.pool)
+        .await?;
+        self.vault.seal(key_id.flatten().as_deref()).await
+    }
+
+    /// Like [`Store::seal_of`], for what belongs to a conversation.
+    ///
+    /// # Errors
+    /// [`Error::Keys`], [`Error::Database`].
+    pub(crate) async fn seal_of_conversation(&self, conversation_id: &str) -> Result<Seal> {
+        if !self.vault.is_open() {
+            return Ok(Seal::default());
+        }
+        let key_id = sqlx::query_scalar!(
+            "select data_key from conversation_counters where conversation_id = $1",
+            conversation_id
+        )
+        .fetch_optional(&self.pool)
+        .await?
+        .flatten();
+        self.vault.seal(key_id.as_deref()).await
+    }
+
+    /// The data keys, and how they fit the rows of the database.
+    ///
+    /// # Errors
+    /// [`Error::Keys`], [`Error::Database`].
+    pub async fn encryption_status(&self) -> Result<Status> {
+        let counts = sqlx::query!(
+            r#"select count(*) as "all!", count(data_key) as "sealed!" from conversation_counters"#
+        )
+        .fetch_one(&self.pool)
+        .await?;
+        let mut status =
+            Status { sealed_conversations: counts.sealed, conversations: counts.all, ..Status::default() };
+        let Some(inner) = self.vault.inner() else { return Ok(status) };
+        status.master_id.clone_from(&inner.masters[0].id);
+        let ids = inner.store.ids().await?;
+        status.keys = ids.len();
+        for id in &ids {
+            if let Some(key) = inner.store.get(id.clone()).await? {
+                *status.by_master.entry(key.master_id).or_default() += 1;
+            }
+        }
+        let used = sqlx::query_scalar!(
+            r#"select distinct data_key as "data_key!" from conversation_counters where data_key is not null order by 1"#
+        )
+        .fetch_all(&self.pool)
+        .await?;
+        status.missing = used.iter().filter(|id| ids.binary_search(id).is_err()).cloned().collect();
+        status.unused = ids.into_iter().filter(|id| used.binary_search(id).is_err()).collect();
+        Ok(status)
+    }
+
+    /// Wraps every data key by the first master key. No row of the database changes. Returns how many were wrapped anew. Safe to
+    /// repeat.
+    ///
+    /// # Errors
+    /// [`Error::Keys`], [`Error::Corrupt`].
+    pub async fn rotate_master_key(&self) -> Result<usize> {
+        let inner = self
+            .vault
+            .inner()
+            .ok_or_else(|| Error::Keys { reason: "this process has no [encryption]".to_owned() })?;
+        let new = &inner.masters[0];
+        let mut wrapped = 0;
+        for id in inner.store.ids().await? {
+            let Some(key) = inner.store.get(id).await? else { continue };
+            if key.master_id != new.id {
+                let secret = inner.master(&key.master_id)?.unwrap(&key)?;
+                inner.store.put(new.wrap(key.key_id, key.owner_sha256, &secret)?).await?;
+                wrapped += 1;
+            }
+        }
+        Ok(wrapped)
+    }
+}
+
+/// Reads a master key: 32 bytes in base64.
+///
+/// # Errors
+/// [`Error::Keys`] if it is none.
+pub fn master_key(text: &str) -> Result<[u8; 32]> {
+    use base64::Engine;
+    let bytes = base64::engine::general_purpose::STANDARD.decode(text.trim());
+    let key = bytes.ok().and_then(|bytes| bytes.try_into().ok());
+    key.ok_or_else(|| Error::Keys { reason: "the master key is not 32 bytes in base64".to_owned() })
+}
+
+/// Returns whether a text may have sealed values in it.
+pub(crate) fn may_be_sealed(text: &str) -> bool {
+    text.contains(MARK)
+}
+
+#[cfg(test)]
+#[path = "encryption/tests.rs"]
+mod tests;

@@ -1,0 +1,118 @@
+use super::*;
+use serde_json::{Value, json};
+
+fn vault(keys: &str, master: u8, old: Option<u8>) -> Vault {
+    let vault = Vault::default();
+    let masters = std::iter::once(master).chain(old).map(|byte| Master::new(&[byte; 32]).unwrap()).collect();
+    let inner = Inner { store: keys::open(keys).unwrap(), agents: None, masters, known: Mutex::default() };
+    assert!(vault.0.set(inner).is_ok());
+    vault
+}
+
+async fn seal_of(vault: &Vault, conversation: &str) -> Seal {
+    let key = vault.begin("a", conversation).await.unwrap();
+    vault.seal(key.as_deref()).await.unwrap()
+}
+
+#[tokio::test]
+async fn another_process_opens_what_one_sealed_and_none_does_once_the_key_is_erased() {
+    let folder = tempfile::tempdir().unwrap();
+    let place = folder.path().to_str().unwrap();
+    let (one, other) = (vault(place, 1, None), vault(place, 1, None));
+    let sealed = seal_of(&one, "default/c1").await;
+    let text = sealed.text("said in confidence").into_owned();
+    let key = sealed.key_id().unwrap().to_owned();
+    let seal = other.seal(Some(&key)).await.unwrap();
+    assert_eq!(seal.open(text.clone()).unwrap(), "said in confidence");
+    assert_eq!(one.erase(std::slice::from_ref(&key)).await.unwrap(), 1);
+    assert_eq!(one.erase(std::slice::from_ref(&key)).await.unwrap(), 0);
+    assert!(matches!(one.seal(Some(&key)).await, Err(Error::Corrupt { .. })));
+    let third = vault(place, 1, None);
+    assert!(matches!(third.seal(Some(&key)).await, Err(Error::Corrupt { .. })));
+}
+
+#[tokio::test]
+async fn a_key_opens_under_its_own_master_key_only_and_in_its_own_place_only() {
+    let folder = tempfile::tempdir().unwrap();
+    let place = folder.path().to_str().unwrap();
+    let sealed = seal_of(&vault(place, 1, None), "default/c1").await;
+    let key = sealed.key_id().unwrap();
+    let refused = vault(place, 2, None).seal(Some(key)).await.unwrap_err();
+    assert!(refused.is_transient(), "{refused}");
+    assert!(vault(place, 2, Some(1)).seal(Some(key)).await.is_ok());
+    // A wrapped key under another key's name, or of another owner, does not open.
+    let store = keys::open(place).unwrap();
+    let wrapped = store.get(key.to_owned()).await.unwrap().unwrap();
+    let moved = Wrapped { key_id: "ab00000000000000".to_owned(), ..wrapped.clone() };
+    let stolen = Wrapped { owner_sha256: "c2".to_owned(), key_id: "ab00000000000001".to_owned(), ..wrapped };
+    for one in [moved, stolen] {
+        let id = one.key_id.clone();
+        store.put(one).await.unwrap();
+        assert!(matches!(vault(place, 1, None).seal(Some(&id)).await, Err(Error::Corrupt { .. })));
+    }
+}
+
+#[tokio::test]
+async fn a_directory_that_is_not_there_is_an_outage_and_no_erased_key() {
+    let folder = tempfile::tempdir().unwrap();
+    let place = folder.path().join("not mounted");
+    let vault = vault(place.to_str().unwrap(), 1, None);
+    for error in [
+        vault.seal(Some("ab00000000000000")).await.unwrap_err(),
+        vault.begin("a", "default/c1").await.unwrap_err(),
+        vault.erase(&["ab00000000000000".to_owned()]).await.unwrap_err(),
+    ] {
+        assert_eq!(error.outage(), Some(crate::Outage::KeysAway), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn files_of_keys_are_for_their_user_only_and_hold_no_key_in_clear() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    let vault = vault(folder.path().to_str().unwrap(), 1, None);
+    let seal = seal_of(&vault, "default/ann@example.org").await;
+    let id = seal.key_id().unwrap();
+    let path = folder.path().join(&id[..2]).join(format!("{id}.key"));
+    assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    assert_eq!(std::fs::metadata(path.parent().unwrap()).unwrap().permissions().mode() & 0o777, 0o700);
+    assert!(!std::fs::read_to_string(&path).unwrap().contains("ann@"));
+}
+
+#[tokio::test]
+async fn texts_are_sealed_and_the_structure_of_a_message_stays() {
+    let folder = tempfile::tempdir().unwrap();
+    let seal = seal_of(&vault(folder.path().to_str().unwrap(), 1, None), "default/c1").await;
+    let sha256 = "0123456789abcdef".repeat(4);
+    let content = json!([
+        {"type": "text", "text": "PLANT"},
+        {"type": "tool_call", "call_id": "c", "name": "n", "arguments": {"PLANT": [1, "PLANT"]}},
+        {"type": "tool_result", "call_id": "c", "name": "n", "content": "PLANT", "is_error": false,
+            "details": {"type": "sentEmail", "to": ["PLANT"], "sha256": sha256}, "output": {"sha256": sha256, "bytes": 9}},
+        {"type": "provider", "provider": "anthropic", "raw": {"thinking": "PLANT"}},
+    ]);
+    let sealed = seal.json(content.to_string()).unwrap();
+    assert!(!sealed.contains("PLANT"), "{sealed}");
+    let value: Value = serde_json::from_str(&sealed).unwrap();
+    assert_eq!(value[1]["call_id"], "c");
+    assert_eq!(value[2]["details"]["type"], "sentEmail");
+    assert_eq!(
+        (&value[2]["details"]["sha256"], &value[2]["output"]),
+        (&json!(sha256), &content[2]["output"])
+    );
+    assert_eq!(serde_json::from_str::<Value>(&seal.open_json(sealed).unwrap()).unwrap(), content);
+    assert_eq!(seal.open_value(value).unwrap(), content);
+}
+
+#[tokio::test]
+async fn what_belongs_to_another_conversation_stays_sealed() {
+    let folder = tempfile::tempdir().unwrap();
+    let vault = vault(folder.path().to_str().unwrap(), 1, None);
+    let (one, other) = (seal_of(&vault, "default/c1").await, seal_of(&vault, "default/c2").await);
+    let sealed = one.text("said in c1").into_owned();
+    assert_eq!(other.open(sealed.clone()).unwrap(), sealed);
+    assert_eq!(Seal::default().open(sealed.clone()).unwrap(), sealed);
+    // A person who writes what looks like a sealed value reads the same again.
+    let looks = other.text(&sealed).into_owned();
+    assert_eq!(other.open(looks).unwrap(), sealed);
+}
