@@ -4,7 +4,7 @@ use super::read::{Section, narrow};
 use std::collections::BTreeMap;
 
 /// The database deletes nothing from the audit that is younger.
-const AUDIT_DAYS: u64 = 30;
+const AUDIT_DAYS: i64 = 30;
 
 /// After how many days it may be deleted. `None`: it is kept without limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
