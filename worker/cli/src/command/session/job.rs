@@ -189,7 +189,7 @@ mod tests {
         let at = |s: i64| (now + chrono::Duration::seconds(s)).to_rfc3339();
         let waits = json!({"leased": false, "waits_for": "openai", "provider_down_since": at(-185), "next_probe_at": at(9),
             "last_error": "x"});
-        let note_of = |job: &Value| note(job).unwrap_or_default();
+        let note_of = |job: &Value| note(job, Some(8)).unwrap_or_default();
         assert!(
             note_of(&waits).starts_with("waits for openai, which has failed for 3m"),
             "{}",
@@ -198,8 +198,16 @@ mod tests {
         assert!(note_of(&waits).contains("next probe in"), "{}", note_of(&waits));
         let retries =
             json!({"leased": false, "stuck": 3, "outage_faults": 0, "last_error": "503.", "run_at": at(9)});
-        assert!(note_of(&retries).starts_with("retrying, 3 failed: 503; next in"), "{}", note_of(&retries));
-        assert_eq!(note(&json!({"leased": true, "last_error": "503", "run_at": at(9)})), None);
-        assert_eq!(note(&json!({"leased": false, "last_error": null, "run_at": at(9)})), None);
+        assert!(note_of(&retries).starts_with("retrying, 3 of 8: 503, next in"), "{}", note_of(&retries));
+        let unknown = note(&retries, None).unwrap_or_default();
+        assert!(unknown.starts_with("retrying, 3 failed: 503, next in"), "{unknown}");
+        // An outage has a limit of time.
+        let outage =
+            json!({"leased": false, "stuck": 1, "outage_faults": 5, "last_error": "503", "run_at": at(9)});
+        assert!(note_of(&outage).starts_with("retrying, 5 failed: 503, next in"), "{}", note_of(&outage));
+        let lacks = json!({"leased": false, "held_by": "lacks:new", "run_at": at(300)});
+        assert_eq!(note_of(&lacks), "waits for a worker that has agent new");
+        assert_eq!(note(&json!({"leased": true, "last_error": "503", "run_at": at(9)}), None), None);
+        assert_eq!(note(&json!({"leased": false, "last_error": null, "run_at": at(9)}), None), None);
     }
 }
