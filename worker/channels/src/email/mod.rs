@@ -28,6 +28,7 @@ mod raw;
 #[cfg(feature = "ses")]
 pub mod ses;
 pub mod smtp;
+mod unlabelled;
 
 /// The sender if neither the mail nor the configuration names one.
 const NOBODY: &str = "Wakeful <wakeful@localhost>";
