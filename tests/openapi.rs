@@ -101,7 +101,8 @@ fn the_page_about_the_api_names_each_parameter_field_and_status_of_the_document(
             sections.iter().filter(|section| section.starts_with("Search") && path == "/v1/sessions");
         let said: Vec<&str> = sections.iter().take(1).chain(of_route).chain(search).copied().collect();
         let says = |name: &str| {
-            let forms = [format!("`{name}`"), format!("\"{name}\""), format!("?{name}=")];
+            let forms =
+                [format!("`{name}`"), format!("\"{name}\""), format!("?{name}="), format!("&{name}=")];
             said.iter().any(|section| forms.iter().any(|form| section.contains(form)))
         };
         let parameters = operation["parameters"].as_array().into_iter().flatten();
