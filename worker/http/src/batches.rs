@@ -266,7 +266,8 @@ pub(crate) fn operations() -> Vec<Operation> {
                 StatusCode::OK,
                 "with `dry_run` what it would do, else the first answer to this key",
                 either(of::<Preview>(), of::<Batch>()),
-            ),
+            )
+            .refuses(&[StatusCode::NOT_FOUND]),
         Operation::get("/v1/batches", "Batches, newest first").query::<ListQuery>().lists::<Batch>(),
         Operation::get("/v1/batches/{id}", "A batch").shows::<Batch>(),
         Operation::get("/v1/batches/{id}/members", "A batch's members, in their order")
