@@ -4,6 +4,7 @@
 mod arrivals;
 mod kills;
 mod replies;
+mod spaces;
 mod told;
 
 use crate::support::messengers::{

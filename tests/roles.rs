@@ -231,6 +231,31 @@ async fn only_an_auditor_deletes_from_the_audit_and_only_what_is_old() {
         .value("select actor || ': ' || reason from audit_log where verb = $1", "audit.delete")
         .await;
     assert_eq!(by, "eve: older than 30 days");
+
+    // By its own timer: what the configuration says, in this role alone.
+    run(
+        &world.database.url,
+        "insert into audit_log (at, actor_kind, actor, verb, outcome)
+        values (clock_timestamp() - interval '500 days', 'cli', 'ann', 'session.retry', 'done')",
+    )
+    .await
+    .expect("a row");
+    let retain = async |url: &str, args: &[&str], days: &str| {
+        let mut options = world.options.clone().config(&format!("[retention]\naudit_days = {days}"));
+        options.dir = std::sync::Arc::new(tempfile::tempdir().unwrap());
+        options.args = args.iter().map(|&arg| arg.to_owned()).collect();
+        let (status, process) = options.spawn(url).ended().await;
+        (status.code(), process.output(), process.log())
+    };
+    let (status, _, said) = retain(&world.database.url, &["retention", "plan"], "400").await;
+    assert_eq!((status, said.contains("1 row of the audit are due")), (Some(0), true), "{said}");
+    let kept = retain(&auditor, &["retention", "run", "--audit"], "0").await;
+    assert_eq!((kept.0, kept.2.contains("audit_days")), (Some(2), true), "{kept:?}");
+    let (status, told, said) = retain(&auditor, &["retention", "run", "--audit"], "400").await;
+    assert_eq!((status, told.contains("1 rows of the audit are deleted")), (Some(0), true), "{told} {said}");
+    let reason: String =
+        world.database.value("select reason from audit_log where verb = $1", "retention.run").await;
+    assert_eq!(reason, "audit older than 400 days");
 }
 
 #[tokio::test]

@@ -1,6 +1,7 @@
 //! Schedules: each tick fires once, with any number of schedulers, when the clock jumps and when a process
 //! dies.
 
+mod spaces;
 mod stage;
 mod steering;
 
@@ -286,7 +287,7 @@ async fn a_deployment_pauses_what_it_had_itself_and_never_what_another_one_has()
     let store = database.store().await;
     let sync = async |deployment: &str, names: &[&str]| {
         let definitions: Vec<_> = names.iter().map(|name| definition(name, "@daily")).collect();
-        store.sync_schedules(SPACE, deployment, &definitions, None).await.unwrap()
+        store.sync_schedules(deployment, &definitions, None).await.unwrap()
     };
     let paused = async || {
         let schedules = store.schedules(SPACE).await.unwrap();
@@ -316,7 +317,7 @@ async fn schedulers_with_different_configurations_that_start_at_once_do_not_dead
             let definitions: Vec<_> =
                 names.map(|name| definition(&format!("s{name:02}"), "@daily")).collect();
             let store = &store;
-            async move { store.sync_schedules(SPACE, "default", &definitions, None).await }
+            async move { store.sync_schedules("default", &definitions, None).await }
         });
         for synced in futures::future::join_all(all).await {
             synced.unwrap();

@@ -227,3 +227,59 @@ async fn tools_errors_costs_and_users_are_found_while_workers_work_and_errors_st
     assert!(behind["waiting"].is_i64() && behind["behind_s"].is_number(), "{behind}");
     assert!(process.terminate().success());
 }
+
+#[tokio::test]
+async fn those_active_most_recently_come_first_page_by_page_and_failed_calls_are_found() {
+    let database = Database::new().await;
+    let store = database.store().await;
+    let mut sessions = Vec::new();
+    for n in 0..4 {
+        sessions.push(said(&store, &format!("c{n}"), Some("ann@example.com"), "Hello.").await);
+    }
+    // The oldest one goes on, and a tool failed in another.
+    let more = NewMessage {
+        client_key: None,
+        text: "One more thing.".into(),
+        sender: None,
+        trace_context: None,
+        attachments: Vec::new(),
+    };
+    store.send(&sessions[0], &more).await.unwrap();
+    sqlx::query(
+        "insert into tool_calls (space_id, session_id, call_id, run_id, step_number, message_number, name, args_sha256, effect, status)
+        select space_id, session_id, 'call_1', 'run_1', 1, 1, 'charge', 'x', 'pure', 'failed'
+        from conversation_sessions where session_id = $1",
+    )
+    .bind(&sessions[2])
+    .execute(&database.pool)
+    .await
+    .unwrap();
+    index(&store).await;
+    let active = [&sessions[0], &sessions[3], &sessions[2], &sessions[1]].map(Clone::clone);
+    let by_activity = || SessionFilter { by_activity: true, ..SessionFilter::default() };
+    assert_eq!(found(&store, by_activity()).await, active);
+    let mut pages = Vec::new();
+    let mut before = None;
+    while let Some(session) = store
+        .sessions(&SessionFilter { before: before.clone(), limit: 1, ..by_activity() })
+        .await
+        .unwrap()
+        .pop()
+    {
+        before = Some(session.session_id.clone());
+        pages.push(session.session_id);
+    }
+    assert_eq!(pages, active, "each once");
+    let failed = SessionFilter { failed_calls: true, ..SessionFilter::default() };
+    assert_eq!(found(&store, failed).await, [sessions[2].as_str()]);
+
+    let options = crate::support::Options::new().model("scripted/demo");
+    let cli = async |args: &[&str]| crate::cli::run(&options, &database.url, args).await;
+    let listed = cli(&["session", "list", "--sort", "activity", "-o", "json"]).await.json();
+    let ids: Vec<&str> =
+        listed.as_array().unwrap().iter().map(|one| one["session_id"].as_str().unwrap()).collect();
+    assert_eq!(ids, active);
+    let listed = cli(&["session", "list", "--failed-calls", "-o", "json"]).await.json();
+    assert_eq!(listed[0]["session_id"], sessions[2].as_str(), "{listed}");
+    assert_eq!(cli(&["session", "list", "--sort", "cost"]).await.code, 2);
+}

@@ -238,6 +238,21 @@ impl Store {
         }
     }
 
+    /// Counts the rows of the audit that are older than so many days: at most 1,000,000 are counted.
+    ///
+    /// # Errors
+    /// [`Error::Database`].
+    pub async fn old_audit(&self, days: i32) -> Result<i64> {
+        Ok(sqlx::query_scalar!(
+            r#"select count(*) as "rows!" from (
+                select from audit_log where at < clock_timestamp() - make_interval(days => $1) limit 1000000
+            ) old"#,
+            days
+        )
+        .fetch_one(&self.pool)
+        .await?)
+    }
+
     /// The audit, newest first.
     ///
     /// # Errors

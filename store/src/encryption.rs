@@ -15,8 +15,8 @@
 //! | outcomes of calls, streamed text | `tool_calls`, `generation_chunks` |
 //! | files that came with messages, outputs of tools that are too long for a message | `sealed_blobs` |
 //!
-//! Not sealed: the agents' prompts and tools (a prefix is shared by sessions), state, errors, the journal's words, the reasons and
-//! results that operators give, receipts, files of a workspace, `mails` and `schedules`, addresses and ids of people, names of
+//! Not sealed: the agents' prompts and tools (a prefix is shared by sessions), state (so also the subjects of sent mails), errors, the journal's words, the reasons and
+//! results that operators give, receipts, files of a workspace, `mails` and `schedules`, notifications, answers kept for an `Idempotency-Key`, addresses and ids of people, names of
 //! tools, times, sizes, hashes of arguments and requests, and tasks of Absurd. Equal texts of one conversation are equal when sealed, and a sealed
 //! text shows its length.
 //!

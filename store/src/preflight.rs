@@ -44,7 +44,7 @@ impl Store {
                     order by session_id
                     limit $3
                 )
-                select s.session_id, s.space_id, s.prefix_sha256, json_build_object(
+                select s.session_id, s.space_id, s.prefix_sha256, s.data_key, json_build_object(
                     'session_id', s.session_id, 'space_id', s.space_id, 'status', s.status, 'agent', s.agent,
                     'trigger_type', s.trigger_type, 'mailbox_id', s.mailbox_id, 'policy', coalesce(s.policy, '{}'),
                     'run_steps', coalesce(r.steps, 0), 'run_tokens', coalesce(r.input_tokens + r.output_tokens, 0),
@@ -110,8 +110,10 @@ impl Store {
                     return Ok(needs);
                 }
                 after.clone_from(&row.session_id);
+                let seal = self.vault.seal(row.data_key.as_deref()).await?;
+                let need = if seal.is_on() { seal.open_json(row.need)? } else { row.need };
                 let mut need: Need =
-                    serde_json::from_str(&row.need).map_err(|error| Error::corrupt("session", error))?;
+                    serde_json::from_str(&need).map_err(|error| Error::corrupt("session", error))?;
                 if let Some(sha256) = row.prefix_sha256
                     && let Some(prefix) = prefixes.get(&(sha256, row.space_id))
                 {

@@ -101,6 +101,8 @@ fn joins_beside(filter: &SessionFilter, groups: Option<&[String]>) -> bool {
         || groups.is_some()
         || filter.cost_over_micros.is_some()
         || filter.steps_over.is_some()
+        || filter.failed_calls
+        || filter.by_activity
 }
 
 /// The statement of a filter. `groups` are the fingerprints of its errors.
@@ -166,13 +168,24 @@ fn statement(filter: &SessionFilter, groups: Option<&[String]>) -> QueryBuilder<
     if let Some(steps) = filter.steps_over {
         sql.push(" and h.steps > ").push_bind(steps);
     }
-    sql.push(" order by s.session_id desc limit ").push_bind(filter.limit);
+    if filter.failed_calls {
+        sql.push(" and h.failed_calls > 0");
+    }
+    if filter.by_activity {
+        if let Some(before) = &filter.before {
+            sql.push(" and (h.active_at, h.session_id) < (select active_at, session_id from search_sessions where session_id = ");
+            sql.push_bind(before.clone()).push(")");
+        }
+        sql.push(" order by h.active_at desc, h.session_id desc limit ").push_bind(filter.limit);
+    } else {
+        sql.push(" order by s.session_id desc limit ").push_bind(filter.limit);
+    }
     sql
 }
 
 /// Between which ids the sessions are. Each table is told, because Postgres carries no inequality from one to the next.
 fn bounds(sql: &mut QueryBuilder<Postgres>, table: &str, filter: &SessionFilter) {
-    if let Some(before) = &filter.before {
+    if let Some(before) = filter.before.as_ref().filter(|_| !filter.by_activity) {
         sql.push(format_args!(" and {table}.session_id < ")).push_bind(before.clone());
     }
     if let Some(since) = filter.since {

@@ -95,6 +95,10 @@ pub struct SessionFilter {
     pub until: Option<DateTime<Utc>>,
     pub cost_over_micros: Option<i64>,
     pub steps_over: Option<i64>,
+    /// With tool calls that failed.
+    pub failed_calls: bool,
+    /// The most recently active first, instead of the newest.
+    pub by_activity: bool,
     /// The last session id of the page before.
     pub before: Option<String>,
     pub limit: i64,
@@ -118,7 +122,12 @@ impl Store {
         if ids.is_empty() {
             return Ok(Vec::new());
         }
-        self.sessions_by_id(&ids).await
+        let mut sessions = self.sessions_by_id(&ids).await?;
+        if filter.by_activity {
+            let place = |id: &str| ids.iter().position(|one| one == id);
+            sessions.sort_by_key(|session| place(&session.session_id));
+        }
+        Ok(sessions)
     }
 
     /// Returns whether a filter may name this trigger type: it is one of Wakeful's own types, or a session that the

@@ -7,6 +7,7 @@ mod hostile;
 mod killed;
 mod lmtp;
 mod raw;
+mod spaces;
 mod threads;
 mod unproved;
 

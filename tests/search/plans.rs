@@ -21,11 +21,13 @@ select 'sess_' || lpad(to_hex(1790000000000 + n * 60000), 12, '0') || lpad(to_he
         else 'completed' end,
     to_timestamp(1790000000 + n * 60), 4
 from generate_series(1::bigint, 100000) n;
-insert into search_sessions (session_id, space_id, through_message_number, parts, tools, senders, cost_micros, steps, fingerprint)
+insert into search_sessions (session_id, space_id, through_message_number, parts, tools, senders, cost_micros, steps, fingerprint,
+    active_at, failed_calls)
 select session_id, space_id, 4, 1,
     case when n % 50 = 0 then array['charge', 'reserve'] when n % 2 = 0 then array['reserve'] else '{}' end,
     array['person' || n % 20000 || '@example.com'], n % 1000 * 1000, n % 100,
-    case when n % 1000 = 1 then lpad(to_hex(n / 1000 % 3), 16, '0') end
+    case when n % 1000 = 1 then lpad(to_hex(n / 1000 % 3), 16, '0') end, to_timestamp(1790000000 + n * 60),
+    case when n % 200 = 0 then 1 else 0 end
 from (select *, row_number() over (order by session_id) as n from conversation_sessions) s;
 insert into search_documents (session_id, part, space_id, words)
 select session_id, 0, space_id, to_tsvector('simple', 'hello table for the room' || n % 500 || ' order' || n)
@@ -37,8 +39,11 @@ from generate_series(0, 2) n;
 ";
 
 /// By which index these are found.
-const BY: [(&str, &str); 2] =
-    [("rare word", "search_documents_by_word"), ("from", "search_sessions_by_sender")];
+const BY: [(&str, &str); 3] = [
+    ("rare word", "search_documents_by_word"),
+    ("from", "search_sessions_by_sender"),
+    ("by activity", "search_sessions_by_activity"),
+];
 
 /// What is wrong with a plan: a table that is read whole, or many rows that are sorted.
 fn wrong(plan: &Value, found: &mut Vec<String>) {
@@ -95,6 +100,8 @@ async fn every_search_and_every_two_together_come_from_an_index_and_sort_little(
         ("until", Box::new(move |f| f.until = Some(began + TimeDelta::minutes(2000)))),
         ("cost of few", Box::new(|f| f.cost_over_micros = Some(995_000))),
         ("cost of many", Box::new(|f| f.cost_over_micros = Some(1000))),
+        ("failed calls", Box::new(|f| f.failed_calls = true)),
+        ("by activity", Box::new(|f| f.by_activity = true)),
         ("steps of few", Box::new(|f| f.steps_over = Some(98))),
         (
             "next page",

@@ -1,6 +1,7 @@
 //! Tasks of Absurd become sessions: on tables written here from the facts of Absurd 0.1 and of `durable`. They are not Absurd's own
 //! files; `tests/peers/absurd/` runs against the real one.
 
+mod proof;
 mod races;
 mod slim;
 mod versions;

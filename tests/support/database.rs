@@ -98,12 +98,12 @@ impl Database {
         sqlx::query_scalar(sql).bind(argument).fetch_one(&self.pool).await.expect(sql)
     }
 
-    /// The number of rows of each table. Leaves out `workers`, which has a row for each running worker, the audit,
+    /// The number of rows of each table. Leaves out `workers`, which has a row for each running worker, `schema_serves`, the audit,
     /// which has refused requests too, and what the search fills beside the steps.
     pub async fn rows(&self) -> BTreeMap<String, i64> {
         let tables: Vec<String> = sqlx::query_scalar(
             "select tablename::text from pg_tables
-            where schemaname = 'public' and tablename not in ('workers', 'audit_log')
+            where schemaname = 'public' and tablename not in ('workers', 'audit_log', 'schema_serves')
                 and tablename not in ('search_sessions', 'search_documents', 'search_due', 'search_progress', 'run_failures',
                     'error_groups', 'transitions')",
         )

@@ -6,6 +6,7 @@
 mod commands;
 
 use super::is_whole;
+use crate::support::messengers::{self, WEBHOOK_SECRET};
 use crate::support::{Answer, Database, ModelServer, Options, Process};
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
@@ -77,12 +78,17 @@ impl Stage {
         let model = ModelServer::turns(vec![Answer::text("Hello.")]).await;
         let options = Options::new()
             .config("[agents.default]\nmodel = \"openai/test\"\nsystem_prompt = \"You are a trial.\"\n")
+            .config(&[OWN, OTHER].map(triggers).concat())
+            .config(&format!("[messenger.webhook]\nsecrets = [\"{WEBHOOK_SECRET}\"]\nspace = \"{OTHER}\""))
             .env("OPENAI_BASE_URL", &model.url)
             .env("WAKEFUL_TOKEN", TOKEN)
             .env("WAKEFUL_SERVER__INTERNAL_TOKENS", "an-internal-token-of-the-trial");
+        let options =
+            options.clone().env("WAKEFUL_EMAIL__MAILDIR", options.path("mail").display().to_string());
         let process = options.spawn(&database.as_role("wakeful_runtime"));
         process.wait_for_log("\"Listening\"").await;
         let url = process.url();
+        messenger(&url).await;
         let (own, other) = tokio::join!(fill(&database, &url, OWN), fill(&database, &url, OTHER));
         Stage { own, other, database, options, process, http: reqwest::Client::new(), _model: model }
     }
@@ -128,6 +134,40 @@ async fn post(url: &str, space: &str, path: &str, body: &Value) -> Value {
     body
 }
 
+/// The mailbox and the schedule of a space in the configuration.
+fn triggers(space: &str) -> String {
+    format!(
+        "[email.mailboxes.{space}]\naddress = \"{space}@example.org\"\nspace = \"{space}\"\n\
+         [schedules.daily-of-{space}]\ncron = \"30 4 1 1 *\"\nprompt = \"word-of-{space}\"\nspace = \"{space}\"\n"
+    )
+}
+
+/// A message of the messenger, whose space is the other one.
+async fn messenger(url: &str) {
+    let body =
+        json!({"conversation_id": format!("w-of-{OTHER}"), "text": format!("word-of-{OTHER}")}).to_string();
+    let (id, at) = (format!("msg-of-{OTHER}"), chrono::Utc::now().timestamp().to_string());
+    let request = reqwest::Client::new()
+        .post(format!("{url}/v1/triggers/messenger/webhook"))
+        .header("webhook-id", &id)
+        .header("webhook-signature", messengers::webhook_signature(WEBHOOK_SECRET, &id, &at, &body))
+        .header("webhook-timestamp", at);
+    let response = request.body(body).send().await.expect("the server answers");
+    assert_eq!(response.status(), StatusCode::ACCEPTED);
+}
+
+/// A mail to the mailbox of the space.
+async fn mail(url: &str, space: &str) {
+    let mail = format!(
+        "From: Ann <ann@example.com>\r\nTo: {space}@example.org\r\nSubject: subject-of-{space}\r\n\
+         Message-ID: <id-of-{space}@example.com>\r\n\r\nword-of-{space}\r\n"
+    );
+    let request = reqwest::Client::new().post(format!("{url}/v1/triggers/email/raw")).bearer_auth(TOKEN);
+    let response =
+        request.header("content-type", "message/rfc822").body(mail).send().await.expect("an answer");
+    assert_eq!(response.status(), StatusCode::ACCEPTED);
+}
+
 /// Makes rows of every kind in a space, and returns its names.
 async fn fill(database: &Database, url: &str, space: &str) -> Names {
     let (conversation, schedule) = (format!("c-{space}"), format!("s-{space}"));
@@ -145,6 +185,7 @@ async fn fill(database: &Database, url: &str, space: &str) -> Names {
     post(url, space, "/v1/schedules", &prompt).await;
     let path = format!("/v1/sessions/{session}/fork");
     post(url, space, &path, &json!({"at": "last-user", "text": format!("word-of-{space}, forked")})).await;
+    mail(url, space).await;
     crate::support::eventually("the space rests", || async {
         let jobs: i64 = database.value("select count(*) from jobs where space_id = $1", space).await;
         (jobs == 0).then_some(())

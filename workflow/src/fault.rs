@@ -157,6 +157,11 @@ pub enum Verdict {
     },
 }
 
+/// Whether a refusal says that the account has no credit or quota left.
+fn is_about_money(status: u16, message: &str) -> bool {
+    matches!(status, 402 | 429) || message.to_lowercase().contains("credit balance")
+}
+
 impl Fault {
     /// Returns whether the step is retried or the run fails. No other place decides this.
     pub fn verdict(&self) -> Verdict {
@@ -172,13 +177,19 @@ impl Fault {
             | Fault::EmptyReply
             | Fault::Internal { .. } => Verdict::Retry { after_ms: None },
             Fault::ContextOverflow { .. } => Verdict::Fail {
-                remedy: "start a new conversation, or give the agent a model with a larger context window",
+                remedy: "let the agent shorten its context ([agents.NAME.context] strategy = \"compaction\"), or give it a model with a \
+                         larger context window, and restart the workers; then retry the session. Or begin anew: wakeful session \
+                         new CONVERSATION",
             },
             Fault::Unauthorized { .. } => Verdict::Fail {
                 remedy: "set the provider's API key (ANTHROPIC_API_KEY, OPENAI_API_KEY) on the workers, then retry the session",
             },
             Fault::UnknownModel { .. } => Verdict::Fail {
                 remedy: "correct the agent's `model` in wakeful.toml, restart the workers, then retry the session",
+            },
+            Fault::Refused { status, message } if is_about_money(*status, message) => Verdict::Fail {
+                remedy: "the account at the provider has no credit or quota left: add some there, or give the agent a model of \
+                         another provider and restart the workers; then retry the session",
             },
             Fault::Refused { .. } => Verdict::Fail {
                 remedy: "read the provider's message, correct the agent or its tools, then retry the session",

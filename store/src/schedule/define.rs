@@ -5,6 +5,7 @@ use super::{Definition, Schedule, Source, clock, find, refused, tell, timing};
 use crate::{Error, Result, Store};
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
+use wakeful_workflow::id::space_of;
 
 /// The advisory lock for writing a configuration's schedules.
 const SYNC: i64 = i64::from_be_bytes(*b"schedule");
@@ -58,16 +59,15 @@ fn expect(schedule: &Schedule, expected: Expected<'_>) -> Result<()> {
 }
 
 impl Store {
-    /// Makes a configuration's schedules match `definitions`. Pauses the schedules that this deployment had
-    /// before and no longer has. Leaves those of other deployments and of the API alone. If two processes of
-    /// one deployment have different configurations, the last one to call this wins. The same holds for a
-    /// name that two deployments share.
+    /// Makes a configuration's schedules match `definitions`, each in the space of its conversation. Pauses the
+    /// schedules that this deployment had before and no longer has, or no longer in that space. Leaves those of
+    /// other deployments and of the API alone. If two processes of one deployment have different configurations,
+    /// the last one to call this wins. The same holds for a name that two deployments share in a space.
     ///
     /// # Errors
     /// [`crate::Error::Database`].
     pub async fn sync_schedules(
         &self,
-        space_id: &str,
         deployment: &str,
         definitions: &[Definition],
         now: Option<DateTime<Utc>>,
@@ -79,25 +79,28 @@ impl Store {
         let now = clock(&mut tx, now).await?;
         let mut synced = Synced::default();
         for definition in definitions {
+            let space_id = space_of(&definition.conversation_id);
             match write(&mut tx, space_id, By::Config { deployment }, definition, now).await? {
                 Written::Created | Written::Changed => synced.written.push(definition.name.clone()),
                 Written::Same => {}
                 Written::NameTaken => synced.name_conflicts.push(definition.name.clone()),
             }
         }
-        let names: Vec<&str> = definitions.iter().map(|definition| definition.name.as_str()).collect();
+        let kept = |definition: &Definition| {
+            format!("{}/{}", space_of(&definition.conversation_id), definition.name)
+        };
+        let kept: Vec<String> = definitions.iter().map(kept).collect();
         synced.withdrawn = sqlx::query_scalar!(
             "update schedules
-            set paused_at = $3, paused_by = 'config', next_at = null, updated_at = clock_timestamp()
-            where space_id = $1
-                and source = 'config'
-                and coalesce(deployment, 'default') = $4
-                and name <> all($2)
+            set paused_at = $2, paused_by = 'config', next_at = null, updated_at = clock_timestamp()
+            where source = 'config'
+                and coalesce(deployment, 'default') = $3
+                -- No space has a slash in its name.
+                and space_id || '/' || name <> all($1)
                 -- A schedule that a person paused keeps its paused_by.
                 and paused_at is null
             returning name",
-            space_id,
-            &names as &[&str],
+            &kept,
             now,
             deployment
         )

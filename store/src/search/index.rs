@@ -59,6 +59,8 @@ struct Due {
     at_work: bool,
     cost_micros: i64,
     steps: i64,
+    failed_calls: i64,
+    active_at: DateTime<Utc>,
 }
 
 impl Store {
@@ -169,7 +171,11 @@ async fn due(tx: &mut PgConnection) -> Result<Vec<Due>> {
         Due,
         r#"select h.session_id, h.space_id, h.through_message_number as through, h.parts, s.last_message_number as last,
             s.status in ('queued', 'running') as "at_work!", s.total_cost_micros as cost_micros,
-            s.total_turns::bigint as "steps!"
+            s.total_turns::bigint as "steps!",
+            (select count(*) from tool_calls c where c.session_id = s.session_id and c.status = 'failed') as "failed_calls!",
+            coalesce((
+                select e.ts from session_events e where e.session_id = s.session_id order by e.seq desc limit 1
+            ), s.started_at) as "active_at!"
         from search_sessions h
         join conversation_sessions s using (session_id)
         where h.due_at <= clock_timestamp()
@@ -255,6 +261,8 @@ async fn write(
             senders = $5,
             cost_micros = $6,
             steps = $7,
+            failed_calls = $10,
+            active_at = $11,
             due_at = case when $8 then clock_timestamp() when $9 then clock_timestamp() + interval '3 s' end,
             indexed_at = clock_timestamp()
         where session_id = $1",
@@ -266,7 +274,9 @@ async fn write(
         one.cost_micros,
         one.steps,
         is_full,
-        one.at_work
+        one.at_work,
+        one.failed_calls,
+        one.active_at
     )
     .execute(tx)
     .await?;

@@ -1,9 +1,12 @@
 //! `[schedules.NAME]`.
 
+use super::Config;
 use super::address::is_address;
 use super::problem::Origin;
 use super::read::Section;
-use std::collections::{BTreeMap, BTreeSet};
+use super::routes::no_agent;
+use std::collections::BTreeMap;
+use wakeful_workflow::id::DEFAULT_SPACE;
 use wakeful_workflow::schedule::{self, Invalid, Missed, Overlap, Timing};
 
 /// The time zone of a schedule that names none.
@@ -22,6 +25,8 @@ pub struct Schedule {
     pub cron: String,
     pub time_zone: String,
     pub agent: String,
+    /// The space of its sessions.
+    pub space: String,
     /// `None`: a conversation named after the schedule.
     pub conversation: Option<String>,
     pub prompt: String,
@@ -32,21 +37,21 @@ pub struct Schedule {
     pub overlap: Overlap,
 }
 
-/// Reads all schedules. `agents` are the names of the known agents.
-pub(super) fn read(root: &mut Section<'_>, agents: &BTreeSet<String>) -> BTreeMap<String, Schedule> {
+/// Reads all schedules. `config` has the agents.
+pub(super) fn read(root: &mut Section<'_>, config: &Config) -> BTreeMap<String, Schedule> {
     let mut schedules = BTreeMap::new();
     for (name, origin, mut section) in root.sections("schedules") {
         if !is_name(&name) {
             section.problem(origin.clone(), format!("schedules.{name:?}: a schedule's name {NAME_RULE}"));
         }
-        let schedule = one(&mut section, &origin, agents);
+        let schedule = one(&mut section, &origin, config);
         section.finish();
         schedules.insert(name, schedule);
     }
     schedules
 }
 
-fn one(section: &mut Section<'_>, origin: &Origin, agents: &BTreeSet<String>) -> Schedule {
+fn one(section: &mut Section<'_>, origin: &Origin, config: &Config) -> Schedule {
     let at = |section: &Section<'_>, key: &str| section.origin(key).unwrap_or_else(|| origin.clone());
     let (cron_at, zone_at, agent_at) = (at(section, "cron"), at(section, "time_zone"), at(section, "agent"));
     let (has_cron, has_prompt) = (section.origin("cron").is_some(), section.origin("prompt").is_some());
@@ -73,10 +78,15 @@ fn one(section: &mut Section<'_>, origin: &Origin, agents: &BTreeSet<String>) ->
     }
     let agent = section.text("agent", "must be the name of an agent", text);
     let agent = agent.unwrap_or_else(|| super::DEFAULT_AGENT.to_owned());
+    let space = super::read::space(section).unwrap_or_else(|| DEFAULT_SPACE.to_owned());
+    let agents = config.agent_names_in(&space);
     if !agents.contains(&agent) {
         let known = agents.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
-        let text =
-            format!("{} = {agent:?}: there is no such agent; there are: {known}", section.full("agent"));
+        let text = format!(
+            "{} = {agent:?}: {}; there are: {known}",
+            section.full("agent"),
+            no_agent(&agent, &space)
+        );
         section.problem(agent_at, text);
     }
     let mail_at = at(section, "mail_to");
@@ -92,6 +102,7 @@ fn one(section: &mut Section<'_>, origin: &Origin, agents: &BTreeSet<String>) ->
         cron: cron.unwrap_or_default(),
         time_zone: zone,
         agent,
+        space,
         conversation: section.text(
             "conversation",
             "must be a conversation's id, of at most 256 bytes",
@@ -146,7 +157,7 @@ mod tests {
                 3,
                 "schedules.x.time_zone: \"Mars/Base\" is no time zone",
             ),
-            ("cron = \"@daily\"\nagent = \"nobody\"", 3, "there is no such agent; there are: default"),
+            ("cron = \"@daily\"\nagent = \"nobody\"", 3, "there is no agent \"nobody\"; there are: default"),
             ("cron = \"@daily\"\nmail_to = [\"ann\"]", 3, "schedules.x.mail_to has \"ann\""),
             (
                 "cron = \"@daily\"\nmissed = \"some\"",

@@ -37,6 +37,7 @@ mod price;
 mod problem;
 mod read;
 pub mod retention;
+mod routes;
 mod schema;
 #[cfg(test)]
 mod tests;
@@ -104,10 +105,10 @@ pub struct Config {
     pub web: web::Web,
     pub users: users::Users,
     pub retention: retention::Retention,
-    /// The rules of notifications.
-    pub notify: Vec<notify::Notify>,
     /// `None`: everything is stored in clear.
     pub encryption: Option<encryption::Encryption>,
+    /// The rules of notifications.
+    pub notify: Vec<notify::Notify>,
     /// The model for agents without one while no provider has a key. `wakeful dev` sets it, `serve` does not.
     pub fallback_model: Option<String>,
     /// The file that was read.

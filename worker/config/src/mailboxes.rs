@@ -2,10 +2,12 @@
 
 use super::address::is_address;
 use super::read::Section;
+use super::routes::Route;
 use super::webhook::webhook_key;
 use ipnet::IpNet;
 use secrecy::{ExposeSecret, SecretString};
 use std::net::{IpAddr, SocketAddr};
+use wakeful_workflow::id::DEFAULT_SPACE;
 use wakeful_workflow::policy::WebPolicy;
 
 const SENDER_LIMIT: i64 = 30;
@@ -53,6 +55,8 @@ pub struct Mailbox {
     /// A plain address in lower case. Also the stored `mailbox_id`.
     pub address: String,
     pub agent: Option<String>,
+    /// The space of its mails. `None`: the default one.
+    pub space: Option<String>,
     /// The addresses that its sessions may mail, instead of the agent's recipients.
     pub recipients: Option<Vec<String>>,
     /// The hosts that its sessions' tools may contact, of those that the agent's may.
@@ -77,7 +81,7 @@ impl Default for Incoming {
 }
 
 /// Reads these keys from `[email]`.
-pub(super) fn read(section: &mut Section<'_>) -> Incoming {
+pub(super) fn read(section: &mut Section<'_>, outer: &Route) -> Incoming {
     let rule = "must be an address and a port, such as 127.0.0.1:2424";
     let raw_origin = section.origin("raw_secrets").or_else(|| section.origin("raw_secrets_file"));
     let incoming = Incoming {
@@ -92,7 +96,7 @@ pub(super) fn read(section: &mut Section<'_>) -> Incoming {
         sender_limit: section.number("sender_limit", 1..=1_000_000).unwrap_or(SENDER_LIMIT),
         dmarc_fail: section.text("dmarc_fail", UNPROVED_RULE, unproved).unwrap_or(Unproved::Drop),
         unproved: section.text("unproved", UNPROVED_RULE, unproved).unwrap_or(Unproved::Take),
-        mailboxes: mailboxes(section),
+        mailboxes: mailboxes(section, outer),
     };
     if incoming.raw_secrets.iter().any(|secret| webhook_key(secret).is_none())
         && let Some(origin) = raw_origin
@@ -131,15 +135,17 @@ fn unproved(text: &str) -> Option<Unproved> {
     }
 }
 
-fn mailboxes(section: &mut Section<'_>) -> Vec<Mailbox> {
+fn mailboxes(section: &mut Section<'_>, outer: &Route) -> Vec<Mailbox> {
     let mut mailboxes: Vec<Mailbox> = Vec::new();
     for (name, origin, mut section) in section.sections("mailboxes") {
         let rule = "must be a plain mail address, such as support@example.org";
         let address = section.text("address", rule, |text| is_address(text).then(|| text.to_lowercase()));
+        let (agent, space) = super::read::route(&mut section, Some(outer));
         let mailbox = Mailbox {
             name,
             address: address.unwrap_or_default(),
-            agent: section.text("agent", "must be the name of an agent", |text| Some(text.to_owned())),
+            agent,
+            space,
             recipients: super::read::recipients(&mut section),
             web: super::web::policy(&mut section),
         };
@@ -151,6 +157,13 @@ fn mailboxes(section: &mut Section<'_>) -> Vec<Mailbox> {
         mailboxes.push(mailbox);
     }
     mailboxes
+}
+
+impl Mailbox {
+    /// The space of its mails.
+    pub fn space(&self) -> &str {
+        self.space.as_deref().unwrap_or(DEFAULT_SPACE)
+    }
 }
 
 impl Incoming {

@@ -6,6 +6,7 @@
 use super::read::Section;
 use secrecy::SecretString;
 use std::time::Duration;
+use wakeful_workflow::id::DEFAULT_SPACE;
 
 /// A day. Older replies are of little use, and a receiver that was down longer would get many at once.
 const MAX_AGE_S: u64 = 86_400;
@@ -37,6 +38,8 @@ pub struct Slack {
     /// The app's signing secrets; several during a rotation.
     pub signing_secrets: Vec<SecretString>,
     pub agent: Option<String>,
+    /// The space of its conversations. `None`: the default one.
+    pub space: Option<String>,
     /// Without a trailing slash.
     pub base_url: String,
     pub answers: Answers,
@@ -59,6 +62,8 @@ pub struct Telegram {
     /// The values given to `setWebhook` as `secret_token`; several during a rotation.
     pub webhook_secrets: Vec<SecretString>,
     pub agent: Option<String>,
+    /// The space of its conversations. `None`: the default one.
+    pub space: Option<String>,
     /// Without a trailing slash.
     pub base_url: String,
     pub allow: Allowed,
@@ -70,6 +75,8 @@ pub struct Webhook {
     /// one is signed with each.
     pub secrets: Vec<SecretString>,
     pub agent: Option<String>,
+    /// The space of its conversations. `None`: the default one.
+    pub space: Option<String>,
     /// The address that replies are posted to. `None`: clients read replies through the API.
     pub reply_url: Option<url::Url>,
     /// Whether the host name in `reply_url` may resolve to a private address.
@@ -84,6 +91,32 @@ pub struct Allowed {
     pub users: Option<Vec<String>>,
     /// Ids of channels or chats. `None`: all.
     pub channels: Option<Vec<String>>,
+}
+
+/// The space that a section names, or the default one.
+fn space_or_default(space: &Option<String>) -> &str {
+    space.as_deref().unwrap_or(DEFAULT_SPACE)
+}
+
+impl Slack {
+    /// The space of its conversations.
+    pub fn space(&self) -> &str {
+        space_or_default(&self.space)
+    }
+}
+
+impl Telegram {
+    /// The space of its conversations.
+    pub fn space(&self) -> &str {
+        space_or_default(&self.space)
+    }
+}
+
+impl Webhook {
+    /// The space of its conversations.
+    pub fn space(&self) -> &str {
+        space_or_default(&self.space)
+    }
 }
 
 impl Allowed {
@@ -102,6 +135,7 @@ impl Default for Slack {
             token: None,
             signing_secrets: Vec::new(),
             agent: None,
+            space: None,
             base_url: "https://slack.com/api".to_owned(),
             answers: Answers::Mentions,
             allow: Allowed::default(),
@@ -115,6 +149,7 @@ impl Default for Telegram {
             token: None,
             webhook_secrets: Vec::new(),
             agent: None,
+            space: None,
             base_url: "https://api.telegram.org".to_owned(),
             allow: Allowed::default(),
         }
@@ -137,10 +172,12 @@ pub(super) fn read(mut section: Section<'_>) -> Messenger {
 
 fn slack(mut section: Section<'_>) -> Slack {
     let default = Slack::default();
+    let (agent, space) = super::read::route(&mut section, None);
     let slack = Slack {
         token: section.secret("token", |_| None),
         signing_secrets: section.secrets("signing_secrets"),
-        agent: agent(&mut section),
+        agent,
+        space,
         base_url: base_url(&mut section).unwrap_or(default.base_url),
         answers: section
             .text("answers", "must be \"mentions\" or \"everything\"", |text| match text {
@@ -157,6 +194,7 @@ fn slack(mut section: Section<'_>) -> Slack {
 
 fn telegram(mut section: Section<'_>) -> Telegram {
     let rule = "must be the token that BotFather gave, such as 123456:ABC-DEF";
+    let (agent, space) = super::read::route(&mut section, None);
     let telegram = Telegram {
         token: section.secret("token", |token| {
             // The token becomes part of a URL.
@@ -170,7 +208,8 @@ fn telegram(mut section: Section<'_>) -> Telegram {
             (!good).then_some(rule)
         }),
         webhook_secrets: section.secrets("webhook_secrets"),
-        agent: agent(&mut section),
+        agent,
+        space,
         base_url: base_url(&mut section).unwrap_or(Telegram::default().base_url),
         allow: allowed(&mut section),
     };
@@ -179,9 +218,11 @@ fn telegram(mut section: Section<'_>) -> Telegram {
 }
 
 fn webhook(mut section: Section<'_>) -> Webhook {
+    let (agent, space) = super::read::route(&mut section, None);
     let webhook = Webhook {
         secrets: section.secrets("secrets"),
-        agent: agent(&mut section),
+        agent,
+        space,
         reply_url: section.text("reply_url", URL_RULE, url),
         private_network: section.flag("private_network").unwrap_or(false),
     };
@@ -198,10 +239,6 @@ fn url(text: &str) -> Option<url::Url> {
 
 fn base_url(section: &mut Section<'_>) -> Option<String> {
     section.text("base_url", URL_RULE, |text| url(text).map(|_| text.trim_end_matches('/').to_owned()))
-}
-
-fn agent(section: &mut Section<'_>) -> Option<String> {
-    section.text("agent", "must be the name of an agent", |text| (!text.is_empty()).then(|| text.to_owned()))
 }
 
 fn allowed(section: &mut Section<'_>) -> Allowed {

@@ -13,6 +13,7 @@ use super::Given;
 use super::address::is_address;
 use super::price::{USD_RULE, parse_usd};
 use super::problem::{Origin, Problem};
+use super::routes::Route;
 use super::tree::{Node, Table, Value};
 
 /// How similar an unknown key must be to a known one to be suggested.
@@ -23,6 +24,8 @@ const NEAR: f64 = 0.75;
 pub(super) struct Notes {
     pub problems: RefCell<Vec<Problem>>,
     pub given: RefCell<Vec<Given>>,
+    /// Checked when all agents are known.
+    pub routes: RefCell<Vec<Route>>,
 }
 
 /// One table of the settings. Each getter removes its key; [`Section::finish`] reports the keys that are
@@ -409,6 +412,44 @@ pub(super) fn recipients(section: &mut Section<'_>) -> Option<Vec<String>> {
         section.problem(origin, text);
     }
     Some(list)
+}
+
+/// The agent and the space of what comes in by this section. `outer`: the section around it, which may name the space.
+pub(super) fn route(section: &mut Section<'_>, outer: Option<&Route>) -> (Option<String>, Option<String>) {
+    let (agent_at, space_at) = (section.origin("agent"), section.origin("space"));
+    let agent = section
+        .text("agent", "must be the name of an agent", |text| (!text.is_empty()).then(|| text.to_owned()));
+    let space = space(section).or_else(|| outer?.space.clone());
+    let space_at = space_at.or_else(|| outer?.space_at.clone());
+    let route = Route {
+        section: section.path.clone(),
+        agent: agent.clone(),
+        space: space.clone(),
+        agent_at,
+        space_at,
+    };
+    check_later(section, route);
+    (agent, space)
+}
+
+/// Has a route checked when all agents are known.
+pub(super) fn check_later(section: &Section<'_>, route: Route) {
+    section.notes.routes.borrow_mut().push(route);
+}
+
+/// The space of a section whose messages go to the default agent, and how to check that, if they do.
+pub(super) fn space_of_default_agent(section: &mut Section<'_>) -> (Option<String>, Route) {
+    let space_at = section.origin("space");
+    let space = space(section);
+    let route =
+        Route { section: section.path.clone(), agent: None, space: space.clone(), agent_at: None, space_at };
+    (space, route)
+}
+
+/// The space of what a section is about.
+pub(super) fn space(section: &mut Section<'_>) -> Option<String> {
+    let rule = "must be a space: 1 to 64 letters, digits, -, _ and .";
+    section.text("space", rule, |name| is_space(name).then(|| name.to_owned()))
 }
 
 /// The spaces of an agent: at least one.

@@ -3,6 +3,9 @@
 use super::read::{Section, narrow};
 use std::collections::BTreeMap;
 
+/// The database deletes nothing from the audit that is younger.
+const AUDIT_DAYS: i64 = 30;
+
 /// After how many days it may be deleted. `None`: it is kept without limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Days {
@@ -30,6 +33,8 @@ pub struct Retention {
     pub all: Days,
     /// By space. A key that a space's section lacks is taken from `all`.
     spaces: BTreeMap<String, Days>,
+    /// A row of the audit, which belongs to no space. At least 30: the database keeps what is younger.
+    pub audit: Option<i32>,
 }
 
 impl Retention {
@@ -53,7 +58,12 @@ pub(super) fn read(mut section: Section<'_>) -> Retention {
         of_space.finish();
         (name, days)
     });
-    let retention = Retention { all, spaces: spaces.collect() };
+    let spaces = spaces.collect();
+    let audit = match section.number("audit_days", 0..=36_500) {
+        Some(0) | None => None,
+        Some(days) => Some(narrow(Some(days.max(AUDIT_DAYS)), i32::MAX)),
+    };
+    let retention = Retention { all, spaces, audit };
     section.finish();
     retention
 }

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use wakeful_workflow::agent::{JournalLevel, Limits, OnEmptyReply, OnExpired, OnUncertain};
 use wakeful_workflow::gate::GatePolicy;
-use wakeful_workflow::id::DEFAULT_SPACE;
 use wakeful_workflow::strategy::{ContextPolicy, Strategy};
 
 use super::price::Price;
@@ -52,17 +51,19 @@ pub(super) fn read(table: Table, added: &[&str]) -> (Config, Vec<Problem>) {
         web: super::web::read(root.section("web")),
         users: super::users::read(root.section("users")),
         retention: super::retention::read(root.section("retention")),
-        notify: Vec::new(),
         encryption: None,
+        notify: Vec::new(),
         fallback_model: None,
         file: None,
         warnings: Vec::new(),
         given: Vec::new(),
     };
-    config.schedules = super::cron::read(&mut root, &config.agent_names_in(DEFAULT_SPACE));
-    config.notify = super::notify::read(&mut root, config.server.public_url.is_some());
+    config.schedules = super::cron::read(&mut root, &config);
     config.encryption = super::encryption::read(root.section("encryption"), &config.agent_names());
+    config.notify = super::notify::read(&mut root, config.server.public_url.is_some());
     root.finish();
+    let routes = notes.routes.take();
+    notes.problems.borrow_mut().extend(routes.iter().filter_map(|route| route.problem(&config)));
     config.given = notes.given.into_inner();
     config.given.sort();
     (config, notes.problems.into_inner())

@@ -3,7 +3,6 @@
 use super::read::Section;
 use std::path::PathBuf;
 use std::time::Duration;
-use wakeful_workflow::access::is_space;
 use wakeful_workflow::id::DEFAULT_SPACE;
 
 /// How users prove who they are, beside the tokens that Wakeful itself signs.
@@ -91,13 +90,11 @@ fn jwt(mut section: Section<'_>) -> Option<Jwt> {
         let known = JWT_ALGORITHMS.join(", ");
         section.problem(at, format!("{} has {wrong:?}: it takes {known}", section.full("algorithms")));
     }
-    let space_rule = "must be a space: 1 to 64 letters, digits, -, _ and .";
-    let own = |name: &str| is_space(name).then(|| name.to_owned());
     let (user_claim, space_claim) = (
         section.text("user_claim", claim, not_empty).unwrap_or_else(|| "sub".to_owned()),
         section.text("space_claim", claim, not_empty),
     );
-    let space = section.text("space", space_rule, own).unwrap_or_else(|| DEFAULT_SPACE.to_owned());
+    let space = super::read::space(&mut section).unwrap_or_else(|| DEFAULT_SPACE.to_owned());
     let agent_claim = section.text("agent_claim", claim, not_empty);
     let day = seconds(86_400);
     let leeway = section.seconds("leeway_s", Duration::ZERO..=seconds(300)).unwrap_or(seconds(30));

@@ -25,7 +25,7 @@ pub(crate) async fn nothing(request: Request, next: Next) -> Response {
     answered(Scope::Nothing, next.run(request)).await
 }
 
-/// The layer of webhooks: what providers send belongs to the default space.
+/// The layer of webhooks: what providers send belongs to the default space, unless the configuration names another one.
 pub(crate) async fn of_default(request: Request, next: Next) -> Response {
     answered(Scope::of(DEFAULT_SPACE), next.run(request)).await
 }

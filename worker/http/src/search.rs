@@ -19,6 +19,9 @@ use wakeful_workflow::session::SessionStatus;
 /// The longest text of a parameter, in bytes.
 const LONGEST: usize = 256;
 
+/// The orders of a list: the newest sessions first, or those that were active most recently.
+const SORTS: [&str; 2] = ["newest", "activity"];
+
 /// A search. A session must match all that is given.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -52,6 +55,12 @@ pub struct Search {
     pub cost_over: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub steps_over: Option<i64>,
+    /// With tool calls that failed.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub failed_calls: bool,
+    /// `newest`, which is the default, or `activity`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sort: Option<String>,
     /// Includes replays and imports. By default the list leaves them out, unless their type or conversation is asked for.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub all: bool,
@@ -83,7 +92,14 @@ impl From<Refused> for Problem {
 impl Search {
     /// Returns whether nothing is asked for: it would find every session.
     pub fn is_empty(&self) -> bool {
-        *self == Search { cursor: self.cursor.clone(), limit: self.limit, all: self.all, ..Search::default() }
+        *self
+            == Search {
+                cursor: self.cursor.clone(),
+                limit: self.limit,
+                all: self.all,
+                sort: self.sort.clone(),
+                ..Search::default()
+            }
     }
 
     /// What the store is asked. Names every space, unless one is asked for.
@@ -124,6 +140,9 @@ impl Search {
         if self.steps_over.is_some_and(|steps| steps < 0) {
             return wrong("`steps_over` is a number, 0 or more".to_owned());
         }
+        if let Some(sort) = self.sort.as_deref().filter(|sort| !SORTS.contains(sort)) {
+            return wrong(format!("`sort` is {sort:?}: it is one of {}", SORTS.join(", ")));
+        }
         if let (Some(since), Some(until)) = (self.since, self.until)
             && since >= until
         {
@@ -158,6 +177,8 @@ impl Search {
             until: self.until,
             cost_over_micros: self.cost_over.map(|dollars| (dollars * 1e6).round() as i64),
             steps_over: self.steps_over,
+            failed_calls: self.failed_calls,
+            by_activity: self.sort.as_deref() == Some("activity"),
             before: self.cursor.clone(),
             limit: limit(self.limit),
         })

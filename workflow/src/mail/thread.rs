@@ -5,6 +5,7 @@
 //! and takes part in it. Every other mail begins its own conversation.
 
 use super::{MailFacts, domain_of};
+use crate::id::DEFAULT_SPACE;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
 
@@ -30,20 +31,26 @@ pub fn conversation_id(mailbox_id: &str, mail_key: &str) -> String {
     format!("{MAIL}{}", base32(&hash.finalize()[..BYTES]))
 }
 
-/// The address for mails that continue `conversation_id` (without its space), from any sender. `None` if the
+/// The address for mails that continue the conversation of this stored id, from any sender. `None` if the
 /// conversation did not begin with a mail, or if the address would be too long.
 pub fn plus_address(secret: &[u8], mailbox_address: &str, conversation_id: &str) -> Option<String> {
-    let thread = conversation_id.strip_prefix(MAIL).filter(|id| id.len() == CHARACTERS)?;
+    let (space, id) = conversation_id.split_once('/')?;
+    let thread = id.strip_prefix(MAIL).filter(|id| id.len() == CHARACTERS)?;
     let (local, domain) = mailbox_address.rsplit_once('@')?;
-    let signature = &mac(secret, mailbox_address, thread).finalize().into_bytes()[..BYTES];
+    let signature = &mac(secret, mailbox_address, space, thread).finalize().into_bytes()[..BYTES];
     let local = format!("{local}+{thread}{}", base32(signature));
     (local.len() <= LOCAL_PART).then(|| format!("{local}@{domain}"))
 }
 
-/// The conversation for which `token`, the part after the plus sign, was made. `None` if the token is
-/// malformed, or was made with another secret or for another mailbox. The comparison takes the same time in
-/// each case.
-pub fn conversation_of_token(secret: &[u8], mailbox_address: &str, token: &str) -> Option<String> {
+/// The stored id of the conversation for which `token`, the part after the plus sign, was made. `None` if the token
+/// is malformed, or was made with another secret, for another mailbox or in another space. The comparison takes the
+/// same time in each case.
+pub fn conversation_of_token(
+    secret: &[u8],
+    mailbox_address: &str,
+    space: &str,
+    token: &str,
+) -> Option<String> {
     // Servers may change the case of the local part.
     let token = token.to_ascii_lowercase();
     if !token.is_ascii() || token.len() != 2 * CHARACTERS {
@@ -52,16 +59,21 @@ pub fn conversation_of_token(secret: &[u8], mailbox_address: &str, token: &str) 
     let (thread, signature) = token.split_at(CHARACTERS);
     let signature = unbase32(signature)?;
     unbase32(thread)?;
-    mac(secret, mailbox_address, thread).verify_truncated_left(&signature).ok()?;
-    Some(format!("{MAIL}{thread}"))
+    mac(secret, mailbox_address, space, thread).verify_truncated_left(&signature).ok()?;
+    Some(format!("{space}/{MAIL}{thread}"))
 }
 
-fn mac(secret: &[u8], mailbox_address: &str, thread: &str) -> Hmac<Sha256> {
+fn mac(secret: &[u8], mailbox_address: &str, space: &str, thread: &str) -> Hmac<Sha256> {
     let mut mac = Hmac::<Sha256>::new_from_slice(secret).expect("a key of any length will do");
     mac.update(b"wakeful mail thread\0");
     mac.update(mailbox_address.to_lowercase().as_bytes());
     mac.update(b"\0");
     mac.update(thread.as_bytes());
+    // Addresses of the default space were sent out before mailboxes had spaces.
+    if space != DEFAULT_SPACE {
+        mac.update(b"\0");
+        mac.update(space.as_bytes());
+    }
     mac
 }
 
@@ -138,14 +150,22 @@ mod tests {
         let id = conversation_id(BOX, "a@x");
         assert_eq!(id, conversation_id(BOX, "a@x"));
         assert_ne!(id, conversation_id("other@example.org", "a@x"));
+        let id = format!("default/{id}");
         let address = plus_address(SECRET, BOX, &id).unwrap();
         let token = address.strip_prefix("support+").unwrap().strip_suffix("@example.org").unwrap();
         assert!(address.len() <= 64 + 12, "{address}");
-        let of = |secret: &[u8], mailbox: &str, token: &str| conversation_of_token(secret, mailbox, token);
+        let of = |secret: &[u8], mailbox: &str, token: &str| {
+            conversation_of_token(secret, mailbox, "default", token)
+        };
         assert_eq!(of(SECRET, BOX, token), Some(id.clone()));
         assert_eq!(of(SECRET, "Support@Example.org", &token.to_uppercase()), Some(id.clone()));
         assert_eq!(of(b"another", BOX, token), None);
         assert_eq!(of(SECRET, "sales@example.org", token), None);
+        assert_eq!(conversation_of_token(SECRET, BOX, "acme", token), None, "of another space");
+        let acmes = plus_address(SECRET, BOX, &id.replace("default", "acme")).unwrap();
+        let acmes = acmes.strip_prefix("support+").unwrap().strip_suffix("@example.org").unwrap();
+        assert_eq!(conversation_of_token(SECRET, BOX, "acme", acmes), Some(id.replace("default", "acme")));
+        assert_eq!(of(SECRET, BOX, acmes), None, "of another space");
         for at in 0..token.len() {
             let other = if &token[at..=at] == "a" { "b" } else { "a" };
             let forged = format!("{}{other}{}", &token[..at], &token[at + 1..]);
@@ -154,7 +174,7 @@ mod tests {
         for hostile in ["", "a", &token[..31], &format!("{token}a"), &"é".repeat(16), &"1".repeat(32)] {
             assert_eq!(of(SECRET, BOX, hostile), None, "{hostile}");
         }
-        assert_eq!(plus_address(SECRET, BOX, "c1"), None, "a chat has no address");
+        assert_eq!(plus_address(SECRET, BOX, "default/c1"), None, "a chat has no address");
         assert_eq!(plus_address(SECRET, &format!("{}@x.org", "l".repeat(32)), &id), None, "too long");
         assert!(plus_address(SECRET, &format!("{}@x.org", "l".repeat(31)), &id).is_some());
     }

@@ -179,7 +179,7 @@ pub(super) fn of_config(config: &Config) -> Vec<Definition> {
         agent: schedule.agent.clone(),
         conversation_id: format!(
             "{}/{}",
-            wakeful_workflow::id::DEFAULT_SPACE,
+            schedule.space,
             schedule.conversation.clone().unwrap_or_else(|| conversation_of(name))
         ),
         prompt: schedule.prompt.clone(),

@@ -10,7 +10,6 @@ use wakeful_engine::ingest::announce;
 use wakeful_engine::new_session;
 use wakeful_store::queue;
 use wakeful_store::schedule::{Fired, Schedule};
-use wakeful_workflow::id::DEFAULT_SPACE;
 use wakeful_workflow::schedule::written;
 
 /// The longest sleep. A notification may get lost, and somebody may set the database's clock.
@@ -72,7 +71,7 @@ async fn look(ctx: &Ctx, agents: &[String], synced: &mut bool) -> wakeful_store:
 /// Updates the database's schedules from this process's configuration.
 async fn sync(ctx: &Ctx) -> wakeful_store::Result<()> {
     let (deployment, definitions) = (&ctx.config.server.deployment, of_config(&ctx.config));
-    let synced = ctx.store.sync_schedules(DEFAULT_SPACE, deployment, &definitions, None).await?;
+    let synced = ctx.store.sync_schedules(deployment, &definitions, None).await?;
     for name in &synced.written {
         info!(schedule = name, "Took up schedule {name} of the configuration");
     }

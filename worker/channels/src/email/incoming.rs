@@ -20,7 +20,6 @@ use wakeful_store::mail::{KnownMail, MailWakes, NewMail};
 use wakeful_store::space::{self, Scope};
 use wakeful_store::wake::{Continues, NewMessage, NewSession, Woken};
 use wakeful_workflow::access::Speaker;
-use wakeful_workflow::id::DEFAULT_SPACE;
 use wakeful_workflow::mail::auth::Dmarc;
 use wakeful_workflow::mail::policy::{self, MailboxRules};
 use wakeful_workflow::mail::scan::{Hostile, MAIL_BYTES};
@@ -130,7 +129,7 @@ pub(super) async fn read(arrived: Arrived) -> Result<Incoming, NotAccepted> {
     Ok(Incoming { read: Arc::new(read), bounces: bounces.into(), dmarc, unwanted })
 }
 
-/// Accepts a mail for one mailbox. Mailboxes belong to the default space.
+/// Accepts a mail for one mailbox, in the mailbox's space.
 ///
 /// # Errors
 /// [`NotAccepted::Refused`].
@@ -139,7 +138,7 @@ pub(super) async fn accept_for(
     incoming: &Incoming,
     addressed: &Addressed<'_>,
 ) -> Result<Accepted, NotAccepted> {
-    space::within(Scope::of(DEFAULT_SPACE), accept_in(ctx, incoming, addressed)).await
+    space::within(Scope::of(&addressed.space_id), accept_in(ctx, incoming, addressed)).await
 }
 
 async fn accept_in(
@@ -148,7 +147,7 @@ async fn accept_in(
     addressed: &Addressed<'_>,
 ) -> Result<Accepted, NotAccepted> {
     let Read { facts, files, body_sha256, .. } = &*incoming.read;
-    let settings = &ctx.config.email.incoming;
+    let (settings, space_id) = (&ctx.config.email.incoming, addressed.space_id.as_str());
     // Take the permit before the first query: an overload then answers 429, and not "no connection". One
     // permit covers the whole mail. A mail that held one and waited for a second could block itself.
     let permit = ctx.intake.enter().await?;
@@ -156,10 +155,10 @@ async fn accept_in(
     let from = facts.from.as_ref().map(|from| from.address.as_str());
     // Anybody can write any Message-ID, even one that they expect from somebody else. So a mail with a known
     // id but another sender or text gets a key made from its whole content.
-    if ctx.store.mail_is_other(DEFAULT_SPACE, &addressed.mailbox_id, &key, from, body_sha256).await? {
+    if ctx.store.mail_is_other(space_id, &addressed.mailbox_id, &key, from, body_sha256).await? {
         key = whole_key(&incoming.read);
     }
-    let known = ctx.store.known_mail(DEFAULT_SPACE, &addressed.mailbox_id, &key).await?;
+    let known = ctx.store.known_mail(space_id, &addressed.mailbox_id, &key).await?;
     match known {
         Some(KnownMail::Woke(woken)) => return Ok(Accepted::Woke(woken)),
         Some(KnownMail::Dropped { reason }) => return Ok(Accepted::Dropped { reason }),
@@ -172,7 +171,7 @@ async fn accept_in(
     };
     let extracted = policy::extract(facts, &rules);
     let mut mail = NewMail {
-        space_id: DEFAULT_SPACE.to_owned(),
+        space_id: space_id.to_owned(),
         mailbox_id: addressed.mailbox_id.clone(),
         message_id: key.clone(),
         conversation_id: String::new(),
@@ -195,12 +194,12 @@ async fn accept_in(
         return dropped(ctx, &mail, incoming, &reasons).await;
     }
     let dmarc_passed = dmarc.passed();
-    let named = ctx.store.conversations_named(DEFAULT_SPACE, &addressed.mailbox_id, &mail.answers).await?;
+    let named = ctx.store.conversations_named(space_id, &addressed.mailbox_id, &mail.answers).await?;
     let joined = thread::joins(facts, signed, dmarc_passed, &named);
     mail.joined = joined.is_some();
-    mail.conversation_id = joined.clone().unwrap_or_else(|| {
-        format!("{DEFAULT_SPACE}/{}", thread::conversation_id(&addressed.mailbox_id, &key))
-    });
+    mail.conversation_id = joined
+        .clone()
+        .unwrap_or_else(|| format!("{space_id}/{}", thread::conversation_id(&addressed.mailbox_id, &key)));
     let asking = match &joined {
         Some(conversation_id) => ctx.store.asking_session(conversation_id).await?,
         None => None,
@@ -222,11 +221,10 @@ async fn accept_in(
         trace_context: None,
         attachments: files.clone(),
     };
-    let conversation_id = mail.conversation_id.split_once('/').map_or("", |(_, id)| id);
     let reply_to = settings
         .thread_key()
         .zip(addressed.address.as_deref())
-        .and_then(|(secret, address)| thread::plus_address(secret, address, conversation_id));
+        .and_then(|(secret, address)| thread::plus_address(secret, address, &mail.conversation_id));
     let from = addressed.from(&ctx.config.email);
     let route = policy::reply_route(facts, &from, dmarc_passed, reply_to);
     if let Some(session_id) = asking.filter(|_| suspicion.is_empty()) {
@@ -303,8 +301,10 @@ async fn signed(ctx: &Ctx, addressed: &Addressed<'_>) -> Result<Option<String>, 
     else {
         return Ok(None);
     };
-    let Some(id) = thread::conversation_of_token(secret, address, token) else { return Ok(None) };
-    let conversation_id = format!("{DEFAULT_SPACE}/{id}");
+    let Some(conversation_id) = thread::conversation_of_token(secret, address, &addressed.space_id, token)
+    else {
+        return Ok(None);
+    };
     let has = ctx.store.has_conversation(&addressed.mailbox_id, &conversation_id).await?;
     Ok(has.then_some(conversation_id))
 }

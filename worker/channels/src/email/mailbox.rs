@@ -11,6 +11,7 @@ const DEFAULT: &str = "default";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Addressed<'a> {
     pub mailbox_id: String,
+    pub space_id: String,
     /// `None` if neither a mailbox nor `email.from` is configured.
     pub address: Option<String>,
     /// The part after the plus sign in the recipient's address.
@@ -45,6 +46,7 @@ pub(super) fn mailboxes_of<'a>(email: &Email, recipients: &[&'a str]) -> Vec<Add
             .and_then(|own| recipients.iter().find_map(|recipient| match_address(own, recipient)?.token()));
         return vec![Addressed {
             mailbox_id: DEFAULT.to_owned(),
+            space_id: email.space().to_owned(),
             address,
             token,
             agent: None,
@@ -67,6 +69,7 @@ pub(super) fn mailboxes_of<'a>(email: &Email, recipients: &[&'a str]) -> Vec<Add
         }
         found.push(Addressed {
             mailbox_id: mailbox.address.clone(),
+            space_id: mailbox.space().to_owned(),
             address: Some(mailbox.address.clone()),
             token,
             agent: mailbox.agent.clone(),

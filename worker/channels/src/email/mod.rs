@@ -11,7 +11,6 @@ use wakeful_config::mail_out::Dkim;
 use wakeful_engine::channel::Channel;
 use wakeful_engine::ctx::Ctx;
 use wakeful_http::openapi::Operation;
-use wakeful_workflow::id::DEFAULT_SPACE;
 
 mod body;
 pub mod bounce;
@@ -29,19 +28,13 @@ mod raw;
 #[cfg(feature = "ses")]
 pub mod ses;
 pub mod smtp;
+mod unlabelled;
 
 /// The sender if neither the mail nor the configuration names one.
 const NOBODY: &str = "Wakeful <wakeful@localhost>";
 
 /// Builds the channel that sends mail, if one is configured. There can be only one.
 pub(super) fn senders(config: &Config) -> anyhow::Result<Vec<Arc<dyn Channel>>> {
-    for mailbox in &config.email.incoming.mailboxes {
-        if let Some(agent) = &mailbox.agent {
-            config
-                .agent_in(DEFAULT_SPACE, agent)
-                .map_err(|error| Invalid(format!("email.mailboxes.{}.agent: {error}", mailbox.name)))?;
-        }
-    }
     let from = config.email.from.as_deref().unwrap_or(NOBODY);
     let mut senders: Vec<Arc<dyn Channel>> = Vec::new();
     if let Some(dir) = &config.email.maildir {

@@ -1,6 +1,6 @@
 //! Parses a mail. Hostile input is scanned before it is parsed, and a panic of the parser is caught.
 
-use super::html;
+use super::{html, unlabelled};
 use mail_parser::{Addr, Address, HeaderValue, Message, MessageParser, MessagePart, MimeHeaders, PartType};
 use sha2::{Digest, Sha256};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -173,10 +173,12 @@ fn body(message: &Message<'_>) -> (String, Vec<(&'static str, &'static str, Stri
     let (mut whole, mut wholes) = (String::new(), Vec::new());
     for part in message.text_body.iter().filter_map(|id| message.parts.get(*id as usize)) {
         let text = match &part.body {
-            PartType::Text(text) => text.replace("\r\n", "\n"),
-            PartType::Html(text) if text.len() <= HTML_BYTES => html::text(text),
+            PartType::Text(text) => unlabelled::text(message, part, text).replace("\r\n", "\n"),
             PartType::Html(text) => {
-                wholes.push(("message.html", "text/html", without_nul(text.clone().into_owned())));
+                let text = unlabelled::text(message, part, text);
+                if text.len() > HTML_BYTES {
+                    wholes.push(("message.html", "text/html", without_nul(text.clone().into_owned())));
+                }
                 html::text(&text[..text.floor_char_boundary(HTML_BYTES)])
             }
             PartType::Binary(_)

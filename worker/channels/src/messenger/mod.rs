@@ -29,8 +29,9 @@ use wakeful_engine::{ingest, new_session};
 use wakeful_http::openapi::{Operation, Proof, of};
 use wakeful_http::problem::Problem;
 use wakeful_store::Error;
+use wakeful_store::space::{self, Scope};
 use wakeful_store::wake::{NewMessage, Woken};
-use wakeful_workflow::id::{DEFAULT_SPACE, stored_conversation_id};
+use wakeful_workflow::id::conversation_id_in;
 use wakeful_workflow::policy::ReplyRoute;
 
 /// Builds the channels that send to messengers. Also checks rules that span several configuration keys.
@@ -87,19 +88,6 @@ fn not_set_up(messenger: &str, keys: &str) -> Problem {
 /// A sentence that says what to change.
 fn check(config: &Config) -> Result<(), String> {
     let messenger = &config.messenger;
-    let agents = [
-        ("slack", &messenger.slack.agent),
-        ("telegram", &messenger.telegram.agent),
-        ("webhook", &messenger.webhook.agent),
-    ];
-    for (name, agent) in agents {
-        if let Some(agent) = agent
-            && !config.agent_names_in(DEFAULT_SPACE).contains(agent)
-        {
-            let known = config.agent_names_in(DEFAULT_SPACE).into_iter().collect::<Vec<_>>().join(", ");
-            return Err(format!("messenger.{name}.agent: there is no agent {agent:?}; there are: {known}"));
-        }
-    }
     if !messenger.slack.signing_secrets.is_empty() && messenger.slack.token.is_none() {
         return Err("messenger.slack.signing_secrets is set and messenger.slack.token is not: messages would come in, and \
                     no reply go out, so set the token too"
@@ -135,6 +123,7 @@ fn check(config: &Config) -> Result<(), String> {
 
 /// A message, translated from a messenger's format.
 struct Incoming {
+    space_id: String,
     /// The conversation id without the space.
     conversation_id: String,
     /// The deduplication key: the same when the messenger repeats the message.
@@ -145,9 +134,13 @@ struct Incoming {
     reply: Option<ReplyRoute>,
 }
 
-/// Commits the message. It goes to the latest session of its conversation, or starts one.
+/// Commits the message in its space. It goes to the latest session of its conversation, or starts one.
 async fn accept(ctx: &Ctx, incoming: Incoming) -> Result<Woken, Refused> {
-    let conversation_id = stored_conversation_id(&incoming.conversation_id)?;
+    space::within(Scope::of(&incoming.space_id), accept_in(ctx, incoming)).await
+}
+
+async fn accept_in(ctx: &Ctx, incoming: Incoming) -> Result<Woken, Refused> {
+    let conversation_id = conversation_id_in(&incoming.space_id, &incoming.conversation_id)?;
     let agent = incoming.agent.as_deref();
     let new =
         new_session::of_message(&ctx.config, &ctx.plugins.tools, conversation_id, agent, incoming.reply)?;

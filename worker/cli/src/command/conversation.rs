@@ -79,7 +79,7 @@ pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
 
 async fn sessions(store: &Store, output: &Output, id: &str, limit: i64) -> anyhow::Result<Exit> {
     let sessions = store.chain(id, None, limit).await?;
-    output.items(&sessions, || list_table(&sessions))?;
+    output.items(&sessions, || list_table(&sessions, None))?;
     more(output, sessions.len(), limit);
     Ok(Exit::Ok)
 }

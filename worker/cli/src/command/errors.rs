@@ -157,7 +157,7 @@ async fn show(store: &Store, output: &Output, space: Option<&str>, id: &str) -> 
             line("note", format!("{note}{}", by(&group.noted_by, &None)));
         }
         if failed_now > 0 {
-            let _ = write!(text, "\n{}", output.aligned(&list_table(&sessions), 0));
+            let _ = write!(text, "\n{}", output.aligned(&list_table(&sessions, None), 0));
             let _ = writeln!(
                 text,
                 "\nTo retry them: wakeful session retry --filter error={} --prove 10 --reason …",

@@ -111,10 +111,10 @@ enum Command {
     Person(person::Args),
     /// List and show outgoing messages, and send again what failed.
     Delivery(delivery::Args),
-    /// List and show what people were told by the rules of [[notify]], and send it again.
-    Notification(notification::Args),
     /// Show the keys of encrypted conversations, and wrap them by a new master key.
     Encryption(encryption::Args),
+    /// List and show what people were told by the rules of [[notify]], and send it again.
+    Notification(notification::Args),
     /// Run a session again, or a folder of exported ones, and compare the result with the original. Sends and
     /// writes nothing, unless you pass --tools live. Exit status 8 when they differ.
     Replay(Box<replay::Args>),
@@ -229,8 +229,8 @@ fn run(app: App, cli: Cli, matches: &clap::ArgMatches) -> anyhow::Result<Exit> {
             Command::Conversation(args) => conversation::run(config, args).await,
             Command::Person(args) => person::run(config, args).await,
             Command::Delivery(args) => delivery::run(config, args).await,
-            Command::Notification(args) => notification::run(config, args).await,
             Command::Encryption(args) => encryption::run(config, args).await,
+            Command::Notification(args) => notification::run(config, args).await,
             Command::Replay(args) => replay::run(app, config, *args).await,
             Command::Schedule(args) => schedule::run(&app, config, args).await,
             Command::Token(args) => token::run(config, args).await,

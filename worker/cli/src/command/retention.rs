@@ -2,12 +2,14 @@
 
 use super::output::{Cell, Column, Output, Table, Tone, age, count, until_reader_goes};
 use super::{Exit, Usage, erase, printable::printable};
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, TimeDelta, Utc};
 use serde::Serialize;
+use serde_json::json;
 use std::collections::BTreeMap;
 use wakeful_config::Config;
 use wakeful_config::retention::Days;
 use wakeful_store::Store;
+use wakeful_store::audit::act;
 use wakeful_store::erase::retention::{Page, Rules};
 
 /// Conversations that one transaction looks at, and mails that one deletes.
@@ -23,7 +25,12 @@ pub(super) enum Verb {
     ///
     /// With --space it deletes in that space only. First it always finishes erasures that died on their way, also those of other
     /// spaces.
-    Run,
+    Run {
+        /// Delete what is old in the audit, and nothing else. It needs a user of the database that may take the role
+        /// wakeful_auditor, so it has a timer of its own.
+        #[arg(long)]
+        audit: bool,
+    },
 }
 
 /// What is due, or was deleted, in one space.
@@ -56,16 +63,33 @@ impl Line {
 }
 
 pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
-    if !config.retention.any() {
+    if !config.retention.any() && config.retention.audit.is_none() {
         let text =
             "nothing is ever deleted: `[retention]` in wakeful.toml has no key, such as ended_days = 90";
         return Err(Usage(text.to_owned()).into());
     }
-    let store = super::open_store(&config, "wakeful retention").await?;
     let output = Output::new(&args.output);
+    if let Verb::Run { audit: true } = args.verb {
+        return until_reader_goes(retain_audit(&config, &output).await.map(|()| Exit::Ok));
+    }
+    let store = super::open_store(&config, "wakeful retention").await?;
     let ran = retain(&config, &store, &output, args.space.named(), args.verb).await;
     store.close().await;
     until_reader_goes(ran.map(|()| Exit::Ok))
+}
+
+/// Deletes what is old in the audit. The deletion is a row of the audit itself.
+async fn retain_audit(config: &Config, output: &Output) -> anyhow::Result<()> {
+    let Some(days) = config.retention.audit else {
+        let text = "the audit is kept for ever: `[retention]` in wakeful.toml has no audit_days, such as 400";
+        return Err(Usage(text.to_owned()).into());
+    };
+    act::because(Some(&format!("audit older than {days} days")));
+    let store = super::open_store(config, "wakeful retention").await?;
+    let deleted = store.delete_audit(Utc::now() - TimeDelta::days(days.into())).await;
+    store.close().await;
+    let deleted = deleted?;
+    output.one(&json!({"deleted": deleted}), || format!("{deleted} rows of the audit are deleted.\n"))
 }
 
 async fn retain(
@@ -75,7 +99,7 @@ async fn retain(
     space: Option<&str>,
     verb: Verb,
 ) -> anyhow::Result<()> {
-    let deletes = matches!(verb, Verb::Run);
+    let deletes = matches!(verb, Verb::Run { .. });
     if deletes {
         let earlier = store.finish_erasures().await?;
         if !earlier.is_empty() {
@@ -97,7 +121,13 @@ async fn retain(
             lines.push(of_space(config, store, space, days, deletes).await?);
         }
     }
-    output.items(&lines, || table(&lines, deletes))
+    output.items(&lines, || table(&lines, deletes))?;
+    // A space has no audit of its own.
+    if let (Some(days), None, false) = (config.retention.audit, space, deletes) {
+        let due = count(store.old_audit(days).await?, "row");
+        eprintln!("wakeful: {due} of the audit are due: `wakeful retention run --audit` deletes them");
+    }
+    Ok(())
 }
 
 async fn of_space(

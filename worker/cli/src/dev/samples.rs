@@ -81,6 +81,7 @@ pub fn schedule() -> Schedule {
         cron: "0 9 * * MON-FRI".to_owned(),
         time_zone: DEFAULT_ZONE.to_owned(),
         agent: DEFAULT_AGENT.to_owned(),
+        space: DEFAULT_SPACE.to_owned(),
         conversation: None,
         prompt: "What time is it?".to_owned(),
         mail_to: Vec::new(),

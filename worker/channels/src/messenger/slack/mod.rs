@@ -23,7 +23,6 @@ use wakeful_config::messenger::Answers;
 use wakeful_engine::ctx::Ctx;
 use wakeful_http::problem::Problem;
 use wakeful_store::space::{self, Scope};
-use wakeful_workflow::id::DEFAULT_SPACE;
 use wakeful_workflow::policy::ReplyRoute;
 
 /// The word in `deliveries.channel`.
@@ -57,7 +56,7 @@ pub(super) async fn receive(State(ctx): State<Arc<Ctx>>, request: Request) -> Re
     }
     // Run as a task of its own, so that a late answer does not cancel the write. A cancelled write would free
     // its permit while its connection is still busy.
-    let admitted = space::within(Scope::of(DEFAULT_SPACE), admit(Arc::clone(&ctx), message));
+    let admitted = space::within(Scope::of(config.space()), admit(Arc::clone(&ctx), message));
     let taking = tokio::spawn(admitted.in_current_span());
     match tokio::time::timeout(ANSWER, taking).await {
         Ok(Ok(accepted)) => Ok(accepted?.into_response()),
@@ -76,6 +75,7 @@ async fn admit(ctx: Arc<Ctx>, message: PersonMessage) -> Result<StatusCode, Prob
         return ignored("Slack", "it does not mention the agent, and the agent is not in its thread");
     }
     let incoming = Incoming {
+        space_id: config.space().to_owned(),
         conversation_id: message.conversation_id(),
         // A mention arrives as two events for one message, and Slack repeats each event whose answer got
         // lost.
@@ -96,6 +96,7 @@ async fn admit(ctx: Arc<Ctx>, message: PersonMessage) -> Result<StatusCode, Prob
 async fn is_known(ctx: &Ctx, message: &PersonMessage) -> Result<bool, Problem> {
     // When too much comes in, this query is refused just as the message would be.
     let _permit = ctx.intake.enter().await?;
-    let conversation_id = wakeful_workflow::id::stored_conversation_id(&message.conversation_id())?;
+    let space = ctx.config.messenger.slack.space();
+    let conversation_id = wakeful_workflow::id::conversation_id_in(space, &message.conversation_id())?;
     Ok(ctx.store.latest_agent(&conversation_id).await?.is_some())
 }

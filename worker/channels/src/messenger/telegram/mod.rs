@@ -16,7 +16,8 @@ use wakeful_engine::ctx::Ctx;
 use wakeful_engine::ingest::Refused;
 use wakeful_http::problem::Problem;
 use wakeful_store::Error;
-use wakeful_workflow::id::stored_conversation_id;
+use wakeful_store::space::{self, Scope};
+use wakeful_workflow::id::conversation_id_in;
 use wakeful_workflow::policy::ReplyRoute;
 use wakeful_workflow::reply::outgoing;
 
@@ -50,6 +51,7 @@ pub(super) async fn receive(State(ctx): State<Arc<Ctx>>, request: Request) -> Re
     let conversation_id = message.conversation_id(bot);
     let route = ReplyRoute { channel: NAME.to_owned(), to: message.reply_to(), split_at: Some(SPLIT_AT) };
     let incoming = Incoming {
+        space_id: config.space().to_owned(),
         conversation_id: conversation_id.clone(),
         // The message number stays the same when Telegram repeats the update.
         key: format!("telegram/{}/{}", message.chat, message.number),
@@ -60,7 +62,8 @@ pub(super) async fn receive(State(ctx): State<Arc<Ctx>>, request: Request) -> Re
     };
     match accept(&ctx, incoming).await {
         Err(Refused::Store(full @ Error::InboxFull { .. })) => {
-            notify_chat_full(&ctx, &conversation_id, &route, &full).await
+            let notice = notify_chat_full(&ctx, &conversation_id, &route, &full);
+            space::within(Scope::of(config.space()), notice).await
         }
         accepted => received("Telegram", accepted),
     }
@@ -75,7 +78,7 @@ async fn notify_chat_full(
     full: &Error,
 ) -> Result<StatusCode, Problem> {
     let _permit = ctx.intake.enter().await?;
-    let stored = stored_conversation_id(conversation_id)?;
+    let stored = conversation_id_in(ctx.config.messenger.telegram.space(), conversation_id)?;
     for word in outgoing(route, NAME, NOT_ACCEPTED) {
         if ctx.store.enqueue_full_notice(&stored, NAME, &word.content).await? {
             ctx.bus.notifier.job(wakeful_store::queue::Kind::Deliver);

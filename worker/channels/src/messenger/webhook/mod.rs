@@ -53,6 +53,7 @@ pub(super) async fn receive(
         split_at: None,
     });
     let incoming = Incoming {
+        space_id: config.space().to_owned(),
         // The prefix keeps webhooks out of chats and out of other messengers' conversations.
         conversation_id: format!("webhook/{}", message.conversation_id),
         key,

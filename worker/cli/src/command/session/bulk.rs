@@ -111,7 +111,9 @@ fn search(pairs: &[String]) -> anyhow::Result<Search> {
             );
         };
         let value = match key {
-            "cost_over" | "steps_over" | "all" => value.parse().unwrap_or_else(|_| value.into()),
+            "cost_over" | "steps_over" | "all" | "failed_calls" => {
+                value.parse().unwrap_or_else(|_| value.into())
+            }
             "since" | "until" => {
                 let time =
                     super::list::when(value).map_err(|said| Usage(format!("--filter {key}: {said}")))?;
@@ -193,7 +195,7 @@ async fn make(
     if input.dry_run {
         let preview = store.preview_batch(&new).await?;
         output.one(&preview, || {
-            let table = output.aligned(&list_table(&preview.sample), 2);
+            let table = output.aligned(&list_table(&preview.sample, None), 2);
             format!("{}{table}", said(&preview))
         })?;
         return Ok(Exit::Ok);

@@ -121,8 +121,9 @@ pub(super) fn of_outage(job: &JobView, around: Surroundings) -> Option<Finding> 
     Some(Finding { why, remedy: Some(remedy.to_owned()) })
 }
 
-/// Says in a few words what holds up a session's step, for lists: `job` is that of its summary.
-pub(super) fn note(job: &Value) -> Option<String> {
+/// Says in a few words what holds up a session's step, for lists: `job` is that of its summary, and `attempts` the limit of its
+/// agent, if that is known.
+pub(super) fn note(job: &Value, attempts: Option<i64>) -> Option<String> {
     let time = |key: &str| job[key].as_str().and_then(|at| at.parse::<DateTime<Utc>>().ok());
     let ahead = |at: DateTime<Utc>| span((at - Utc::now()).as_seconds_f64().max(0.0));
     if job["leased"] == true {
@@ -142,9 +143,13 @@ pub(super) fn note(job: &Value) -> Option<String> {
     }
     let error = job["last_error"].as_str()?;
     let next = time("run_at").filter(|at| *at > Utc::now())?;
-    let failed =
-        job["outage_faults"].as_i64().filter(|faults| *faults > 0).or(job["stuck"].as_i64()).unwrap_or(1);
-    Some(format!("retrying, {failed} failed: {}; next in {}", error.trim_end_matches('.'), ahead(next)))
+    // An outage has a limit of time, and not of attempts.
+    let failed = match (job["outage_faults"].as_i64().filter(|faults| *faults > 0), attempts) {
+        (Some(faults), _) => format!("{faults} failed"),
+        (None, Some(limit)) => format!("{} of {limit}", job["stuck"].as_i64().unwrap_or(1)),
+        (None, None) => format!("{} failed", job["stuck"].as_i64().unwrap_or(1)),
+    };
+    Some(format!("retrying, {failed}: {}, next in {}", error.trim_end_matches('.'), ahead(next)))
 }
 
 /// Explains a replay's job. Only the process of `wakeful replay` runs it, and that process is not in the list
@@ -184,7 +189,7 @@ mod tests {
         let at = |s: i64| (now + chrono::Duration::seconds(s)).to_rfc3339();
         let waits = json!({"leased": false, "waits_for": "openai", "provider_down_since": at(-185), "next_probe_at": at(9),
             "last_error": "x"});
-        let note_of = |job: &Value| note(job).unwrap_or_default();
+        let note_of = |job: &Value| note(job, Some(8)).unwrap_or_default();
         assert!(
             note_of(&waits).starts_with("waits for openai, which has failed for 3m"),
             "{}",
@@ -193,8 +198,16 @@ mod tests {
         assert!(note_of(&waits).contains("next probe in"), "{}", note_of(&waits));
         let retries =
             json!({"leased": false, "stuck": 3, "outage_faults": 0, "last_error": "503.", "run_at": at(9)});
-        assert!(note_of(&retries).starts_with("retrying, 3 failed: 503; next in"), "{}", note_of(&retries));
-        assert_eq!(note(&json!({"leased": true, "last_error": "503", "run_at": at(9)})), None);
-        assert_eq!(note(&json!({"leased": false, "last_error": null, "run_at": at(9)})), None);
+        assert!(note_of(&retries).starts_with("retrying, 3 of 8: 503, next in"), "{}", note_of(&retries));
+        let unknown = note(&retries, None).unwrap_or_default();
+        assert!(unknown.starts_with("retrying, 3 failed: 503, next in"), "{unknown}");
+        // An outage has a limit of time.
+        let outage =
+            json!({"leased": false, "stuck": 1, "outage_faults": 5, "last_error": "503", "run_at": at(9)});
+        assert!(note_of(&outage).starts_with("retrying, 5 failed: 503, next in"), "{}", note_of(&outage));
+        let lacks = json!({"leased": false, "held_by": "lacks:new", "run_at": at(300)});
+        assert_eq!(note_of(&lacks), "waits for a worker that has agent new");
+        assert_eq!(note(&json!({"leased": true, "last_error": "503", "run_at": at(9)}), None), None);
+        assert_eq!(note(&json!({"leased": false, "last_error": null, "run_at": at(9)}), None), None);
     }
 }

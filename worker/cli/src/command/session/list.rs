@@ -5,6 +5,7 @@ use super::super::space::Space;
 use super::super::{Exit, Usage};
 use super::job;
 use chrono::{DateTime, NaiveDate, TimeDelta, Utc};
+use wakeful_config::Config;
 use wakeful_http::search::{Refused, Search};
 use wakeful_store::Store;
 use wakeful_store::session::SessionSummary;
@@ -16,7 +17,7 @@ use wakeful_store::session::SessionSummary;
   wakeful session list --error 9f2c4b1a7d3e5f60      a fingerprint of `wakeful errors list`
   wakeful session list --from ann@example.com --cost-over 0.25
 
---text, --from, --tool, --error, --cost-over and --steps-over look into an index that a worker fills, usually
+--text, --from, --tool, --error, --cost-over, --steps-over, --failed-calls and --sort activity look into an index that a worker fills, usually
 two seconds behind.")]
 pub(in crate::command) struct Args {
     /// In which these words were said, by people, the model or tools. Quotes, `or` and -word work as in a web search.
@@ -57,6 +58,12 @@ pub(in crate::command) struct Args {
     /// With more than this many steps.
     #[arg(long, value_name = "N")]
     steps_over: Option<i64>,
+    /// With tool calls that failed: they returned an error, panicked or took too long.
+    #[arg(long)]
+    failed_calls: bool,
+    /// The newest sessions first, or those that were active most recently.
+    #[arg(long, value_name = "ORDER", default_value = "newest", value_parser = ["newest", "activity"])]
+    sort: String,
     /// Only sessions of this conversation.
     #[arg(long, value_name = "ID")]
     conversation: Option<String>,
@@ -92,7 +99,13 @@ pub(in crate::command) fn usage(refused: Refused) -> anyhow::Error {
     }
 }
 
-pub(super) async fn list(store: &Store, output: &Output, space: &Space, args: Args) -> anyhow::Result<Exit> {
+pub(super) async fn list(
+    store: &Store,
+    config: &Config,
+    output: &Output,
+    space: &Space,
+    args: Args,
+) -> anyhow::Result<Exit> {
     let limit = args.limit;
     let search = Search {
         status: args.status,
@@ -109,6 +122,8 @@ pub(super) async fn list(store: &Store, output: &Output, space: &Space, args: Ar
         until: args.until,
         cost_over: args.cost_over,
         steps_over: args.steps_over,
+        failed_calls: args.failed_calls,
+        sort: Some(args.sort),
         all: args.all,
         cursor: None,
         limit: None,
@@ -116,7 +131,7 @@ pub(super) async fn list(store: &Store, output: &Output, space: &Space, args: Ar
     let mut filter = search.filter(store).await.map_err(usage)?;
     filter.limit = limit;
     let sessions = store.sessions(&filter).await?;
-    output.items(&sessions, || list_table(&sessions))?;
+    output.items(&sessions, || list_table(&sessions, Some(config)))?;
     if output.for_people() && sessions.is_empty() {
         print("No sessions match.\n")?;
     }
@@ -126,7 +141,8 @@ pub(super) async fn list(store: &Store, output: &Output, space: &Space, args: Ar
     Ok(Exit::Ok)
 }
 
-pub(in crate::command) fn list_table(sessions: &[SessionSummary]) -> Table {
+/// `config` says how many attempts an agent has.
+pub(in crate::command) fn list_table(sessions: &[SessionSummary], config: Option<&Config>) -> Table {
     let mut table = Table::new(&[
         Column::id("SESSION"),
         Column::fixed("STATUS"),
@@ -136,7 +152,10 @@ pub(in crate::command) fn list_table(sessions: &[SessionSummary]) -> Table {
         Column::flexible("NOTE"),
     ]);
     for session in sessions {
-        let held = session.job.as_ref().and_then(job::note);
+        let held = session.job.as_ref().and_then(|job| {
+            let agent = config.and_then(|config| config.agent(&session.agent).ok());
+            job::note(job, agent.map(|agent| agent.limits.attempts))
+        });
         let note =
             session.error.as_deref().or(session.question.as_deref()).or(held.as_deref()).unwrap_or_default();
         table.row([

@@ -160,7 +160,7 @@ async fn perform(
     let ids: Vec<String> = verb.sessions().into_iter().map(|id| id.clone()).collect();
     space.has(store, &ids.iter().map(String::as_str).collect::<Vec<_>>()).await?;
     match verb {
-        Verb::List(args) => list::list(store, output, space, *args).await,
+        Verb::List(args) => list::list(store, config, output, space, *args).await,
         Verb::Show { id, full } => show::show(store, output, &id, full).await,
         Verb::Tail { id, follow, after } => tail::tail(store, output, &id, follow, after).await,
         Verb::New(args) => new::new(app, config, store, output, space, args).await,

@@ -163,7 +163,7 @@ fn trouble(session: &SessionSummary, output: &Output) -> String {
         let _ = writeln!(text, "  {}", output.paint(Tone::Busy, "It asks:"));
         text.push_str(&output.block(question, 4));
     }
-    if let Some(note) = session.job.as_ref().and_then(note) {
+    if let Some(note) = session.job.as_ref().and_then(|job| note(job, None)) {
         let _ = writeln!(text, "  {}", output.paint(Tone::Busy, "Now:"));
         text.push_str(&output.block(&note, 4));
     }
