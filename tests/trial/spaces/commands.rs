@@ -64,6 +64,7 @@ fn arguments(command: &str, names: &Names) -> Option<Vec<String>> {
         "trigger cron" => &[schedule],
         "trigger message" => &["Hi", "--via", "webhook"],
         "trigger herald" => &["no-notice.json"],
+        "preflight" => &["--against", "wakeful.toml"],
         _ => return None,
     };
     Some(arguments.iter().map(|one| (*one).to_owned()).collect())
