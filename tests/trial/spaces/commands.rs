@@ -29,7 +29,8 @@ fn arguments(command: &str, names: &Names) -> Option<Vec<String>> {
     let arguments: &[&str] = match command {
         "session list" => &["--conversation", conversation],
         "batch list" | "errors list" | "mail list" | "retention plan" => &[],
-        "retention run" => &[],
+        "retention run" | "blobs gc" | "blobs verify" | "notification list" => &[],
+        "notification show" | "notification resend" => &["ntf_x"],
         "batch show" | "batch members" | "batch pause" | "batch resume" | "batch cancel" | "batch wait" => {
             &["batch_x"]
         }
@@ -38,6 +39,8 @@ fn arguments(command: &str, names: &Names) -> Option<Vec<String>> {
         "session show" | "session tail" | "session retry" | "session cancel" | "session tree"
         | "session archive" | "session terminate" | "session wake" | "session why" | "session context"
         | "session recover" | "session verify" => &[session],
+        "session files" => &[session],
+        "session checkout" => &[session, "out"],
         "session send" => &[session, "Hi"],
         "session new" => &[conversation],
         "session resolve" => &[session, "call_bolt", "--happened", "x"],
