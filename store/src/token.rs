@@ -14,7 +14,7 @@ use chrono::{DateTime, Utc};
 use serde::Serialize;
 use sha2::Digest;
 use std::time::Duration;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tracing::debug;
 use wakeful_workflow::access::Scope;
 
@@ -249,10 +249,14 @@ impl Store {
         .await?)
     }
 
-    async fn token_row(&self, token_id: &str) -> Result<Option<(Token, Vec<u8>)>> {
+    /// Waits for a place among those who look up what strangers present.
+    pub(crate) async fn may_look_up(&self) -> Result<SemaphorePermit<'_>> {
         let entered = tokio::time::timeout(WAITS, self.lookups.0.acquire()).await;
-        let _entered =
-            entered.map_err(|_| sqlx::Error::PoolTimedOut)?.map_err(|_| sqlx::Error::PoolClosed)?;
+        Ok(entered.map_err(|_| sqlx::Error::PoolTimedOut)?.map_err(|_| sqlx::Error::PoolClosed)?)
+    }
+
+    async fn token_row(&self, token_id: &str) -> Result<Option<(Token, Vec<u8>)>> {
+        let _entered = self.may_look_up().await?;
         let row = sqlx::query!(
             "select token_id, name, scope, space_id, agent, created_at, expires_at, revoked_at, last_used_at,
                 secret_sha256

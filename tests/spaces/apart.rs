@@ -272,14 +272,21 @@ async fn a_token_of_the_installation_sees_the_space_that_it_asks_for_and_one_of_
     assert_eq!(ask(configured, "default", "/v1/errors?space=*").await.0, 400);
     let (_, pauses) = ask(configured, "default", "/v1/pauses").await;
     assert_eq!(pauses["items"][0]["waiting"], 2, "{pauses}");
+    let post = async |path: &str, body: &Value| -> (u16, Value) {
+        let request = reqwest::Client::new().post(format!("{}{path}", process.url())).bearer_auth(configured);
+        let response = request.body(body.to_string()).send().await.expect("the server answers");
+        (response.status().as_u16(), response.json().await.unwrap_or(json!(null)))
+    };
+    let (status, pause) = post("/v1/pauses", &json!({"kind": "queue", "reason": "y"})).await;
+    assert_eq!((status, &pause["waiting"]), (201, &json!(2)), "{pause}");
 
     // A batch over another space is that space's.
+    let body = json!({"verb": "archive", "filter": {"space": "acme"}, "reason": "old", "dry_run": true});
+    let (status, preview) = post("/v1/batches", &body).await;
+    assert_eq!((status, &preview["members"]), (200, &json!(1)), "{preview}");
     let body = json!({"verb": "archive", "filter": {"space": "acme"}, "reason": "old"});
-    let request =
-        reqwest::Client::new().post(format!("{}/v1/batches", process.url())).bearer_auth(configured);
-    let made = request.body(body.to_string()).send().await.unwrap();
-    assert_eq!(made.status(), 201);
-    let made: Value = made.json().await.unwrap();
+    let (status, made) = post("/v1/batches", &body).await;
+    assert_eq!(status, 201, "{made}");
     assert_eq!((&made["space_id"], &made["members"]), (&json!("acme"), &json!(1)), "{made}");
     let members = format!("/v1/batches/{}/members", made["batch_id"].as_str().unwrap());
     let (_, of_acme) = ask(configured, "acme", &members).await;

@@ -231,8 +231,14 @@ impl Store {
     /// # Errors
     /// [`Error::NotFound`] for a token that is none, or of a session that is gone; [`Error::Database`].
     pub async fn link(&self, token: &str, way: Way) -> Result<Link> {
+        // Anybody can present made-up ones.
+        if !is_token(token) {
+            return Err(unknown());
+        }
+        let looks = self.may_look_up().await?;
         let mut connection = self.pool.acquire().await?;
         let row = read(&mut connection, &sha256(token), way).await?;
+        drop(looks);
         let now = bound(&mut connection, &row.session_id, &row.act).await?;
         drop(connection);
         let state = match () {
@@ -373,6 +379,16 @@ async fn is_delivery(tx: &mut PgConnection, session: &Locked, id: &str) -> Resul
     .await?)
 }
 
+/// The token must stand in no log, so the error has none.
+fn unknown() -> Error {
+    Error::NotFound { what: "link", id: "of this token".to_owned() }
+}
+
+fn is_token(text: &str) -> bool {
+    let digits = text.strip_prefix(PREFIX).unwrap_or_default();
+    digits.len() == 64 && digits.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
 async fn read(connection: &mut PgConnection, token_sha256: &str, way: Way) -> Result<Row> {
     let row = sqlx::query!(
         r#"select notification_id, act, session_id, effect_id, bound_sha256, expires_at, used_at, used_by,
@@ -383,8 +399,7 @@ async fn read(connection: &mut PgConnection, token_sha256: &str, way: Way) -> Re
     )
     .fetch_optional(connection)
     .await?
-    // Its token must stand in no log, so the error has none.
-    .ok_or_else(|| Error::NotFound { what: "link", id: "of this token".to_owned() })?;
+    .ok_or_else(unknown)?;
     Ok(Row {
         notification_id: row.notification_id,
         session_id: row.session_id,

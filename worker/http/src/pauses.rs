@@ -109,10 +109,9 @@ pub(crate) fn operations() -> Vec<Operation> {
             "paused",
             of::<Pause>(),
         ),
-        Operation::post("/v1/pauses/end", "Ends a pause: what waits goes on").body::<EndInput>().answers(
-            StatusCode::ACCEPTED,
-            "ended",
-            crate::object! {"kind": String, "name": String},
-        ),
+        Operation::post("/v1/pauses/end", "Ends a pause: what waits goes on")
+            .body::<EndInput>()
+            .answers(StatusCode::ACCEPTED, "ended", crate::object! {"kind": String, "name": String})
+            .refuses(&[StatusCode::NOT_FOUND]),
     ]
 }

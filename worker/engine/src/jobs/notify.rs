@@ -257,17 +257,15 @@ async fn compose(
     let console = server.public_url.as_ref().filter(|_| server.console);
     let console = console.map(|url| format!("{url}{}/console", server.base_path));
     let (mut links, mut buttons) = (Vec::new(), Vec::new());
-    if claimed.phase != "over" {
-        for one in told.iter().take(LINKED) {
-            if let Some(console) = console.as_deref().filter(|_| rule.links) {
-                let made = acts_of(ctx, rule, claimed, one, Way::Link).await?;
-                let link = |made: Minted| ButtonOrLink::of(made, |token| format!("{console}/act/{token}"));
-                links.extend(made.into_iter().map(link));
-            }
-            if matches!(rule.to, To::Slack { buttons: true, .. }) {
-                let made = acts_of(ctx, rule, claimed, one, Way::Slack).await?;
-                buttons.extend(made.into_iter().map(|made| ButtonOrLink::of(made, str::to_owned)));
-            }
+    for one in told.iter().take(LINKED) {
+        if let Some(console) = console.as_deref().filter(|_| rule.links) {
+            let made = acts_of(ctx, rule, claimed, one, Way::Link).await?;
+            let link = |made: Minted| ButtonOrLink::of(made, |token| format!("{console}/act/{token}"));
+            links.extend(made.into_iter().map(link));
+        }
+        if matches!(rule.to, To::Slack { buttons: true, .. }) {
+            let made = acts_of(ctx, rule, claimed, one, Way::Slack).await?;
+            buttons.extend(made.into_iter().map(|made| ButtonOrLink::of(made, str::to_owned)));
         }
     }
     let console = console.as_deref();

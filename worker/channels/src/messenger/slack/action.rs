@@ -9,7 +9,7 @@ use axum::http::StatusCode;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use tracing::warn;
-use wakeful_engine::channel::Outbound;
+use wakeful_engine::channel::{Outbound, SendError};
 use wakeful_engine::ctx::Ctx;
 use wakeful_http::problem::Problem;
 use wakeful_store::Error;
@@ -17,7 +17,11 @@ use wakeful_store::audit::act::{Act, acting};
 use wakeful_store::notify::link::{Choice, Way};
 use wakeful_store::queue::Kind;
 use wakeful_store::space::{Scope, within};
+use wakeful_workflow::notify::LinkState;
 use wakeful_workflow::resolve::Resolution;
+
+/// How often what came of a press is posted, while Slack asks us to wait.
+const TRIES: usize = 5;
 
 /// A press of one of our buttons.
 #[derive(Debug, PartialEq)]
@@ -52,6 +56,8 @@ pub(in crate::messenger) async fn act(
     }
     let said = match carry_out(&ctx, &press).await {
         Ok(verb) => format!("{verb} by {}", press.user),
+        // The thread says already who was first.
+        Err(Error::Link { state: LinkState::Used, .. }) => return Ok(StatusCode::OK),
         Err(
             error @ (Error::Link { .. }
             | Error::NotFound { .. }
@@ -62,7 +68,7 @@ pub(in crate::messenger) async fn act(
         }
         Err(error) => return Err(error.into()),
     };
-    tell(&ctx, &press, &said).await;
+    tokio::spawn(async move { tell(&ctx, &press, &said).await });
     Ok(StatusCode::OK)
 }
 
@@ -97,9 +103,18 @@ async fn tell(ctx: &Ctx, press: &Press, said: &str) {
     let Some(channel) = ctx.plugins.channels.get(NAME) else { return };
     let content = json!({"to": {"channel": press.channel, "thread_ts": press.ts}, "text": said});
     let id = wakeful_store::new_id("prs");
-    if let Err(error) = channel.send(&Outbound::new(&id, &content)).await {
-        warn!(%error, "What came of a button was not said in Slack");
+    for _ in 0..TRIES {
+        match channel.send(&Outbound::new(&id, &content)).await {
+            Ok(_) => return,
+            // Slack takes one message a second in a channel, and the card may have been the last one.
+            Err(SendError::Throttled { after, .. }) => tokio::time::sleep(after).await,
+            Err(error) => {
+                warn!(%error, "What came of a button was not said in Slack");
+                return;
+            }
+        }
     }
+    warn!("What came of a button was not said in Slack, which takes no more just now");
 }
 
 /// The JSON in the form's one field.
