@@ -195,6 +195,9 @@ fn body(message: &Message<'_>) -> (String, Vec<(&'static str, &'static str, Stri
             whole.push_str(&text);
         }
     }
+    if whole.is_empty() {
+        whole = unlabelled::without_parts(message);
+    }
     let whole = without_nul(whole);
     if whole.len() <= BODY_BYTES {
         return (whole, wholes);

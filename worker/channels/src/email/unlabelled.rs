@@ -1,9 +1,9 @@
-//! Texts that do not say their charset. Old programs write windows-1252 and say nothing.
+//! Texts that do not say what they are. Old programs write windows-1252 and say nothing, or announce parts that do not come.
 
 use mail_parser::decoders::base64::base64_decode;
 use mail_parser::decoders::charsets::map::charset_decoder;
 use mail_parser::decoders::quoted_printable::quoted_printable_decode;
-use mail_parser::{Encoding, Message, MessagePart, MimeHeaders};
+use mail_parser::{Encoding, Message, MessagePart, MimeHeaders, PartType};
 use std::borrow::Cow;
 
 /// What stands in a text for bytes that are no UTF-8.
@@ -15,8 +15,13 @@ pub(super) fn text<'a>(message: &Message<'_>, part: &MessagePart<'_>, read: &'a 
 }
 
 fn windows(message: &Message<'_>, part: &MessagePart<'_>, read: &str) -> Option<String> {
-    let named = part.content_type().and_then(|kind| kind.attribute("charset"));
-    if !read.contains(UNREADABLE) || named.is_some_and(|named| !named.eq_ignore_ascii_case("us-ascii")) {
+    let is_wrong = match part.content_type().and_then(|kind| kind.attribute("charset")) {
+        None => read.contains(UNREADABLE),
+        // It has no other characters, so the name is wrong.
+        Some(named) if named.eq_ignore_ascii_case("us-ascii") => !read.is_ascii(),
+        Some(_) => false,
+    };
+    if !is_wrong {
         return None;
     }
     let raw = message.raw_message.get(part.offset_body as usize..part.offset_end as usize)?;
@@ -25,11 +30,20 @@ fn windows(message: &Message<'_>, part: &MessagePart<'_>, read: &str) -> Option<
         Encoding::QuotedPrintable => quoted_printable_decode(raw)?,
         Encoding::Base64 => base64_decode(raw)?,
     };
-    // A text that has the character itself is UTF-8.
-    if std::str::from_utf8(&decoded).is_ok() {
-        return None;
+    match String::from_utf8(decoded) {
+        Ok(text) => Some(text),
+        Err(bytes) => Some(charset_decoder(b"windows-1252")?(bytes.as_bytes())),
     }
-    Some(charset_decoder(b"windows-1252")?(&decoded))
+}
+
+/// The text of a mail that calls itself a multipart and has no part. Empty: it has parts.
+pub(super) fn without_parts(message: &Message<'_>) -> String {
+    let [root] = &message.parts[..] else { return String::new() };
+    if !matches!(root.body, PartType::Multipart(_)) {
+        return String::new();
+    }
+    let raw = message.raw_message.get(root.offset_body as usize..).unwrap_or_default();
+    String::from_utf8_lossy(raw).replace("\r\n", "\n")
 }
 
 #[cfg(test)]

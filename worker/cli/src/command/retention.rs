@@ -63,14 +63,14 @@ impl Line {
 }
 
 pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
+    let output = Output::new(&args.output);
+    if let Verb::Run { audit: true } = args.verb {
+        return until_reader_goes(retain_audit(&config, &output).await.map(|()| Exit::Ok));
+    }
     if !config.retention.any() && config.retention.audit.is_none() {
         let text =
             "nothing is ever deleted: `[retention]` in wakeful.toml has no key, such as ended_days = 90";
         return Err(Usage(text.to_owned()).into());
-    }
-    let output = Output::new(&args.output);
-    if let Verb::Run { audit: true } = args.verb {
-        return until_reader_goes(retain_audit(&config, &output).await.map(|()| Exit::Ok));
     }
     let store = super::open_store(&config, "wakeful retention").await?;
     let ran = retain(&config, &store, &output, args.space.named(), args.verb).await;
@@ -81,7 +81,8 @@ pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
 /// Deletes what is old in the audit. The deletion is a row of the audit itself.
 async fn retain_audit(config: &Config, output: &Output) -> anyhow::Result<()> {
     let Some(days) = config.retention.audit else {
-        let text = "the audit is kept for ever: `[retention]` in wakeful.toml has no audit_days, such as 400";
+        let text =
+            "the audit is kept without limit: `[retention]` in wakeful.toml has no audit_days, such as 400";
         return Err(Usage(text.to_owned()).into());
     };
     act::because(Some(&format!("audit older than {days} days")));
