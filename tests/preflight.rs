@@ -3,6 +3,7 @@
 use crate::cli::run;
 use crate::support::{Answer, Database, ModelServer, Options};
 use serde_json::json;
+use std::collections::BTreeSet;
 use wakeful_config::Config;
 use wakeful_engine::offer::offer;
 use wakeful_engine::tool::registry::{self, Registry};
@@ -233,22 +234,18 @@ fn elsewhere(new: &mut Offer) {
     new.agents.get_mut("support").unwrap().spaces = Some(vec!["acme".to_owned()]);
 }
 
+fn gone(names: &mut BTreeSet<String>, name: &str) {
+    assert!(names.remove(name), "{name} was there");
+}
+
 const BREAKING: &[(&str, Kind, Change)] = &[
     ("the agent is gone", Kind::AgentGone, Text("support", "helper")),
     ("the agent is for other spaces", Kind::AgentNotInSpace, Binary(elsewhere)),
-    (
-        "the provider's key is gone",
-        Kind::ModelGone,
-        Binary(|new| {
-            new.providers.remove("openai");
-        }),
-    ),
+    ("the provider's key is gone", Kind::ModelGone, Binary(|new| gone(&mut new.providers, "openai"))),
     (
         "the key of a session's own model is gone",
         Kind::ModelGone,
-        Binary(|new| {
-            new.providers.remove("anthropic");
-        }),
+        Binary(|new| gone(&mut new.providers, "anthropic")),
     ),
     (
         "the price is gone",
@@ -327,20 +324,8 @@ const BREAKING: &[(&str, Kind, Change)] = &[
     ("fewer recipients", Kind::Recipients, Text("*@example.org", "bob@example.org")),
     ("fewer hosts", Kind::Web, Text("api.example.org", "other.example.org")),
     ("a host is denied", Kind::Web, Text("web_allow", "web_deny = [\"*.example.org\"]\nweb_allow")),
-    (
-        "no mail",
-        Kind::ChannelGone,
-        Binary(|new| {
-            new.channels.remove("email");
-        }),
-    ),
-    (
-        "no messages to Telegram",
-        Kind::ChannelGone,
-        Binary(|new| {
-            new.channels.remove("telegram");
-        }),
-    ),
+    ("no mail", Kind::ChannelGone, Binary(|new| gone(&mut new.channels, "email"))),
+    ("no messages to Telegram", Kind::ChannelGone, Binary(|new| gone(&mut new.channels, "telegram"))),
     ("no messages from Telegram", Kind::IntakeGone, Text("webhook_secrets = [\"0123456789abcdef\"]", "")),
     (
         "a mailbox is gone",
@@ -432,12 +417,7 @@ const HARMLESS: &[(&str, Change)] = &[
     ("nothing is required", Binary(|new| ship_of(new)["required"] = json!([]))),
     ("a pure tool is idempotent", Binary(|new| tool(new, "fetch").effect = Effect::Idempotent)),
     ("a tool that nobody uses is gone", Binary(|new| new.tools.retain(|tool| tool.name != "write_file"))),
-    (
-        "one more way to send",
-        Binary(|new| {
-            new.channels.insert("slack".to_owned());
-        }),
-    ),
+    ("one more way to send", Binary(|new| new.channels.extend(["slack".to_owned()]))),
     ("a newer binary", Binary(|new| new.schema_number += 1)),
 ];
 

@@ -197,7 +197,7 @@ impl Operation {
         self
     }
 
-    /// Refusals beyond those that every operation of this kind has ([`Operation::statuses`]).
+    /// Refusals beyond those that every operation of this kind has (`statuses` below).
     pub fn refuses(mut self, statuses: &[StatusCode]) -> Operation {
         self.refusals.extend(statuses.iter().map(StatusCode::as_u16));
         self
