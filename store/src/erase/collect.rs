@@ -1,6 +1,7 @@
 //! Orphans: packs of workspaces that were stored, and whose commit was never made. Every other blob is written together
 //! with the row that names it.
 
+use super::blobs::delete_unnamed;
 use super::explained;
 use crate::workspace::PACK_TYPE;
 use crate::{Result, Store};
@@ -22,6 +23,8 @@ pub struct Collected {
 pub struct Checked {
     /// Blobs that were read.
     pub blobs: i64,
+    /// Sealed blobs of encrypted conversations. They are not read here: each is checked when it is opened.
+    pub sealed: i64,
     /// Those whose bytes are not what their name says.
     pub wrong: Vec<String>,
     /// Packs that a snapshot names and that are not there.
@@ -55,6 +58,12 @@ impl Store {
                     where e.type = 'WORKSPACE_SNAPSHOT'
                         and pack ->> 'sha256' = b.sha256 and e.space_id = b.space_id
                 )
+                -- Earlier versions stored what a sender called a pack as one.
+                and not exists (
+                    select from session_inbox i
+                    where i.space_id = b.space_id
+                        and i.attachments @> jsonb_build_array(jsonb_build_object('sha256', b.sha256))
+                )
             order by b.sha256, b.space_id"#,
             PACK_TYPE,
             grace.as_secs_f64(),
@@ -73,20 +82,7 @@ impl Store {
         let (names, spaces): (Vec<String>, Vec<String>) =
             orphans.into_iter().map(|row| (row.sha256, row.space_id)).unzip();
         let mut tx = self.retention().await?;
-        // The condition on `touched_at` is of the row itself: a worker that stores the pack again meanwhile keeps it.
-        let deleted = sqlx::query_scalar!(
-            r#"delete from blobs
-            where (sha256, space_id) in
-                    (select sha256, space_id from unnest($1::text[], $2::text[]) as b (sha256, space_id))
-                and touched_at < now() - make_interval(secs => $3)
-            returning size"#,
-            &names,
-            &spaces,
-            grace.as_secs_f64()
-        )
-        .fetch_all(&mut *tx)
-        .await
-        .map_err(|error| explained(error.into()))?;
+        let deleted = delete_unnamed(&mut tx, &names, &spaces, grace).await.map_err(explained)?;
         let collected = of(&mut deleted.into_iter());
         // The audit is written by another role than the one that deletes.
         tx.commit_part().await?;
@@ -119,6 +115,12 @@ impl Store {
             checked.blobs += page.len() as i64;
             checked.wrong.extend(page.into_iter().filter(|row| row.wrong).map(|row| row.sha256));
         }
+        checked.sealed = sqlx::query_scalar!(
+            r#"select count(*) as "count!" from sealed_blobs where $1::text is null or space_id = $1"#,
+            space
+        )
+        .fetch_one(&self.pool)
+        .await?;
         checked.missing = sqlx::query_scalar!(
             r#"select distinct pack ->> 'sha256' as "sha256!"
             from session_events e
