@@ -389,7 +389,8 @@ async fn attach(
         sqlx::query!(
             "insert into blobs (space_id, sha256, size, media_type, bytes)
             values ($4, $1, length($2::bytea), $3, $2)
-            on conflict (sha256, space_id) do nothing",
+            -- One that is there counts as new again: it may be a pack that is about to be collected.
+            on conflict (sha256, space_id) do update set touched_at = now()",
             sha256,
             file.bytes,
             stored_type(&file.media_type),

@@ -2,7 +2,6 @@
 
 use crate::Result;
 use sqlx::PgConnection;
-use std::time::Duration;
 
 /// Returns the blobs that rows of these conversations and sessions name. A pointer is a SHA-256 in hex wherever it stands, so
 /// a kind of pointer that this code does not know is found too.
@@ -57,22 +56,11 @@ pub(super) async fn delete_unused(tx: &mut PgConnection, blobs: &[String]) -> Re
     }
     let (blobs, spaces): (Vec<String>, Vec<String>) =
         beyond_prefixes.into_iter().map(|row| (row.sha256, row.space_id)).unzip();
-    Ok(delete_unnamed(tx, &blobs, &spaces, Duration::ZERO).await?.len() as i64)
-}
-
-/// Deletes those of these blobs that no row of their space names and that were stored longer than `grace` ago. Returns their sizes.
-pub(super) async fn delete_unnamed(
-    tx: &mut PgConnection,
-    blobs: &[String],
-    spaces: &[String],
-    grace: Duration,
-) -> Result<Vec<i64>> {
     // Who stored such a blob and has not committed the row that names it holds a lock that this waits for.
     sqlx::query!("lock table blobs in share row exclusive mode").execute(&mut *tx).await?;
-    let deleted = sqlx::query_scalar!(
+    let deleted = sqlx::query!(
         r#"delete from blobs
         where (sha256, space_id) in (select sha256, space_id from unnest($1::text[], $2::text[]) as b (sha256, space_id))
-            and ($3 = 0::float8 or touched_at < now() - make_interval(secs => $3))
             and (sha256, space_id) not in (
                 select named[1], rows.space_id
                 from (
@@ -90,13 +78,11 @@ pub(super) async fn delete_unnamed(
                 ) rows
                 cross join lateral regexp_matches(rows.text, '[0-9a-f]{64}', 'g') as named
                 where rows.space_id = any($2)
-            )
-        returning size"#,
-        blobs,
-        spaces,
-        grace.as_secs_f64()
+            )"#,
+        &blobs,
+        &spaces
     )
-    .fetch_all(tx)
+    .execute(tx)
     .await?;
-    Ok(deleted)
+    Ok(deleted.rows_affected() as i64)
 }

@@ -1,7 +1,6 @@
 //! Orphans: packs of workspaces that were stored, and whose commit was never made. Every other blob is written together
 //! with the row that names it.
 
-use super::blobs::delete_unnamed;
 use super::explained;
 use crate::workspace::PACK_TYPE;
 use crate::{Result, Store};
@@ -82,7 +81,32 @@ impl Store {
         let (names, spaces): (Vec<String>, Vec<String>) =
             orphans.into_iter().map(|row| (row.sha256, row.space_id)).unzip();
         let mut tx = self.retention().await?;
-        let deleted = delete_unnamed(&mut tx, &names, &spaces, grace).await.map_err(explained)?;
+        // The conditions stand here again, for what was committed meanwhile. The one on `touched_at` is of the row itself: a worker
+        // that stores the pack again at this moment keeps it, and so does a message that comes with the same file.
+        let deleted = sqlx::query_scalar!(
+            r#"delete from blobs b
+            where (sha256, space_id) in
+                    (select sha256, space_id from unnest($1::text[], $2::text[]) as b (sha256, space_id))
+                and touched_at < now() - make_interval(secs => $3)
+                and not exists (
+                    select from session_events e
+                    cross join lateral jsonb_array_elements(e.payload -> 'packs') pack
+                    where e.type = 'WORKSPACE_SNAPSHOT'
+                        and pack ->> 'sha256' = b.sha256 and e.space_id = b.space_id
+                )
+                and not exists (
+                    select from session_inbox i
+                    where i.space_id = b.space_id
+                        and i.attachments @> jsonb_build_array(jsonb_build_object('sha256', b.sha256))
+                )
+            returning size"#,
+            &names,
+            &spaces,
+            grace.as_secs_f64()
+        )
+        .fetch_all(&mut *tx)
+        .await
+        .map_err(|error| explained(error.into()))?;
         let collected = of(&mut deleted.into_iter());
         // The audit is written by another role than the one that deletes.
         tx.commit_part().await?;
