@@ -259,6 +259,36 @@ async fn what_is_sealed_is_in_no_table_no_wal_and_no_base_backup_and_its_key_goe
     assert_eq!(files_of_keys(&keys), before);
     sqlx::query("update legal_holds set released_at = now()").execute(&database.pool).await.unwrap();
 
+    // The fork alone: its key stays, because its parent has it too. A file goes with it, unless the parent names it.
+    let (only, named) = ("a".repeat(64), "b".repeat(64));
+    sqlx::query(
+        "insert into sealed_blobs (data_key, sha256, space_id, size, media_type, bytes)
+        select data_key, sha256, space_id, 1, 'text/plain', 'x' from conversation_sessions, unnest($2::text[]) sha256
+        where session_id = $1",
+    )
+    .bind(&sessions[1])
+    .bind(vec![only.clone(), named.clone()])
+    .execute(&database.pool)
+    .await
+    .unwrap();
+    sqlx::query(
+        "update conversation_sessions set state = jsonb_build_object('file', $2::text) where session_id = $1",
+    )
+    .bind(&sessions[0])
+    .bind(&named)
+    .execute(&database.pool)
+    .await
+    .unwrap();
+    let of_files = "select count(*) from sealed_blobs where sha256 = $1";
+    let forked = client.session(&sessions[1]).await["conversation_id"].as_str().unwrap().to_owned();
+    let (status, told, said) =
+        run(&options, &database, &["conversation", "erase", &forked, "--yes", "-o", "json"]).await;
+    assert_eq!(status, Some(0), "{told}{said}");
+    assert!(told.contains("backups and WAL can be read until that is erased"), "{told}");
+    assert_eq!(files_of_keys(&keys), before);
+    assert_eq!(database.value::<i64>(of_files, &only).await, 0);
+    assert_eq!(database.value::<i64>(of_files, &named).await, 1);
+
     // Without [encryption] an erasure would leave the keys, so it refuses.
     let mut bare = options.clone();
     bare.config = bare.config.replace("[encryption]\nagents = [\"default\"]", "");
@@ -312,9 +342,22 @@ async fn a_worker_that_dies_leaves_what_the_next_one_opens_and_a_key_store_that_
         said.filter(|said| said.contains("key store")).map(drop)
     })
     .await;
+    // A key store without the key is not the right one: the run waits for that too.
+    std::fs::create_dir(&keys).unwrap();
+    eventually("the job to say that the key is not there", || async {
+        let said: Option<String> =
+            database.value("select max(last_error) from jobs where session_id = $1", &session).await;
+        said.filter(|said| said.contains("it has no data key")).map(drop)
+    })
+    .await;
+    let (_, listed) = client.get("/v1/conversations/c1/history").await;
+    assert!(listed.to_string().contains("[encrypted]") && !listed.to_string().contains(MARK), "{listed}");
+    std::fs::remove_dir(&keys).unwrap();
     let status: String =
         database.value("select status from conversation_sessions where session_id = $1", &session).await;
     assert!(matches!(status.as_str(), "queued" | "running"), "{status}");
+    let faults: i32 = database.value("select max(faults) from jobs where session_id = $1", &session).await;
+    assert_eq!(faults, 0, "waiting is no fault of the database");
     let (refused, problem) =
         client.post(&format!("/v1/sessions/{session}/messages"), &json!({"text": planted(6)})).await;
     assert_eq!(refused.as_u16(), 503, "{problem}");
@@ -385,6 +428,14 @@ async fn keys_in_a_database_of_their_own_are_wrapped_anew_without_a_change_of_a_
     let (_process, client) = served(&new, &database).await;
     let shown = client.session(&session).await;
     assert_eq!(texts(&shown, "assistant"), [planted(7)]);
+
+    // A conversation's row that is made again has the key of its session.
+    let of_row = "select data_key from conversation_counters where conversation_id = $1";
+    let key: String = database.value(of_row, "default/c1").await;
+    sqlx::query("delete from conversation_counters").execute(&database.pool).await.unwrap();
+    let healed = database.store().await.wake_session(&session).await.unwrap();
+    assert!(!healed.is_empty());
+    assert_eq!(database.value::<Option<String>>(of_row, "default/c1").await, Some(key));
 
     // Under the earlier master key alone it does not open.
     let (_old, client) = served(&old, &database).await;

@@ -57,7 +57,8 @@ async fn words_senders_and_further_messages_are_found_and_an_erasure_takes_them(
     let store = database.store().await;
     let table =
         said(&store, "c1", Some("ann@example.com"), "A table for two at the Löwen, please\u{1}.").await;
-    let room = said(&store, "c2", Some("bob@example.com"), "A room for two, number 4711.").await;
+    let room =
+        said(&store, "c2", Some("bob@example.com"), "A room for two, number 4711: wks1 in the plan.").await;
     index(&store).await;
     let text = |text: &str| SessionFilter { text: Some(text.to_owned()), ..SessionFilter::default() };
     for (words, expected) in [
@@ -65,6 +66,8 @@ async fn words_senders_and_further_messages_are_found_and_an_erasure_takes_them(
         ("TABLE löwen", vec![&table]),
         ("\"for two\" -room", vec![&table]),
         ("4711 or löwen", vec![&room, &table]),
+        // It begins as a sealed value does, and this session is in clear.
+        ("wks1", vec![&room]),
         ("table room", vec![]),
         ("tab", vec![]),
     ] {

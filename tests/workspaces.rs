@@ -5,6 +5,7 @@ use crate::support::model::turns_since_user;
 use crate::support::{Answer, Client, Database, ModelServer, Options, Process};
 use serde_json::{Value, json};
 use std::sync::Arc;
+use wakeful_store::wake::{NewAttachment, NewMessage};
 
 struct Sample {
     database: Database,
@@ -159,6 +160,28 @@ async fn a_pack_of_no_commit_is_collected_after_its_grace_and_no_other() {
     let collected = gc("2 hours").await;
     assert_eq!((collected.blobs, collected.bytes), (1, 1000));
     assert_eq!(stored().await, before - 1);
+    // A file that came with a message is no orphan, whatever its sender called it and an earlier version made of it.
+    let sent = NewMessage {
+        client_key: None,
+        text: "a file".into(),
+        sender: None,
+        trace_context: None,
+        attachments: vec![NewAttachment {
+            file_name: "a".into(),
+            media_type: wakeful_store::workspace::PACK_TYPE.into(),
+            bytes: orphan.to_vec(),
+        }],
+    };
+    store.send(&sample.id, &sent).await.unwrap();
+    assert_eq!(stored().await, before - 1, "it is no pack");
+    sqlx::query("update blobs set media_type = $2 where sha256 = $1")
+        .bind(&sha256)
+        .bind(wakeful_store::workspace::PACK_TYPE)
+        .execute(&sample.database.pool)
+        .await
+        .unwrap();
+    assert_eq!(gc("2 hours").await.blobs, 0);
+    assert_eq!(stored().await, before);
     // What is stored again counts as new.
     store.put_pack(&sample.id, &sha256, &orphan).await.unwrap();
     assert_eq!(

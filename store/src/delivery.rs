@@ -8,11 +8,11 @@
 //! may send a failed or expired delivery again: see [`crate::resend`].
 
 use crate::bounce;
-use crate::encryption::may_be_sealed;
+use crate::encryption::{Seal, may_be_sealed};
 use crate::error::bounded;
 use crate::queue::Lease;
 use crate::run::{Wakes, append_events};
-use crate::{Error, Result, Store, new_id};
+use crate::{Result, Store, new_id};
 use serde_json::{Value, json};
 use sqlx::PgConnection;
 use std::time::Duration;
@@ -178,7 +178,7 @@ impl Store {
         terms: Terms,
     ) -> Result<Option<ClaimedDelivery>> {
         // Before the claim: without the key nothing is begun.
-        let seal = self.seal_of_conversation(conversation_id).await?;
+        self.seal_of_conversation(conversation_id).await?;
         let claimed = sqlx::query!(
             r#"
             with oldest as (
@@ -229,15 +229,16 @@ impl Store {
         .fetch_optional(&self.pool)
         .await?;
         let Some(row) = claimed else { return Ok(None) };
-        if !self.vault.is_open() && may_be_sealed(&row.content) && self.is_sealed(&row.session_id).await? {
-            if !row.maybe_sent {
-                self.unsend(lease, &row.delivery_id, "its worker has no [encryption]").await?;
+        // Never send a sealed text to a person. The delivery has the key of its session, whatever the conversation's row says.
+        let seal = match self.own_seal_of_text(&row.session_id, &row.content).await {
+            Ok(seal) => seal,
+            Err(error) => {
+                if !row.maybe_sent {
+                    self.unsend(lease, &row.delivery_id, "its worker cannot open its text").await?;
+                }
+                return Err(error);
             }
-            // Never send a sealed text to a person.
-            let reason =
-                format!("delivery {} is encrypted, and this process has no [encryption]", row.delivery_id);
-            return Err(Error::Keys { reason });
-        }
+        };
         Ok(Some(ClaimedDelivery {
             delivery_id: row.delivery_id,
             session_id: row.session_id,
@@ -251,14 +252,9 @@ impl Store {
         }))
     }
 
-    async fn is_sealed(&self, session_id: &str) -> Result<bool> {
-        let sealed = sqlx::query_scalar!(
-            r#"select data_key is not null as "sealed!" from conversation_sessions where session_id = $1"#,
-            session_id
-        )
-        .fetch_optional(&self.pool)
-        .await?;
-        Ok(sealed.unwrap_or(false))
+    /// What opens this text. Asks for the session's key only if the text may be sealed.
+    async fn own_seal_of_text(&self, session_id: &str, text: &str) -> Result<Seal> {
+        if may_be_sealed(text) { self.own_seal_of(session_id).await } else { Ok(Seal::default()) }
     }
 
     /// Records that the caller is about to send a delivery once more that may have been sent. The time limit

@@ -30,6 +30,7 @@ mod seal;
 mod token;
 
 pub(crate) use seal::Seal;
+pub(crate) use token::hide;
 
 use crate::{Error, Result, Store};
 use aws_lc_rs::rand;
@@ -45,6 +46,12 @@ use token::{DataKey, ID_CHARS, MARK};
 /// The most data keys in a process's memory, and for how long one stays there.
 const KEYS: usize = 4096;
 const KEPT: Duration = Duration::from_secs(300);
+
+/// How long a caller waits for one key, and for a statement over many. A key store that hangs is one that is away.
+const CALL: Duration = Duration::from_secs(5);
+const WHOLE: Duration = Duration::from_secs(60);
+/// How long a key store that failed to answer is not asked again.
+const REST: Duration = Duration::from_millis(500);
 
 /// For how many sessions a process remembers which key they have.
 const SESSIONS: usize = 16_384;
@@ -119,12 +126,21 @@ struct Known {
     keys: HashMap<String, (Arc<DataKey>, Instant)>,
     /// The key of each session; `None` for one in clear. It never changes.
     sessions: HashMap<String, Option<String>>,
+    /// When the key store failed to answer. Right after that it is not asked again, so that a list waits for it once.
+    away: Option<Instant>,
 }
 
 impl std::fmt::Debug for Vault {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(if self.0.get().is_some() { "Vault(open)" } else { "Vault(none)" })
     }
+}
+
+/// What the key store answers within `limit`.
+async fn in_time<T>(limit: Duration, answer: impl Future<Output = Result<T>>) -> Result<T> {
+    tokio::time::timeout(limit, answer).await.unwrap_or_else(|_| {
+        Err(Error::Keys { reason: format!("it has not answered within {} s", limit.as_secs()) })
+    })
 }
 
 impl Inner {
@@ -156,8 +172,15 @@ impl Inner {
         {
             return Ok(Arc::clone(key));
         }
-        let wrapped = self.store.get(key_id.to_owned()).await?.ok_or_else(|| {
-            Error::corrupt("data key", format!("{key_id} was erased, or the key store is another one"))
+        // A key store that lacks the key may be another one, or an older copy: work waits for the right one. An erasure takes the
+        // rows before the key, so a worker never reads a session whose key was erased, except in a restored backup.
+        if self.known().away.is_some_and(|at| at.elapsed() < REST) {
+            return Err(Error::Keys { reason: "it did not answer a moment ago".to_owned() });
+        }
+        let answer = in_time(CALL, self.store.get(key_id.to_owned())).await;
+        self.known().away = answer.is_err().then(Instant::now);
+        let wrapped = answer?.ok_or_else(|| Error::Keys {
+            reason: format!("it has no data key {key_id}: the key was erased, or this is another key store"),
         })?;
         let secret = self.master(&wrapped.master_id)?.unwrap(&wrapped)?;
         let key = Arc::new(DataKey::new(&wrapped, &secret)?);
@@ -173,7 +196,7 @@ impl Inner {
         let wrapped = self.masters[0].wrap(hex::encode(id), owner, &secret)?;
         let key = Arc::new(DataKey::new(&wrapped, &secret)?);
         let id = wrapped.key_id.clone();
-        self.store.put(wrapped).await?;
+        in_time(CALL, self.store.put(wrapped)).await?;
         self.keep(&key);
         Ok(id)
     }
@@ -210,7 +233,7 @@ impl Vault {
     /// What seals and opens the texts of a row that has this key.
     ///
     /// # Errors
-    /// [`Error::Keys`], also if this process has no `[encryption]`. [`Error::Corrupt`] for a key that was erased.
+    /// [`Error::Keys`], also for a key that the key store lacks, and if this process has no `[encryption]`.
     pub async fn seal(&self, key_id: Option<&str>) -> Result<Seal> {
         let Some(key_id) = key_id else { return Ok(Seal::default()) };
         let Some(inner) = self.inner() else {
@@ -257,7 +280,7 @@ impl Vault {
             let reason = "data keys are to be erased, and this process has no [encryption]".to_owned();
             return Err(Error::Keys { reason });
         };
-        let erased = inner.store.delete(key_ids.to_vec()).await?;
+        let erased = in_time(WHOLE, inner.store.delete(key_ids.to_vec())).await?;
         let mut known = inner.known();
         for key_id in key_ids {
             known.keys.remove(key_id);
@@ -300,6 +323,19 @@ impl Store {
         let Some(key_id) = key else { return Ok(Seal::default()) };
         self.vault.learn(session_id, key_id.as_deref());
         self.vault.seal(key_id.as_deref()).await
+    }
+
+    /// Like [`Store::seal_of`], for one row of several: the key of one session must not keep the others from being shown. `None`: the
+    /// key cannot be had.
+    ///
+    /// # Errors
+    /// [`Error::Database`].
+    pub(crate) async fn seal_of_row(&self, session_id: &str) -> Result<Option<Seal>> {
+        match self.seal_of(session_id).await {
+            Ok(seal) => Ok(Some(seal)),
+            Err(Error::Keys { .. } | Error::Corrupt { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     /// Like [`Store::seal_of`], and refuses an encrypted session if this process has no `[encryption]`: what it would derive from
@@ -352,10 +388,10 @@ impl Store {
             Status { sealed_conversations: counts.sealed, conversations: counts.all, ..Status::default() };
         let Some(inner) = self.vault.inner() else { return Ok(status) };
         status.master_id.clone_from(&inner.masters[0].id);
-        let ids = inner.store.ids().await?;
+        let ids = in_time(WHOLE, inner.store.ids()).await?;
         status.keys = ids.len();
         for id in &ids {
-            if let Some(key) = inner.store.get(id.clone()).await? {
+            if let Some(key) = in_time(CALL, inner.store.get(id.clone())).await? {
                 *status.by_master.entry(key.master_id).or_default() += 1;
             }
         }
@@ -381,12 +417,13 @@ impl Store {
             .ok_or_else(|| Error::Keys { reason: "this process has no [encryption]".to_owned() })?;
         let new = &inner.masters[0];
         let mut wrapped = 0;
-        for id in inner.store.ids().await? {
-            let Some(key) = inner.store.get(id).await? else { continue };
+        for id in in_time(WHOLE, inner.store.ids()).await? {
+            let Some(key) = in_time(CALL, inner.store.get(id)).await? else { continue };
             if key.master_id != new.id {
                 let secret = inner.master(&key.master_id)?.unwrap(&key)?;
-                inner.store.put(new.wrap(key.key_id, key.owner_sha256, &secret)?).await?;
-                wrapped += 1;
+                let again = new.wrap(key.key_id, key.owner_sha256, &secret)?;
+                // An erasure may have deleted it meanwhile, and it must stay away.
+                wrapped += usize::from(in_time(CALL, inner.store.replace(key.master_id, again)).await?);
             }
         }
         Ok(wrapped)

@@ -92,7 +92,7 @@ struct Pending {
     /// Bundles that were taken. The receipt names them.
     #[serde(default)]
     exports: Vec<Taken>,
-    /// Data keys that no other conversation has.
+    /// The data keys of its conversations. Those that no row has at the end are erased.
     #[serde(default)]
     data_keys: Vec<String>,
 }
@@ -149,8 +149,9 @@ impl Store {
             blobs: blobs::candidates(&mut tx, &erasure.conversations, &erasure.sessions).await?,
             rows: BTreeMap::new(),
             exports: Vec::new(),
-            data_keys: keys::only_of(&mut tx, &erasure.conversations).await?,
+            data_keys: keys::all_of(&mut tx, &erasure.conversations).await?,
         };
+        let data_keys = pending.data_keys.len();
         self.can_erase(&pending.data_keys)?;
         detach(&mut tx, &mut pending, subject, space).await?;
         // An export that took a session before we did has its row by now, and the next one finds no session.
@@ -172,6 +173,7 @@ impl Store {
         act::is_written();
         crate::failpoint!("E1");
         erasure.rows = self.finish_erasure(&erasure_id, pending).await?;
+        keys::note_kept(&mut erasure, data_keys);
         erasure.erasure_id = Some(erasure_id);
         Ok(erasure)
     }
@@ -255,10 +257,10 @@ impl Store {
         sqlx::query!("select pg_advisory_xact_lock($1)", crate::search::LOCK).fetch_one(&mut *tx).await?;
         sqlx::query!("select forget_sessions($1)", &pending.sessions).execute(&mut *tx).await?;
         if !pending.data_keys.is_empty() {
+            // Decided under the lock above: of two erasures that have the same key, the later one finds it unused.
             let keys = keys::unused(&mut tx, &pending.data_keys).await?;
-            let sealed = sqlx::query!("delete from sealed_blobs where data_key = any($1)", &keys);
-            let sealed = sealed.execute(&mut *tx).await?.rows_affected();
-            rows.insert("sealed_blobs".to_owned(), sealed as i64);
+            let sealed = keys::delete_sealed_blobs(&mut tx, &pending.data_keys, &keys).await?;
+            rows.insert("sealed_blobs".to_owned(), sealed);
             tx.commit_part().await?;
             // The keys go last: what is left of the texts, in WAL and in backups, goes with them. No new session can have them,
             // because the rows that named them are gone.

@@ -105,16 +105,18 @@ impl Store {
         let firsts: Vec<i64> = calls.iter().map(|call| call.first_chunk).collect();
         let mut seals = Vec::with_capacity(calls.len());
         for call in calls {
-            seals.push(self.seal_of(call.session_id.as_str()).await?);
+            seals.push(self.seal_of_row(call.session_id.as_str()).await?);
         }
         let chunks = calls.iter().zip(1_i64..).flat_map(|(call, member)| {
             call.texts.iter().zip(call.first_chunk..).map(move |(text, chunk_no)| (member, chunk_no, text))
         });
         let (mut members, mut numbers, mut texts) = (Vec::new(), Vec::new(), Vec::new());
         for (member, chunk_no, text) in chunks {
+            // Without its key the text of one session is not kept. Those of the others are.
+            let Some(seal) = &seals[member as usize - 1] else { continue };
             members.push(member);
             numbers.push(chunk_no);
-            texts.push(seals[member as usize - 1].text(text));
+            texts.push(seal.text(text));
         }
         // The last lines do not see the insert. That is safe: only this caller writes chunks of these generations.
         let appended = sqlx::query_scalar!(
@@ -158,7 +160,7 @@ impl Store {
         )
         .fetch_all(&self.pool)
         .await?;
-        Ok(appended)
+        Ok(appended.into_iter().zip(&seals).map(|(appended, seal)| appended && seal.is_some()).collect())
     }
 
     /// Deletes the intent of a model call that was not made. Writes nothing if the lease is lost: the next worker may

@@ -2,6 +2,7 @@
 //! they ended. Newest first, in pages.
 
 use crate::chain::chain;
+use crate::encryption::hide;
 use crate::session::shown;
 use crate::{Error, Result, Store};
 use chrono::{DateTime, Utc};
@@ -153,14 +154,18 @@ impl Store {
         .await?;
         let mut seals = Vec::with_capacity(rows.len());
         for row in &rows {
-            seals.push(self.seal_of(&row.session_id).await?);
+            seals.push(self.seal_of_row(&row.session_id).await?);
         }
         rows.into_iter()
             .zip(seals)
             .map(|(row, seal)| {
-                let mut facts: Value = crate::hydrate::from_text("history", &seal.open_json(row.facts)?)?;
+                let open = |json: String| match &seal {
+                    Some(seal) => seal.open_json(json),
+                    None => Ok(hide(&json)),
+                };
+                let mut facts: Value = crate::hydrate::from_text("history", &open(row.facts)?)?;
                 if let Some(content) = row.content {
-                    let blocks: Vec<Block> = crate::hydrate::from_text("message", &seal.open_json(content)?)?;
+                    let blocks: Vec<Block> = crate::hydrate::from_text("message", &open(content)?)?;
                     let calls = blocks.iter().filter(|block| matches!(block, Block::ToolCall(_))).count();
                     // The answer to a question is stored as the result of the call that asked it.
                     let answers = blocks.iter().filter_map(|block| match block {

@@ -71,6 +71,10 @@ impl Store {
     /// # Errors
     /// [`Error::NotFound`], [`Error::Corrupt`], [`Error::Database`].
     pub async fn hydrate(&self, session_id: &str) -> Result<Session> {
+        if self.vault.is_open() {
+            // Ask the key store before a connection is taken, not while one waits.
+            self.seal_of(session_id).await?;
+        }
         let mut rows = query_changing!(
             r#"select 0 as "message_number!", json_build_object(
                 'session_id', s.session_id, 'conversation_id', s.conversation_id,

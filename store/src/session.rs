@@ -4,7 +4,7 @@ mod parts;
 
 pub use parts::{CallView, DeliveryView, MessageView, RunView, StepView};
 
-use crate::encryption::Seal;
+use crate::encryption::{Seal, hide};
 use crate::{Error, Result, Store};
 use chrono::{DateTime, Utc};
 use serde::Serialize;
@@ -244,7 +244,7 @@ impl Store {
         let mut seals = Vec::with_capacity(rows.len());
         for row in &rows {
             seals.push(match &row.asked {
-                Some(_) => self.seal_of(&row.session_id).await?,
+                Some(_) => self.seal_of_row(&row.session_id).await?.unwrap_or_default(),
                 None => Seal::default(),
             });
         }
@@ -313,7 +313,10 @@ fn question(content: &str, call_id: &str) -> Result<Option<String>> {
     let blocks: Vec<Block> = crate::hydrate::from_text("message", content)?;
     Ok(blocks.into_iter().find_map(|block| match block {
         Block::ToolCall(call) if call.call_id.as_str() == call_id => {
-            Some(call.arguments["question"].as_str().unwrap_or_default().to_owned())
+            // Sealed arguments are a string: their key cannot be had here.
+            let asked =
+                if call.arguments.is_string() { &call.arguments } else { &call.arguments["question"] };
+            Some(hide(asked.as_str().unwrap_or_default()))
         }
         Block::ToolCall(_) | Block::Text { .. } | Block::ToolResult(_) | Block::Provider { .. } => None,
     }))

@@ -13,6 +13,7 @@ use crate::create::find_or_create;
 pub use crate::create::{Continues, NewSession};
 use crate::encryption::{Seal, Vault};
 use crate::run::{self, Locked, Opened, Wakes};
+use crate::workspace::PACK_TYPE;
 use crate::{Error, Result, Store, new_id, sealed_blob};
 use at_once::To;
 use serde::{Deserialize, Serialize};
@@ -151,6 +152,12 @@ impl Store {
     }
 
     async fn wake_at_once(&self, to: To<'_>, message: &NewMessage) -> Result<Option<Woken>> {
+        if let To::Session(session_id) = to
+            && self.vault.is_open()
+        {
+            // Ask the key store before a connection is taken and a row is locked.
+            self.seal_of(session_id).await?;
+        }
         let mut connection = self.intake.acquire().await?;
         let woken = at_once::wake(connection.sends(), &self.vault, to, message).await;
         if !matches!(woken, Err(Error::Database(_))) {
@@ -354,6 +361,11 @@ async fn add_reports(
     run::append_events(tx, &session.session_id, Some(run_id), Some(&dedupe), Wakes::Planner, &[event]).await
 }
 
+/// The type of a blob that came with a message. Only a worker stores packs of workspaces, whatever a sender says.
+fn stored_type(media_type: &str) -> &str {
+    if media_type == PACK_TYPE { "application/octet-stream" } else { media_type }
+}
+
 /// Stores the files of a message as blobs, and returns the pointers to them as JSON.
 async fn attach(
     tx: &mut PgConnection,
@@ -369,7 +381,7 @@ async fn attach(
     sorted.sort_by(|a, b| a.0.cmp(&b.0));
     for (sha256, file) in sorted {
         if let Some(data_key) = seal.key_id() {
-            let (bytes, media_type) = (seal.bytes(&file.bytes), &file.media_type);
+            let (bytes, media_type) = (seal.bytes(&file.bytes), stored_type(&file.media_type));
             sealed_blob::add(&mut *tx, data_key, space_id, sha256, file.bytes.len(), media_type, &bytes)
                 .await?;
             continue;
@@ -377,10 +389,11 @@ async fn attach(
         sqlx::query!(
             "insert into blobs (space_id, sha256, size, media_type, bytes)
             values ($4, $1, length($2::bytea), $3, $2)
-            on conflict (sha256, space_id) do nothing",
+            -- One that is there counts as new again: it may be a pack that is about to be collected.
+            on conflict (sha256, space_id) do update set touched_at = now()",
             sha256,
             file.bytes,
-            file.media_type,
+            stored_type(&file.media_type),
             space_id
         )
         .execute(&mut *tx)

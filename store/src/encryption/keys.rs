@@ -20,8 +20,10 @@ const WAIT: Duration = Duration::from_secs(3);
 
 /// A place for wrapped data keys.
 pub(super) trait KeyStore: std::fmt::Debug + Send + Sync {
-    /// Keeps a key. When this returns, the key is durable. A key of the same id is replaced.
+    /// Keeps a new key. When this returns, the key is durable.
     fn put(&self, key: Wrapped) -> BoxFuture<'_, Result<()>>;
+    /// Replaces a key that the master key `old` wraps. `false`: it is not there any more, or another one wraps it by now.
+    fn replace(&self, old: String, key: Wrapped) -> BoxFuture<'_, Result<bool>>;
     /// Returns a key.
     fn get(&self, key_id: String) -> BoxFuture<'_, Result<Option<Wrapped>>>;
     /// Deletes keys, and returns how many were there.
@@ -81,8 +83,7 @@ impl KeyStore for Database {
     fn put(&self, key: Wrapped) -> BoxFuture<'_, Result<()>> {
         Box::pin(async move {
             sqlx::query(
-                "insert into wakeful_data_keys (key_id, owner_sha256, master_id, wrapped) values ($1, $2, $3, $4)
-                on conflict (key_id) do update set master_id = excluded.master_id, wrapped = excluded.wrapped",
+                "insert into wakeful_data_keys (key_id, owner_sha256, master_id, wrapped) values ($1, $2, $3, $4)",
             )
             .bind(key.key_id)
             .bind(key.owner_sha256)
@@ -92,6 +93,22 @@ impl KeyStore for Database {
             .await
             .map_err(away)?;
             Ok(())
+        })
+    }
+
+    fn replace(&self, old: String, key: Wrapped) -> BoxFuture<'_, Result<bool>> {
+        Box::pin(async move {
+            let replaced = sqlx::query(
+                "update wakeful_data_keys set master_id = $3, wrapped = $4 where key_id = $1 and master_id = $2",
+            )
+            .bind(key.key_id)
+            .bind(old)
+            .bind(key.master_id)
+            .bind(key.wrapped)
+            .execute(self.pool().await?)
+            .await
+            .map_err(away)?;
+            Ok(replaced.rows_affected() == 1)
         })
     }
 
@@ -182,7 +199,24 @@ impl Directory {
         }
     }
 
+    /// Only one process at a time replaces or removes keys. The lock ends with the file.
+    fn lock(root: &Path) -> std::io::Result<fs::File> {
+        let folder = fs::File::open(root)?;
+        folder.lock()?;
+        Ok(folder)
+    }
+
+    fn replace(root: &Path, old: &str, key: &Wrapped) -> std::io::Result<bool> {
+        let _lock = Directory::lock(root)?;
+        let is_there = Directory::read(root, &key.key_id)?.is_some_and(|there| there.master_id == old);
+        if is_there {
+            Directory::write(root, key)?;
+        }
+        Ok(is_there)
+    }
+
     fn remove(root: &Path, key_ids: &[String]) -> std::io::Result<u64> {
+        let _lock = Directory::lock(root)?;
         let mut removed = 0;
         for key_id in key_ids {
             let path = Directory::path(root, key_id);
@@ -243,6 +277,10 @@ impl Directory {
 impl KeyStore for Directory {
     fn put(&self, key: Wrapped) -> BoxFuture<'_, Result<()>> {
         self.with(move |root| Directory::write(root, &key))
+    }
+
+    fn replace(&self, old: String, key: Wrapped) -> BoxFuture<'_, Result<bool>> {
+        self.with(move |root| Directory::replace(root, &old, &key))
     }
 
     fn get(&self, key_id: String) -> BoxFuture<'_, Result<Option<Wrapped>>> {

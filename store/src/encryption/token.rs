@@ -135,7 +135,8 @@ impl DataKey {
 
     fn opened(&self, mut whole: Vec<u8>, aad: String) -> Result<Vec<u8>> {
         let changed =
-            || Error::corrupt("sealed value", format!("it was changed, cut or moved (key {})", self.id));
+            // Without the key's id: who knows it can write what looks like a sealed value.
+            || Error::corrupt("sealed value", "it was changed, cut or moved");
         if whole.len() < NONCE_LEN {
             return Err(changed());
         }
@@ -193,6 +194,22 @@ impl DataKey {
             open
         }))
     }
+}
+
+/// The text with a word in place of each sealed value, for a reader who cannot have the key.
+pub(crate) fn hide(text: &str) -> String {
+    let mut hidden = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find(MARK) {
+        let (before, value) = rest.split_at(at);
+        hidden.push_str(before);
+        let end = value.find(|c: char| !c.is_ascii_alphanumeric() && !"-_.".contains(c));
+        let end = end.filter(|end| value[*end..].starts_with('~'));
+        hidden.push_str(if end.is_some() { "[encrypted]" } else { MARK });
+        rest = &value[end.map_or(MARK.len(), |end| end + 1)..];
+    }
+    hidden.push_str(rest);
+    hidden
 }
 
 /// A sealed value within a text.
@@ -305,6 +322,13 @@ mod tests {
         sealed[3] ^= 1;
         assert!(key.open_bytes(&sealed).is_err());
         assert!(key.open_bytes(&sealed[..5]).is_err());
+    }
+
+    #[test]
+    fn who_lacks_the_key_is_shown_a_word_in_its_place() {
+        let sealed = key(ONE, "c1", 1).seal(Kind::Text, "secret");
+        assert_eq!(hide(&format!("[\"{sealed}\", \"wks1\"]")), "[\"[encrypted]\", \"wks1\"]");
+        assert_eq!(hide("wks1s.cut"), "wks1s.cut");
     }
 
     #[test]

@@ -22,6 +22,8 @@ pub struct Collected {
 pub struct Checked {
     /// Blobs that were read.
     pub blobs: i64,
+    /// Sealed blobs of encrypted conversations. They are not read here: each is checked when it is opened.
+    pub sealed: i64,
     /// Those whose bytes are not what their name says.
     pub wrong: Vec<String>,
     /// Packs that a snapshot names and that are not there.
@@ -55,6 +57,12 @@ impl Store {
                     where e.type = 'WORKSPACE_SNAPSHOT'
                         and pack ->> 'sha256' = b.sha256 and e.space_id = b.space_id
                 )
+                -- Earlier versions stored what a sender called a pack as one.
+                and not exists (
+                    select from session_inbox i
+                    where i.space_id = b.space_id
+                        and i.attachments @> jsonb_build_array(jsonb_build_object('sha256', b.sha256))
+                )
             order by b.sha256, b.space_id"#,
             PACK_TYPE,
             grace.as_secs_f64(),
@@ -73,12 +81,24 @@ impl Store {
         let (names, spaces): (Vec<String>, Vec<String>) =
             orphans.into_iter().map(|row| (row.sha256, row.space_id)).unzip();
         let mut tx = self.retention().await?;
-        // The condition on `touched_at` is of the row itself: a worker that stores the pack again meanwhile keeps it.
+        // The conditions stand here again, for what was committed meanwhile. The one on `touched_at` is of the row itself: a worker
+        // that stores the pack again at this moment keeps it, and so does a message that comes with the same file.
         let deleted = sqlx::query_scalar!(
-            r#"delete from blobs
+            r#"delete from blobs b
             where (sha256, space_id) in
                     (select sha256, space_id from unnest($1::text[], $2::text[]) as b (sha256, space_id))
                 and touched_at < now() - make_interval(secs => $3)
+                and not exists (
+                    select from session_events e
+                    cross join lateral jsonb_array_elements(e.payload -> 'packs') pack
+                    where e.type = 'WORKSPACE_SNAPSHOT'
+                        and pack ->> 'sha256' = b.sha256 and e.space_id = b.space_id
+                )
+                and not exists (
+                    select from session_inbox i
+                    where i.space_id = b.space_id
+                        and i.attachments @> jsonb_build_array(jsonb_build_object('sha256', b.sha256))
+                )
             returning size"#,
             &names,
             &spaces,
@@ -119,6 +139,12 @@ impl Store {
             checked.blobs += page.len() as i64;
             checked.wrong.extend(page.into_iter().filter(|row| row.wrong).map(|row| row.sha256));
         }
+        checked.sealed = sqlx::query_scalar!(
+            r#"select count(*) as "count!" from sealed_blobs where $1::text is null or space_id = $1"#,
+            space
+        )
+        .fetch_one(&self.pool)
+        .await?;
         checked.missing = sqlx::query_scalar!(
             r#"select distinct pack ->> 'sha256' as "sha256!"
             from session_events e

@@ -1,6 +1,6 @@
 //! The data keys of what is erased: see [`crate::encryption`].
 
-use super::Subject;
+use super::{Erasure, Subject};
 use crate::{Error, Result, Store};
 use sqlx::PgConnection;
 
@@ -18,6 +18,73 @@ pub(super) async fn only_of(tx: &mut PgConnection, conversations: &[String]) -> 
     .fetch_all(tx)
     .await?)
 }
+
+/// The data keys of these conversations, also those that another one has.
+pub(super) async fn all_of(tx: &mut PgConnection, conversations: &[String]) -> Result<Vec<String>> {
+    Ok(sqlx::query_scalar!(
+        r#"select distinct data_key as "data_key!" from conversation_counters
+        where conversation_id = any($1) and data_key is not null
+        order by 1"#,
+        conversations
+    )
+    .fetch_all(tx)
+    .await?)
+}
+
+/// Deletes the sealed blobs of the keys `unused`, and those of the other keys that no row under the key names. Returns how many.
+pub(super) async fn delete_sealed_blobs(
+    tx: &mut PgConnection,
+    data_keys: &[String],
+    unused: &[String],
+) -> Result<i64> {
+    let deleted = sqlx::query!("delete from sealed_blobs where data_key = any($1)", unused);
+    let deleted = deleted.execute(&mut *tx).await?.rows_affected() as i64;
+    let shared: Vec<String> = data_keys.iter().filter(|key| !unused.contains(key)).cloned().collect();
+    if shared.is_empty() {
+        return Ok(deleted);
+    }
+    // Who stored such a blob and has not committed the row that names it holds a lock that this waits for.
+    sqlx::query!("lock table sealed_blobs in share row exclusive mode").execute(&mut *tx).await?;
+    let unnamed = sqlx::query!(
+        r#"delete from sealed_blobs
+        where data_key = any($1) and (data_key, sha256) not in (
+            select s.data_key, named[1]
+            from conversation_sessions s
+            cross join lateral (
+                select concat(s.state::text, s.initial_state::text) as text
+                union all
+                select content::text from session_seed_messages where session_id = s.session_id
+                union all
+                select concat(content::text, details::text) from conversation_records where session_id = s.session_id
+                union all
+                select content::text from deliveries where session_id = s.session_id
+                union all
+                select payload::text from session_events where session_id = s.session_id
+                union all
+                select attachments::text from session_inbox where session_id = s.session_id and attachments is not null
+                union all
+                select concat(outcome::text, receipt::text) from tool_calls where session_id = s.session_id
+            ) rows
+            cross join lateral regexp_matches(rows.text, '[0-9a-f]{64}', 'g') as named
+            where s.data_key = any($1)
+        )"#,
+        &shared
+    );
+    Ok(deleted + unnamed.execute(tx).await?.rows_affected() as i64)
+}
+
+/// Says that a data key stays although no other conversation had it when the erasure began.
+pub(super) fn note_kept(erasure: &mut Erasure, data_keys: usize) {
+    let erased = erasure.rows.get("data_keys").copied().unwrap_or_default();
+    if erased < data_keys as i64 && !erasure.stays.iter().any(|line| line.starts_with(SHARED)) {
+        erasure.stays.push(format!(
+            "{SHARED}, because its conversation went on meanwhile: backups and WAL can be read until that is erased"
+        ));
+    }
+}
+
+/// How the line of a key that stays begins.
+const SHARED: &str = "the data key of its texts";
 
 /// Those of these keys that no row has any more. A conversation that went on meanwhile keeps its key.
 pub(super) async fn unused(tx: &mut PgConnection, data_keys: &[String]) -> Result<Vec<String>> {
@@ -51,7 +118,7 @@ pub(super) async fn notes(
     .fetch_all(&mut *tx)
     .await?;
     notes.extend(shared.into_iter().map(|id| {
-        format!("the data key of its texts, because {id} has it too: backups and WAL can be read until that is erased")
+        format!("{SHARED}, because {id} has it too: backups and WAL can be read until that is erased")
     }));
     let keyed = sqlx::query_scalar!(
         r#"select exists (

@@ -302,7 +302,7 @@ async fn begin(tx: &mut Transaction, space: &str, page: &Page) -> Result<(String
         // An export that took a session before we did has its row by now, and the next one finds no session.
         exports: taken(&mut *tx, &page.sessions).await?,
         rows: counts.into_iter().map(|(table, count)| (table.to_owned(), count as i64)).collect(),
-        data_keys: keys::only_of(&mut *tx, &page.conversations).await?,
+        data_keys: keys::all_of(&mut *tx, &page.conversations).await?,
     };
     let erasure_id = format!("erase_{}", Uuid::now_v7().simple());
     sqlx::query!(

@@ -12,7 +12,7 @@ pub(super) async fn lock(
     healed: &mut Vec<Healed>,
 ) -> Result<(Conversation, Locked)> {
     let row = sqlx::query!(
-        "select conversation_id, space_id, mailbox_id, seed_message_count from conversation_sessions
+        "select conversation_id, space_id, mailbox_id, seed_message_count, data_key from conversation_sessions
         where session_id = $1",
         session_id
     )
@@ -22,13 +22,15 @@ pub(super) async fn lock(
     let conversation = match run::lock_conversation(tx, &row.conversation_id).await {
         Err(Error::NotFound { .. }) => {
             sqlx::query!(
-                "insert into conversation_counters (conversation_id, space_id, mailbox_id, last_message_number)
-                values ($1, $2, $3, $4)
+                "insert into conversation_counters
+                    (conversation_id, space_id, mailbox_id, last_message_number, data_key)
+                values ($1, $2, $3, $4, $5)
                 on conflict (conversation_id) do nothing",
                 row.conversation_id,
                 row.space_id,
                 row.mailbox_id,
-                i64::from(row.seed_message_count)
+                i64::from(row.seed_message_count),
+                row.data_key
             )
             .execute(&mut *tx)
             .await?;

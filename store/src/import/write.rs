@@ -90,7 +90,7 @@ impl Writer {
             Section::Event => self.events(&json_of(&rows)?),
             Section::Call => self.calls(&self.sealed(&rows)?),
             Section::Delivery => self.deliveries(&self.sealed(&rows)?),
-            Section::Inbox => self.inbox(&self.sealed(&rows)?),
+            Section::Inbox => self.inbox(&self.sealed(&self.hashed(rows))?),
         };
         batch.execute(tx).await?;
         Ok(())
@@ -100,6 +100,16 @@ impl Writer {
     /// [`Seal::value`] knows.
     fn sealed(&self, rows: &[Line]) -> Result<String> {
         self.seal.json(json_of(rows)?)
+    }
+
+    /// The rows of an inbox, with the hashes that a repeated message is compared with here.
+    fn hashed(&self, mut rows: Vec<Line>) -> Vec<Line> {
+        for row in &mut rows {
+            if let Line::Inbox(row) = row {
+                row.content_sha256 = self.seal.hash(std::mem::take(&mut row.content_sha256));
+            }
+        }
+        rows
     }
 
     /// Writes the journal entries that follow the bundle's last one, and has the search read the session.

@@ -61,6 +61,7 @@ struct Due {
     steps: i64,
     failed_calls: i64,
     active_at: DateTime<Utc>,
+    sealed: bool,
 }
 
 impl Store {
@@ -175,7 +176,8 @@ async fn due(tx: &mut PgConnection) -> Result<Vec<Due>> {
             (select count(*) from tool_calls c where c.session_id = s.session_id and c.status = 'failed') as "failed_calls!",
             coalesce((
                 select e.ts from session_events e where e.session_id = s.session_id order by e.seq desc limit 1
-            ), s.started_at) as "active_at!"
+            ), s.started_at) as "active_at!",
+            s.data_key is not null as "sealed!"
         from search_sessions h
         join conversation_sessions s using (session_id)
         where h.due_at <= clock_timestamp()
@@ -234,7 +236,7 @@ async fn write(
     read: &[(i64, String)],
     senders: Vec<String>,
 ) -> Result<bool> {
-    let (bodies, tools) = words(read);
+    let (bodies, tools) = words(read, one.sealed);
     let parts: Vec<i32> = (one.parts..).take(bodies.len()).collect();
     if !bodies.is_empty() {
         sqlx::query!(
@@ -284,13 +286,13 @@ async fn write(
 }
 
 /// The texts of these messages, a part each, and the tools that they ask for.
-fn words(read: &[(i64, String)]) -> (Vec<String>, Vec<String>) {
+fn words(read: &[(i64, String)], is_sealed: bool) -> (Vec<String>, Vec<String>) {
     let (mut parts, mut tools) = (Vec::new(), BTreeSet::new());
     let mut part = String::new();
     for (_, content) in read {
         let mut add = |text: &str| {
             // What is encrypted is not searched: the index would be the texts in clear.
-            if may_be_sealed(text) {
+            if is_sealed && may_be_sealed(text) {
                 return;
             }
             part.push_str(&text.replace('\0', " "));

@@ -56,8 +56,11 @@ async fn verify(store: &Store, output: &Output, space: Option<&str>) -> anyhow::
     Ok(if sound { Exit::Ok } else { Exit::Divergence })
 }
 
-fn text(Checked { blobs, wrong, missing }: &Checked) -> String {
+fn text(Checked { blobs, sealed, wrong, missing }: &Checked) -> String {
     let mut text = format!("Read {}\n", count(*blobs, "blob"));
+    if *sealed > 0 {
+        text += &format!("Not read: {} of encrypted conversations\n", count(*sealed, "blob"));
+    }
     for (what, names) in [("wrong", wrong), ("missing", missing)] {
         for name in names {
             text += &format!("{what}: {}\n", printable(name));

@@ -76,6 +76,9 @@ pub async fn step(mut job: Job, ctx: Data<Arc<Ctx>>) -> Result<(), BoxDynError> 
         if let ClaimEnd::Left { agent } = &end {
             held::leave(&ctx, &job, agent).await;
         }
+        if let ClaimEnd::WithoutKey { why } = &end {
+            held::wait_for_key(&ctx, &job, why).await;
+        }
         if let ClaimEnd::SetBack { kind, back } = &end {
             telemetry::failed(&Span::current(), kind);
             provider::set_back(&ctx, &job, back).await;
@@ -105,6 +108,13 @@ async fn work(ctx: &Ctx, job: &Job) -> ClaimEnd {
     loop {
         match hydrate_and_run(ctx, job, session_id, &mut counts).await {
             Ok(end) => return end,
+            // The database does its work, so this is none of its faults, and no attempt.
+            Err(error @ Error::Keys { .. }) => {
+                if let Err(error) = withdraw(ctx, job, &SessionId::from(session_id), &mut counts).await {
+                    warn!(%error, "The intent of a model call could not be withdrawn");
+                }
+                return ClaimEnd::WithoutKey { why: error.to_string() };
+            }
             Err(error) if error.is_transient() && job.lease.is_live() => {
                 faults += 1;
                 warn!(%error, "A database fault interrupted the step; trying again");

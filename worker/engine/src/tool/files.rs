@@ -246,7 +246,7 @@ fn write(
         Err(error) if error.kind() == ErrorKind::NotFound => {}
         Err(error) => return Err(fault(error)),
     }
-    replace(&parent, &name, call_id, content, stop).map_err(fault)?;
+    replace(&parent, &name, (call_id, FILE_MODE), content, stop).map_err(fault)?;
     sync_folders(&dir, folder).map_err(fault)?;
     Ok(written(path, content))
 }
@@ -286,7 +286,7 @@ fn written(path: &str, content: &[u8]) -> ToolOutput {
 fn replace(
     parent: &Dir,
     name: &Path,
-    call_id: &CallId,
+    (call_id, mode): (&CallId, u32),
     content: &[u8],
     stop: &CancellationToken,
 ) -> io::Result<()> {
@@ -295,7 +295,7 @@ fn replace(
     let key = hex::encode(&Sha256::digest(call_id.as_str())[..8]);
     let part = |n: usize| format!(".{key}.{n}.part");
     let mut options = OpenOptions::new();
-    options.write(true).create_new(true).mode(FILE_MODE);
+    options.write(true).create_new(true).mode(mode);
     let mut n = 0;
     let mut file = loop {
         match parent.open_with(part(n), &options) {

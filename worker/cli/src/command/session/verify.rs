@@ -40,7 +40,9 @@ pub(super) async fn verify(
             match look(store, id, args.rebuild).await {
                 Ok((verification, rebuilt)) => results.add(&verification, rebuilt.as_ref())?,
                 // Report an unreadable log and go on with the other sessions.
-                Err(error @ Error::Corrupt { .. }) if args.all => results.unreadable(id, &error),
+                Err(error @ (Error::Corrupt { .. } | Error::Keys { .. })) if args.all => {
+                    results.unreadable(id, &error)
+                }
                 Err(error) => return Err(error.into()),
             }
         }

@@ -1,4 +1,5 @@
-//! Steps that are given back and wait without a slot: those that a pause holds up, and those whose agent this process lacks.
+//! Steps that are given back and wait without a slot: those that a pause holds up, those whose agent this process lacks, and
+//! those of texts whose data key cannot be had.
 
 use super::{ClaimEnd, Counts, Decided, withdraw};
 use crate::ctx::Ctx;
@@ -6,7 +7,7 @@ use crate::model::provider_of;
 use std::time::Duration;
 use tracing::{info, warn};
 use wakeful_config::AgentError;
-use wakeful_store::queue::Job;
+use wakeful_store::queue::{self, Job};
 use wakeful_workflow::advance::Performed;
 use wakeful_workflow::agent::{Agent, Limits};
 use wakeful_workflow::fault::Fault;
@@ -16,6 +17,9 @@ use wakeful_workflow::session::Session;
 
 /// A waiting job looks by itself after this time, in case that nothing lets it go.
 const LOOK: Duration = Duration::from_secs(300);
+
+/// The key store is asked again after the delay of so many attempts: about two seconds.
+const KEY_ATTEMPTS: i32 = 3;
 
 /// Returns the end of the claim if a pause holds up what the step does next. A run that ends is never held up, and neither is a
 /// replay.
@@ -62,6 +66,14 @@ pub(super) async fn hold(ctx: &Ctx, job: &Job, subject: &Subject, why: &str) {
         Err(error) => {
             warn!(%error, "The job could not be given back; workers can claim it when its lease ends")
         }
+    }
+}
+
+/// Gives the job back until the key store is asked again. It does not count as an attempt, however often.
+pub(super) async fn wait_for_key(ctx: &Ctx, job: &Job, why: &str) {
+    warn!(session.id = job.session_id, why, "The step waits for its data key");
+    if let Err(error) = ctx.store.postpone(&job.lease, queue::delay(KEY_ATTEMPTS, None), why).await {
+        warn!(%error, "The job could not be given back; workers can claim it when its lease ends");
     }
 }
 

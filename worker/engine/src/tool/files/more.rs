@@ -1,12 +1,12 @@
 //! `list_files`, `edit_file` and `search_files`.
 
 use super::{
-    MAX_WRITE_BYTES, Workspace, blocking, io_fault, named_file, open_workspace, regular_file, relative,
-    replace, sync_folders, written,
+    FILE_MODE, MAX_WRITE_BYTES, Workspace, blocking, io_fault, named_file, open_workspace, regular_file,
+    relative, replace, sync_folders, written,
 };
 use crate::tool::{FileUse, Tool, ToolCallContext, ToolError, ToolOutput, parse_arguments};
 use async_trait::async_trait;
-use cap_std::fs::{Dir, OpenOptions, OpenOptionsExt as _};
+use cap_std::fs::{Dir, OpenOptions, OpenOptionsExt as _, PermissionsExt as _};
 use regex::bytes::{Regex, RegexBuilder};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -29,7 +29,7 @@ const MAX_SEARCHED_BYTES: u64 = 4 << 20;
 /// A search ends after this time with what it has found.
 const SEARCH_TIME: Duration = Duration::from_secs(20);
 /// A compiled pattern is not larger than this. Matching takes linear time, whatever the pattern.
-const PATTERN_BYTES: usize = 1 << 20;
+const PATTERN_BYTES: usize = 64 << 10;
 const MAX_DEPTH: usize = 128;
 
 /// Lists the files of the session.
@@ -249,6 +249,20 @@ fn list(workspace: &Workspace, path: Option<&str>) -> Result<ToolOutput, ToolErr
     Ok(ToolOutput::text(if text.is_empty() { "There are no files.".to_owned() } else { text }))
 }
 
+/// At how many places `part` begins within `text`. Places may overlap: "aa" is twice in "aaa".
+fn places(text: &str, part: &str) -> usize {
+    let (mut from, mut count) = (0, 0);
+    while let Some(at) = text[from..].find(part) {
+        count += 1;
+        let at = from + at;
+        from = at + text[at..].chars().next().map_or(1, char::len_utf8);
+        if from > text.len() {
+            break;
+        }
+    }
+    count
+}
+
 fn edit(
     workspace: &Workspace,
     call_id: &CallId,
@@ -263,7 +277,10 @@ fn edit(
     let dir = open_workspace(workspace)?.ok_or_else(|| super::nothing(path))?;
     let parent =
         if below.as_os_str().is_empty() { dir.try_clone() } else { dir.open_dir(&below) }.map_err(fault)?;
-    regular_file(path, parent.symlink_metadata(&name).map_err(fault)?.file_type())?;
+    let metadata = parent.symlink_metadata(&name).map_err(fault)?;
+    regular_file(path, metadata.file_type())?;
+    // A program stays one.
+    let mode = FILE_MODE | (metadata.permissions().mode() & 0o111);
     let text = read_text(&parent, &name, MAX_WRITE_BYTES as u64).map_err(fault)?;
     let text = text.ok_or_else(|| {
         ToolError(format!(
@@ -271,7 +288,7 @@ fn edit(
         ))
     })?;
     let text = String::from_utf8(text).map_err(|_| ToolError(format!("{path:?} is no UTF-8 text.")))?;
-    let edited = match text.matches(old.as_str()).count() {
+    let edited = match places(&text, old) {
         0 => {
             return Err(ToolError(format!(
                 "{path:?} does not have this text. Read the file, and give it exactly."
@@ -285,7 +302,7 @@ fn edit(
         }
     };
     super::check_size(edited.as_bytes())?;
-    replace(&parent, &name, call_id, edited.as_bytes(), stop).map_err(fault)?;
+    replace(&parent, &name, (call_id, mode), edited.as_bytes(), stop).map_err(fault)?;
     sync_folders(&dir, &below).map_err(fault)?;
     Ok(written(path, edited.as_bytes()))
 }
@@ -324,6 +341,9 @@ fn search(
                 return Ok(true);
             };
             for (number, line) in bytes.split(|byte| *byte == b'\n').enumerate() {
+                if stop.is_cancelled() || began.elapsed() > SEARCH_TIME {
+                    return Ok(false);
+                }
                 if pattern.is_match(line) {
                     found += 1;
                     if found > MAX_FOUND {
@@ -354,6 +374,7 @@ mod tests {
     use super::*;
     use crate::tool::files::tests::context;
     use std::fs;
+    use std::os::unix::fs::PermissionsExt as _;
 
     async fn run(tool: &dyn Tool, root: &Path, arguments: Value) -> Result<String, String> {
         let output = tool.call(&context(root, true), arguments).await;
@@ -388,7 +409,14 @@ mod tests {
         assert!(edit("two", "2").await.unwrap_err().contains("2 times"));
         assert!(edit("four", "4").await.unwrap_err().contains("does not have"));
         assert!(edit("one two\n", "1\n").await.unwrap().contains("Wrote 12 bytes"));
-        assert_eq!(fs::read_to_string(root.path().join("a")).unwrap(), "1\ntwo three\n");
+        let file = root.path().join("a");
+        assert_eq!(fs::read_to_string(&file).unwrap(), "1\ntwo three\n");
+        fs::write(&file, "ééé\n").unwrap();
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o750)).unwrap();
+        assert!(edit("éé", "e").await.unwrap_err().contains("2 times"), "also where they overlap");
+        assert!(edit("ééé", "e").await.is_ok());
+        let mode = fs::metadata(&file).unwrap().permissions().mode();
+        assert_eq!(mode & 0o100, 0o100, "a program stays one: {mode:o}");
     }
 
     #[tokio::test]
