@@ -17,7 +17,7 @@ pub struct Counted {
     pub count: i64,
 }
 
-/// The queue at one minute.
+/// The queue as one reading found it; in a history, the highest readings of five minutes.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct QueueSample {
@@ -101,7 +101,8 @@ impl Store {
         Ok(())
     }
 
-    /// The queue over the last day, oldest first, at most 288 samples: of each five minutes the deepest.
+    /// The queue over the last day, oldest first, at most 288 samples: of each five minutes the
+    /// highest reading of each number. What came and went between two readings is not in it.
     ///
     /// # Errors
     /// [`crate::Error::Database`].

@@ -225,3 +225,24 @@ async fn a_tail_goes_on_as_entries_are_written() {
     })
     .await;
 }
+
+#[tokio::test]
+async fn a_message_to_a_session_that_has_ended_names_the_way_on() {
+    let database = Database::new().await;
+    let model = ModelServer::turns(vec![Answer::text("Done.")]).await;
+    let options = options(&model);
+    let process = options.serve(&database).await;
+    let client = process.client();
+    let answer = client.chat("c1", "First.").await;
+    let id = answer["session_id"].as_str().unwrap();
+    client.wait_for(id, "completed").await;
+    for (end, possible) in [("archive", "possible: terminate; "), ("terminate", "")] {
+        assert_eq!(run(&options, &database.url, &["session", end, id]).await.code, 0);
+        let refused = run(&options, &database.url, &["session", "send", id, "Second."]).await;
+        let expected = format!(
+            "send is not possible now; {possible}to go on in its conversation: wakeful session new c1\n"
+        );
+        assert!(refused.code == 4 && refused.err.ends_with(&expected), "{}", refused.err);
+    }
+    assert_eq!(run(&options, &database.url, &["session", "new", "c1"]).await.code, 0);
+}

@@ -3,7 +3,7 @@
 (() => {
   const body = document.body;
   document.documentElement.classList.add("scripted");
-  let paused = false;
+  let stopped = false;
   let loading = false;
   let again = false;
 
@@ -92,23 +92,23 @@
     const stop = () => { if (source) source.close(); };
     document.addEventListener("visibilitychange", () => {
       stop();
-      if (!document.hidden && !paused) { start(); refresh(); }
+      if (!document.hidden && !stopped) { start(); refresh(); }
     });
-    document.addEventListener("paused", () => { stop(); if (!paused) { start(); refresh(); } });
+    document.addEventListener("stopped", () => { stop(); if (!stopped) { start(); refresh(); } });
     if (!document.hidden) start();
   }
 
   function every(seconds) {
-    const tick = () => { if (!paused && !document.hidden) refresh(); };
+    const tick = () => { if (!stopped && !document.hidden) refresh(); };
     setInterval(tick, seconds * 1000);
     document.addEventListener("visibilitychange", tick);
   }
 
-  function pause() {
-    paused = !paused;
-    document.documentElement.classList.toggle("paused", paused);
-    document.querySelectorAll("[data-pause]").forEach((one) => { one.textContent = paused ? "Go on" : "Pause"; });
-    document.dispatchEvent(new Event("paused"));
+  function toggleUpdates() {
+    stopped = !stopped;
+    document.documentElement.classList.toggle("stopped", stopped);
+    document.querySelectorAll("[data-updates]").forEach((one) => { one.textContent = stopped ? "Go on updating" : "Stop updating"; });
+    document.dispatchEvent(new Event("stopped"));
   }
 
   // What a person copies: ids and new tokens.
@@ -160,7 +160,7 @@
       const act = document.querySelector("main form[method=post] button");
       if (act) act.focus();
     }
-    else if (event.key === "p" && (body.dataset.live || body.dataset.refresh)) pause();
+    else if (event.key === "p" && (body.dataset.live || body.dataset.refresh)) toggleUpdates();
     else if (event.key === "?") document.getElementById("keys").showModal();
     else if (event.key === "/") {
       const first = document.querySelector("main input:not([type=hidden]):not([type=radio]), main textarea");
@@ -168,9 +168,9 @@
     }
   });
 
-  document.querySelectorAll("[data-pause]").forEach((one) => {
+  document.querySelectorAll("[data-updates]").forEach((one) => {
     one.hidden = false;
-    one.addEventListener("click", pause);
+    one.addEventListener("click", toggleUpdates);
   });
   copies(document);
   // Without a choice the system's theme is shown, which only the browser knows.

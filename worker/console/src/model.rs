@@ -407,6 +407,13 @@ pub(crate) struct Audited {
     pub times: i64,
 }
 
+impl Audited {
+    /// What the actor is, unless the name says it: "this machine" is one.
+    pub fn kind(&self) -> Option<&str> {
+        Some(self.actor_kind.as_str()).filter(|kind| !self.actor.ends_with(kind))
+    }
+}
+
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Token {
     pub token_id: String,

@@ -164,12 +164,12 @@ async fn delete(config: &Config, output: &Output, days: u32, yes: bool) -> anyho
 fn table(rows: &[Audited]) -> Table {
     let mut table = Table::new(&[
         Column::number("AGE"),
-        Column::fixed("WHO"),
+        Column::flexible("WHO"),
         Column::fixed("VERB"),
         Column::fixed("OUTCOME"),
-        Column::fixed("TARGET"),
-        Column::fixed("FROM").extra(),
-        Column::flexible("WHY").extra(),
+        Column::id("TARGET"),
+        Column::fixed("FROM").below(),
+        Column::flexible("WHY").below(),
     ]);
     for row in rows {
         let outcome = match (row.status, row.times) {

@@ -238,7 +238,7 @@ fn table(batches: &[Batch]) -> Table {
         Column::fixed("STATUS"),
         Column::number("AGE"),
         Column::number("DONE"),
-        Column::flexible("WHY"),
+        Column::flexible("WHY").below(),
     ]);
     for batch in batches {
         let tone = match batch.status.as_str() {
@@ -262,7 +262,7 @@ fn table(batches: &[Batch]) -> Table {
 fn members_table(members: &[Member]) -> Table {
     let mut table = Table::new(&[
         Column::number("N"),
-        Column::fixed("SESSION"),
+        Column::id("SESSION"),
         Column::fixed("OUTCOME"),
         Column::fixed("RESULT"),
         Column::flexible("DETAIL"),

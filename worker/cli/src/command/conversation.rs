@@ -89,7 +89,7 @@ async fn history(store: &Store, output: &Output, id: &str, limit: i64) -> anyhow
     output.items(&items, || table(&items))?;
     more(output, items.len(), limit);
     if output.for_people() {
-        print(&format!("\n{}\n", sums(&store.history_totals(id).await?)))?;
+        print(&format!("\n{}", output.block(&sums(&store.history_totals(id).await?), 0)))?;
     }
     Ok(Exit::Ok)
 }

@@ -160,7 +160,7 @@ async fn show(store: &Store, output: &Output, space: Option<&str>, id: &str) -> 
             let _ = write!(text, "\n{}", output.aligned(&list_table(&sessions, None), 0));
             let _ = writeln!(
                 text,
-                "\nTo retry them: wakeful session retry --filter error={} --prove 10 --reason …",
+                "\nTo retry them:\n  wakeful session retry --filter error={} --prove 10 --reason …",
                 group.fingerprint
             );
         }

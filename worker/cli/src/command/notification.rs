@@ -77,11 +77,11 @@ fn table(found: &[Notification]) -> Table {
     let mut table = Table::new(&[
         Column::fixed("NOTIFICATION"),
         Column::fixed("STATUS"),
-        Column::fixed("RULE"),
-        Column::fixed("KIND"),
+        Column::fixed("RULE").below(),
+        Column::flexible("KIND"),
         Column::number("COUNT"),
         Column::number("AGE"),
-        Column::flexible("NOTE"),
+        Column::flexible("NOTE").below(),
     ]);
     for one in found {
         table.row([

@@ -24,7 +24,8 @@ pub(super) enum Format {
 /// The option `-o`, the same in every command.
 #[derive(Debug, clap::Args)]
 pub(super) struct OutputArgs {
-    /// Output format; without it, a table on a terminal and plain lines in a pipe.
+    /// Output format; without it, a table on a terminal and plain lines in a pipe. A table in a pipe is as wide as the
+    /// variable COLUMNS says.
     #[arg(short = 'o', long = "output", value_name = "FORMAT", value_enum, global = true)]
     output: Option<Format>,
 }
@@ -51,7 +52,7 @@ impl Output {
         let terminal = std::io::stdout().is_terminal();
         let set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
         let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
-        let width = if terminal { comfy_table::Table::new().width() } else { None };
+        let width = if terminal { comfy_table::Table::new().width() } else { columns(args.output) };
         Output { format: args.output, terminal, colour: terminal && !dumb && !set("NO_COLOR"), width }
     }
 
@@ -140,6 +141,12 @@ impl Output {
     }
 }
 
+/// The width of a table that was asked for in a pipe, as `watch` and its like say it. `None`: no limit.
+fn columns(format: Option<Format>) -> Option<u16> {
+    let columns = std::env::var("COLUMNS").ok().filter(|_| format == Some(Format::Table))?;
+    columns.parse().ok().filter(|width| *width >= 20)
+}
+
 /// Meaning of a text, which decides its colour. The words have the same meaning without colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Tone {
@@ -196,6 +203,8 @@ pub(super) struct Column {
     flexible: bool,
     /// Left out on a narrow terminal.
     extra: bool,
+    /// On a narrow terminal, on a line of its own under its row.
+    below: bool,
     /// Cut to [`SHORT_ID`] characters on a narrow terminal.
     id: bool,
 }
@@ -203,7 +212,7 @@ pub(super) struct Column {
 impl Column {
     /// A column as wide as its content, for ids and words that users copy.
     pub const fn fixed(head: &'static str) -> Column {
-        Column { head, right: false, flexible: false, extra: false, id: false }
+        Column { head, right: false, flexible: false, extra: false, below: false, id: false }
     }
 
     /// A column of ids. A narrow terminal shows their beginnings, which commands accept too.
@@ -213,17 +222,22 @@ impl Column {
 
     /// A right-aligned column as wide as its content.
     pub const fn number(head: &'static str) -> Column {
-        Column { head, right: true, flexible: false, extra: false, id: false }
+        Column { head, right: true, flexible: false, extra: false, below: false, id: false }
     }
 
     /// A column that is cut to the width left over.
     pub const fn flexible(head: &'static str) -> Column {
-        Column { head, right: false, flexible: true, extra: false, id: false }
+        Column { head, right: false, flexible: true, extra: false, below: false, id: false }
     }
 
     /// Not shown on a terminal of fewer than [`NARROW`] columns.
     pub const fn extra(self) -> Column {
         Column { extra: true, ..self }
+    }
+
+    /// On a terminal of fewer than [`NARROW`] columns, shown under its row.
+    pub const fn below(self) -> Column {
+        Column { below: true, ..self }
     }
 }
 
@@ -280,9 +294,10 @@ impl Table {
             table.set_content_arrangement(ContentArrangement::Dynamic).set_width(width);
         }
         let narrow = width.is_some_and(|width| width < NARROW);
-        let shown = |column: &Column| !(narrow && column.extra);
+        let shown = |column: &Column| !(narrow && (column.extra || column.below));
         let columns: Vec<&Column> = self.columns.iter().filter(|column| shown(column)).collect();
-        if columns.iter().any(|column| !column.head.is_empty()) {
+        let heads = usize::from(columns.iter().any(|column| !column.head.is_empty()));
+        if heads > 0 {
             let mut head = Row::from(columns.iter().map(|column| {
                 let head = comfy_table::Cell::new(column.head).add_attribute(Attribute::Dim);
                 if column.right { head.set_alignment(CellAlignment::Right) } else { head }
@@ -325,11 +340,28 @@ impl Table {
                 }
             }
         }
+        // Each row is one line, unless the table wraps; a table that wraps has nothing below its rows.
+        let mut below = self.rows.iter().map(|row| if narrow { self.below(row) } else { String::new() });
         let mut text = String::new();
-        for line in table.lines() {
+        for (index, line) in table.lines().enumerate() {
             let _ = writeln!(text, "{}", line.trim_end());
+            let under = if index < heads { None } else { below.next() };
+            if let Some(under) = under.filter(|under| !under.is_empty()) {
+                let mut line = Table::new(&[Column::flexible("")]);
+                line.row([Cell { text: under, tone: Tone::Faint }]);
+                text.push_str(&line.aligned(width, colour, indent + 4));
+            }
         }
         text
+    }
+
+    /// What stands under a row on a narrow terminal: `why: ticket 311`.
+    fn below(&self, row: &[Cell]) -> String {
+        let said = |(cell, column): (&Cell, &Column)| {
+            let says = column.below && !matches!(cell.text.as_str(), "" | "-");
+            says.then(|| format!("{}: {}", column.head.to_lowercase(), cell.text))
+        };
+        row.iter().zip(&self.columns).filter_map(said).collect::<Vec<_>>().join(", ")
     }
 }
 
@@ -358,15 +390,16 @@ pub(super) fn count(number: i64, noun: &str) -> String {
     if number == 1 { format!("1 {noun}") } else { format!("{number} {noun}s") }
 }
 
-/// A span of time in one unit: `12s`, `5m`, `3h`, `9d`.
+/// A span of time in one unit, rounded: `12s`, `5m`, `3h`, `9d`. What ends in 2 hours less a moment ends in `2h`.
 pub(super) fn span(seconds: f64) -> String {
     let seconds = seconds.abs();
+    let in_unit = |length: f64| (seconds / length).round() as u64;
     match seconds {
-        s if s < 1.0 => format!("{}ms", (s * 1000.0) as u64),
-        s if s < 120.0 => format!("{}s", s as u64),
-        s if s < 7200.0 => format!("{}m", (s / 60.0) as u64),
-        s if s < 172_800.0 => format!("{}h", (s / 3600.0) as u64),
-        s => format!("{}d", (s / 86_400.0) as u64),
+        s if s < 0.9995 => format!("{}ms", in_unit(0.001)),
+        _ if in_unit(1.0) < 120 => format!("{}s", in_unit(1.0)),
+        _ if in_unit(60.0) < 120 => format!("{}m", in_unit(60.0)),
+        _ if in_unit(3600.0) < 48 => format!("{}h", in_unit(3600.0)),
+        _ => format!("{}d", in_unit(86_400.0)),
     }
 }
 

@@ -63,6 +63,25 @@ fn a_narrow_terminal_goes_without_what_is_extra() {
 }
 
 #[test]
+fn a_narrow_terminal_shows_below_a_row_what_is_long() {
+    let mut table = Table::new(&[
+        Column::fixed("ID"),
+        Column::fixed("FROM").below(),
+        Column::flexible("WHY").below(),
+        Column::number("N"),
+    ]);
+    table.row(["a".into(), "::1".into(), "many words ".repeat(20).into(), 5.into()]);
+    table.row(["b".into(), "-".into(), "".into(), 6.into()]);
+    let narrow = plain(Some(40), false).aligned(&table, 0);
+    let lines: Vec<&str> = narrow.lines().collect();
+    assert_eq!([lines[0], lines[1], lines[3]], ["ID  N", "a   5", "b   6"], "{narrow}");
+    assert!(lines[2].starts_with("    from: ::1, why: many words") && lines[2].ends_with('…'), "{narrow}");
+    assert!(lines[2].chars().count() <= 40 && lines.len() == 4, "{narrow}");
+    assert!(plain(Some(120), false).aligned(&table, 0).starts_with("ID  FROM  WHY"));
+    assert_eq!(table.lines().lines().nth(1), Some("b\t-\t\t6"));
+}
+
+#[test]
 fn a_block_is_wrapped_and_indented_so_that_it_forges_no_heading() {
     let text = plain(Some(40), false).block("one two three four five six seven eight nine\n#2 user", 4);
     assert!(text.lines().all(|line| line.starts_with("    ") && line.chars().count() <= 40), "{text}");
@@ -83,8 +102,9 @@ fn colour_is_for_terminals() {
 
 #[test]
 fn spans_and_money_are_short() {
-    let spans: Vec<String> = [0.25, 59.9, 119.0, 120.0, 7200.0, 200_000.0].into_iter().map(span).collect();
-    assert_eq!(spans, ["250ms", "59s", "119s", "2m", "2h", "2d"]);
+    let spans: Vec<String> =
+        [0.25, 0.9999, 59.9, 119.0, 119.9, 7199.0, 200_000.0].into_iter().map(span).collect();
+    assert_eq!(spans, ["250ms", "1s", "60s", "119s", "2m", "2h", "2d"]);
     assert_eq!([dollars(0), dollars(1_234_567), dollars(99)], ["$0.0000", "$1.2345", "$0.0000"]);
 }
 

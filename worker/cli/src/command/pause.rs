@@ -127,13 +127,14 @@ pub(in crate::command) fn said(pause: &Pause) -> String {
     let by = pause.by.as_deref().map(|by| format!(" by {by}")).unwrap_or_default();
     let until = pause.until.filter(|at| *at > Utc::now());
     let until = until.map(|at| format!("; it ends in {}", span((at - Utc::now()).as_seconds_f64())));
+    let since = (Utc::now() - pause.since).num_seconds();
+    let since = if since < 1 { String::new() } else { format!(", {} ago", age(pause.since)) };
     let waiting = count(pause.waiting, "session");
     let wait = if pause.waiting == 1 { "waits" } else { "wait" };
-    let state = if pause.resuming_since.is_some() { "goes on step by step" } else { "is paused" };
+    let state = if pause.resuming_since.is_some() { "goes on step by step, paused" } else { "is paused" };
     printable(&format!(
-        "{} {state}{by} since {} ago: {}; {waiting} {wait}{}",
+        "{} {state}{by}{since}: {}; {waiting} {wait}{}",
         pause.what(),
-        age(pause.since),
         pause.reason.trim_end_matches('.'),
         until.unwrap_or_default()
     ))

@@ -1,7 +1,7 @@
 //! Checks of what this host talks to: the server that listens here, the database, the workers and their work.
 
 use super::super::output::{count, span};
-use super::{Report, upgrade};
+use super::{Report, fleet, upgrade};
 use crate::client::address::{self, Address};
 use std::time::Duration;
 use wakeful_channels::chat::legacy;
@@ -262,29 +262,8 @@ async fn role(store: &Store, report: &mut Report) -> Result<(), Error> {
 }
 
 async fn work(config: &Config, store: &Store, report: &mut Report) -> Result<(), Error> {
-    let silent_after_s = config.queue.heartbeat.as_secs_f64() * 3.0;
     let workers = store.workers().await?;
-    let (alive, silent): (Vec<_>, Vec<_>) =
-        workers.iter().partition(|worker| worker.beat_age_s < silent_after_s);
-    if alive.is_empty() {
-        let last =
-            silent.first().map(|worker| format!("; the last beat was {} ago", span(worker.beat_age_s)));
-        report.warning(
-            "workers",
-            format!("none is alive{}", last.unwrap_or_default()),
-            "start one: wakeful serve --roles worker. Until then messages are accepted but not answered",
-        );
-    } else {
-        let mut versions: Vec<&str> = alive.iter().map(|worker| worker.version.as_str()).collect();
-        versions.sort_unstable();
-        versions.dedup();
-        let gone = if silent.is_empty() {
-            String::new()
-        } else {
-            format!(", {} gone silent within a day", silent.len())
-        };
-        report.ok("workers", format!("{} alive (version {}){gone}", alive.len(), versions.join(", ")));
-    }
+    let alive = fleet::check(&workers, config.queue.heartbeat, report);
     upgrade::workers(store, &alive, report).await?;
     let connections = store.fleet_connections(None).await?;
     match connections.shortage() {

@@ -72,7 +72,7 @@ pub(in crate::command) fn resolve_delivery(session_id: &str, delivery_id: &str) 
 }
 
 /// Quotes a word for a shell. Call ids come from the provider and may hold any character.
-fn quoted(word: &str) -> String {
+pub(super) fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "_-.:/".contains(c);
     if !word.is_empty() && word.chars().all(plain) && !word.starts_with('-') {
         return word.to_owned();

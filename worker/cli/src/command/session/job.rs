@@ -116,9 +116,16 @@ pub(super) fn of_outage(job: &JobView, around: Surroundings) -> Option<Finding> 
         ),
         None => return None,
     };
-    let remedy = "It goes on by itself when the provider answers. To answer meanwhile, give the agent a model of another \
-                  provider ([agents.NAME] fallback) and restart the workers. All providers that fail: wakeful queue status";
-    Some(Finding { why, remedy: Some(remedy.to_owned()) })
+    // `queue status` lists gates. While no gate is shut it shows nothing, and a scripted model has none.
+    let list = match job.waits_for {
+        Some(_) => " All providers that fail: wakeful queue status",
+        None => "",
+    };
+    let remedy = format!(
+        "It goes on by itself when the provider answers. To answer meanwhile, give the agent a model of another provider \
+         ([agents.NAME] fallback) and restart the workers.{list}"
+    );
+    Some(Finding { why, remedy: Some(remedy) })
 }
 
 /// Says in a few words what holds up a session's step, for lists: `job` is that of its summary, and `attempts` the limit of its

@@ -218,8 +218,8 @@ async fn send(
         attachments: Vec::new(),
     };
     let woken = match store.send(id, &message).await {
-        Err(Error::Conflict { session_id, status, wanted }) => {
-            return Ok(not_now(&session_id, status, wanted));
+        Err(Error::Conflict { session_id, status, .. }) => {
+            return not_now(store, &session_id, status, "send").await;
         }
         sent => sent?,
     };
@@ -260,7 +260,7 @@ async fn steer(
     };
     let run_id = match steered {
         Err(Error::Conflict { session_id, status, wanted }) => {
-            return Ok(not_now(&session_id, status, wanted));
+            return not_now(store, &session_id, status, wanted).await;
         }
         steered => steered?,
     };
@@ -272,20 +272,41 @@ async fn steer(
     Ok(Exit::Ok)
 }
 
-/// Reports a conflict, and which commands are possible instead.
-fn not_now(session_id: &str, status: SessionStatus, wanted: &str) -> Exit {
+/// Reports a conflict, and which commands are possible instead. An archived or terminated session never runs again, so its
+/// conversation goes on in a new one.
+async fn not_now(
+    store: &Store,
+    session_id: &str,
+    status: SessionStatus,
+    wanted: &str,
+) -> anyhow::Result<Exit> {
     let possible: Vec<&str> = valid_verbs(status)
         .iter()
         // The API's word for `session send`.
         .map(|verb| if *verb == "messages" { "send" } else { verb })
         .collect();
-    let possible = if possible.is_empty() { "nothing".to_owned() } else { possible.join(", ") };
+    let mut ways = Vec::new();
+    if !possible.is_empty() {
+        ways.push(format!("possible: {}", possible.join(", ")));
+    }
+    if matches!(status, SessionStatus::Archived | SessionStatus::Terminated) {
+        let session = store.session(None, session_id).await?;
+        let space = match session.space_id.as_str() {
+            "default" => String::new(),
+            space => format!(" --space {}", printable(space)),
+        };
+        ways.push(format!(
+            "to go on in its conversation: wakeful session new {}{space}",
+            effects::quoted(&printable(&session.conversation_id))
+        ));
+    }
     eprintln!(
-        "wakeful: session {} is {}: {wanted} is not possible now; possible: {possible}",
+        "wakeful: session {} is {}: {wanted} is not possible now; {}",
         printable(session_id),
-        status.as_str()
+        status.as_str(),
+        ways.join("; ")
     );
-    Exit::Conflict
+    Ok(Exit::Conflict)
 }
 
 /// Formats token counts and cost for headers: `12 in (4 cached), 3 out, $0.0010`.

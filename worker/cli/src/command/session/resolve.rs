@@ -63,7 +63,7 @@ pub(super) async fn resolve(store: &Store, output: &Output, args: Args) -> anyho
             return Err(Error::NotFound { what: "call or delivery", id }.into());
         }
         Err(Error::Conflict { session_id, status, wanted }) => {
-            return Ok(not_now(&session_id, status, wanted));
+            return not_now(store, &session_id, status, wanted).await;
         }
         resolved => resolved?,
     };

@@ -251,7 +251,7 @@ fn tool_calls(content: &Value) -> Vec<String> {
 
 fn runs(runs: &[RunView]) -> Table {
     let mut table = Table::new(&[
-        Column::fixed("RUN"),
+        Column::id("RUN"),
         Column::fixed("STATUS"),
         Column::number("STEPS"),
         Column::number("CALLS"),

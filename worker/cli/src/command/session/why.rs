@@ -422,8 +422,11 @@ fn facts(standing: &Standing) -> Table {
         fact("run", Cell::status(&run.status), steps);
     }
     for job in &standing.jobs {
+        // When a held job is looked at again says nothing of the pause's end, which the reason above has.
+        let held = job.held.is_some() || job.lacks_agent.is_some();
         let status = match (job.leased, job.due_in_s > 0.0) {
             (true, true) => "leased",
+            (false, true) if held => "held",
             (false, true) => "delayed",
             (_, false) => "ready",
         };
@@ -437,6 +440,8 @@ fn facts(standing: &Standing) -> Table {
                 format!("by {} for another {}", job.worker_id.as_deref().unwrap_or("?"), span(job.due_in_s))
             }
             "delayed" => format!("for another {}", span(job.due_in_s)),
+            "held" if job.held.is_some() => "by the pause".to_owned(),
+            "held" => "until a worker has its agent".to_owned(),
             _ => format!("for {}", span(job.due_in_s)),
         };
         let about = format!("{what}, {due}, attempt {}, stuck {}", job.attempt, job.stuck);

@@ -168,10 +168,26 @@ fn a_step_that_waits_for_its_provider_says_since_when_and_what_comes_next() {
     }
     waits.jobs[0].next_probe_in_s = None;
     assert!(first(&waits, AROUND).contains("it is back"), "{}", first(&waits, AROUND));
+    assert!(first(&waits, AROUND).contains("wakeful queue status"), "it lists the shut gate");
     waits.jobs[0].waits_for = None;
     assert!(first(&waits, AROUND).contains("is tried again in"), "{}", first(&waits, AROUND));
+    assert!(!first(&waits, AROUND).contains("queue status"), "without a gate it shows nothing of this");
     waits.jobs[0].leased = true;
     assert!(first(&waits, AROUND).contains("took step 3"), "{}", first(&waits, AROUND));
+}
+
+#[test]
+fn a_paused_session_names_one_time() {
+    let mut paused = running(job(false, 240.0));
+    paused.jobs[0].held = Some(serde_json::json!({
+        "kind": "agent", "name": "support", "reason": "Wrong prices.", "by": "ann", "resuming": false,
+        "since": Utc::now(), "until": Utc::now() + chrono::Duration::hours(1),
+    }));
+    let why = first(&paused, AROUND);
+    assert!(why.contains("It ends by itself in 60m."), "{why}");
+    let rows = format!("{:?}", facts(&paused));
+    assert!(rows.contains("\"held\"") && rows.contains("step 3, by the pause, attempt"), "{rows}");
+    assert!(!rows.contains("for another"), "{rows}");
 }
 
 #[test]
