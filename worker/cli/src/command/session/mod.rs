@@ -279,9 +279,15 @@ fn not_now(session_id: &str, status: SessionStatus, wanted: &str) -> Exit {
         // The API's word for `session send`.
         .map(|verb| if *verb == "messages" { "send" } else { verb })
         .collect();
-    let possible = if possible.is_empty() { "nothing".to_owned() } else { possible.join(", ") };
+    let mut ways =
+        if possible.is_empty() { String::new() } else { format!("; possible: {}", possible.join(", ")) };
+    if matches!(status, SessionStatus::Archived | SessionStatus::Terminated)
+        && matches!(wanted, "send" | "retry")
+    {
+        ways.push_str("; `wakeful session new CONVERSATION` starts a new session in its conversation");
+    }
     eprintln!(
-        "wakeful: session {} is {}: {wanted} is not possible now; possible: {possible}",
+        "wakeful: session {} is {}: {wanted} is not possible now{ways}",
         printable(session_id),
         status.as_str()
     );
