@@ -22,7 +22,7 @@ async fn a_body_that_is_no_message_is_refused_and_nothing_is_written() {
         (b"{\"text\":\"a\"}\n}", StatusCode::BAD_REQUEST, "line 2 column 1"),
         (b"[]", StatusCode::BAD_REQUEST, "line 1"),
         (b"{}", StatusCode::BAD_REQUEST, "`text`"),
-        (b"{\"text\":5}", StatusCode::BAD_REQUEST, "string"),
+        (b"{\"text\":5}", StatusCode::BAD_REQUEST, "`text` is 5: it must be a string"),
         (b"{\"text\":\"\"}", StatusCode::BAD_REQUEST, "`text` is empty"),
         (b"{\"text\":\"a\",\"txt\":1}", StatusCode::BAD_REQUEST, "`txt`"),
         (b"{\"text\":\"a\\u0000b\"}", StatusCode::BAD_REQUEST, "NUL"),
@@ -137,6 +137,34 @@ async fn a_query_or_a_header_that_cannot_be_read_is_400() {
             .await
             .unwrap_or_else(|error| panic!("{path}: {error}"));
     }
+    let no_cursor = "`cursor` does not belong to this list";
+    let no_size = "`limit` is from 1 to 500";
+    for (path, says) in [
+        ("/v1/sessions?cursor=zzz", no_cursor),
+        ("/v1/sessions?cursor=dlv_0", no_cursor),
+        ("/v1/replays?cursor=zzz", no_cursor),
+        ("/v1/conversations/c1/sessions?cursor=zzz", no_cursor),
+        ("/v1/deliveries?cursor=zzz", no_cursor),
+        ("/v1/batches?cursor=zzz", no_cursor),
+        ("/v1/notifications?cursor=zzz", no_cursor),
+        ("/v1/tokens?cursor=zzz", no_cursor),
+        ("/v1/errors?cursor=zzz", no_cursor),
+        ("/v1/sessions?limit=0", no_size),
+        ("/v1/sessions?limit=501", no_size),
+        ("/v1/deliveries?limit=0", no_size),
+        ("/v1/schedules?limit=9999", no_size),
+        ("/v1/sessions?since=yesterday", "`since` must be a time such as 20"),
+        ("/v1/sessions?cost_over=abc", "`cost_over` must be a number such as 0.25"),
+    ] {
+        refused(client.get_request(path), StatusCode::BAD_REQUEST, says)
+            .await
+            .unwrap_or_else(|error| panic!("{path}: {error}"));
+    }
+    let spaced = client.get_request("/v1/sessions").header("X-Wakeful-Space", "bad space");
+    refused(spaced, StatusCode::BAD_REQUEST, "1 to 64 letters, digits").await.unwrap();
+    // The beginning of an id finds its session.
+    let (status, found) = client.get(&format!("/v1/sessions/{}", &id[..id.len() - 4])).await;
+    assert_eq!((status, found["session_id"].as_str()), (StatusCode::OK, Some(id)), "{found}");
     for last in ["x", "", "1.5", "99999999999999999999"] {
         let request = client.get_request(&format!("/v1/sessions/{id}/stream")).header("Last-Event-ID", last);
         refused(request, StatusCode::BAD_REQUEST, "Last-Event-ID")

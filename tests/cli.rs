@@ -89,6 +89,25 @@ async fn each_failure_of_a_command_has_its_exit_status() {
     );
     assert_eq!(cli(&["session", "send", id, "Other.", "--client-key", "k1"]).await.code, 4);
 
+    let ran = cli(&["session", "retry"]).await;
+    assert!(ran.code == 2 && ran.err.contains("--filter"), "{}", ran.err);
+    let ran = cli(&["session", "verify"]).await;
+    assert!(ran.code == 2 && ran.err.contains("--all"), "{}", ran.err);
+    let ran = cli(&["session", "list", "--cost-over", "abc"]).await;
+    assert!(ran.code == 2 && ran.err.contains("a number of dollars"), "{}", ran.err);
+    let new = cli(&["session", "new", "c1", "-o", "json"]).await.json();
+    assert_eq!(cli(&["session", "terminate", new["session_id"].as_str().unwrap()]).await.code, 0);
+    let ran = cli(&["session", "send", new["session_id"].as_str().unwrap(), "x"]).await;
+    assert!(
+        ran.code == 4 && ran.err.contains("send is not possible now; `wakeful session new CONVERSATION`"),
+        "{}",
+        ran.err
+    );
+    let ran = cli(&["absurd", "--from", &database.url, "scan"]).await;
+    assert!(ran.code == 3 && ran.err.contains("is not Absurd's database: --from"), "{}", ran.err);
+    let ran = cli(&["absurd", "--from", "postgres://localhost:1/x", "scan"]).await;
+    assert!(ran.code == 6 && ran.err.contains("check --from"), "{}", ran.err);
+
     let nowhere = "postgres://someone:secret-word@127.0.0.1:1/nothing";
     let ran = run(&options, nowhere, &["session", "list"]).await;
     assert_eq!(ran.code, 6, "{}", ran.err);

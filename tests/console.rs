@@ -156,6 +156,12 @@ async fn every_page_answers_with_what_there_is_and_loads_nothing_from_elsewhere(
     ] {
         assert!(browser.open(&path).await.html.contains(shown), "{path} shows {shown}");
     }
+    let short =
+        browser.get(&format!("/console/sessions/{}?tab=effects", &session[..session.len() - 1])).await;
+    assert_eq!(
+        (short.status, short.location()),
+        (StatusCode::SEE_OTHER, format!("/console/sessions/{session}?tab=effects"))
+    );
     let style = browser.open("/").await.link("/assets/console.");
     let asset = browser.get(&style).await;
     assert_eq!(asset.header("content-type"), "text/css; charset=utf-8");

@@ -108,6 +108,36 @@ async fn each_kind_of_pause_holds_its_sessions_and_no_others_until_it_ends() {
     let id = house.client.chat("c-free", "hello").await["session_id"].as_str().unwrap().to_owned();
     house.client.wait_for(&id, "completed").await;
     assert_eq!(house.client.post("/v1/pauses/end", &json!({"kind": "queue"})).await.0.as_u16(), 404);
+    // A pause that would be over at once is none.
+    for span in ["0s", "367d"] {
+        let (code, said) = house.run(&["pause", "begin", "queue", "--reason", "x", "--for", span]).await;
+        assert!(code == 2 && said.contains("--for is from 1s to 366d"), "{span}: {said}");
+    }
+    assert_eq!(house.count("select count(*) from pauses where kind = 'queue'").await, 0);
+    // A name that nothing has is paused, with a warning.
+    for (kind, name) in [
+        ("agent", "nosuch"),
+        ("space", "nosuch"),
+        ("trigger", "nosuch"),
+        ("provider", "nosuch"),
+        ("tool", "nosuch"),
+        ("conversation", "nosuch"),
+        ("schedule", "nosuch"),
+    ] {
+        let (code, said) = house.run(&["pause", "begin", kind, name, "--reason", "x"]).await;
+        assert!(code == 0 && said.contains("nothing here has been called"), "{kind}: {said}");
+    }
+    for (kind, name) in [
+        ("agent", "default"),
+        ("space", "default"),
+        ("trigger", "chat"),
+        ("provider", "openai"),
+        ("tool", "ask_user"),
+        ("conversation", "c-free"),
+    ] {
+        let (code, said) = house.run(&["pause", "begin", kind, name, "--reason", "x"]).await;
+        assert!(code == 0 && !said.contains("nothing here has been called"), "{kind}: {said}");
+    }
     assert_eq!(
         house.client.post("/v1/pauses", &json!({"kind": "queue", "reason": " "})).await.0.as_u16(),
         400

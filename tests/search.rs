@@ -214,6 +214,10 @@ async fn tools_errors_costs_and_users_are_found_while_workers_work_and_errors_st
     let (_, heard) = client.post(&format!("{path}/mute"), &json!({"for_s": 0})).await;
     assert_eq!((&heard["muted"], &heard["muted_by"]), (&json!(false), &Value::Null));
     assert_eq!(client.post("/v1/errors/none/mute", &json!({})).await.0, StatusCode::NOT_FOUND);
+    // A mute of no time is refused: it would end one, and not begin one.
+    let mute = ["errors", "mute", fingerprint, "--for", "0s"];
+    let refused = crate::cli::run(&options, &database.url, &mute).await;
+    assert!(refused.code == 2 && refused.err.contains("--for is from 1s"), "{} {}", refused.out, refused.err);
     let (_, audit) = client.get("/v1/audit?verb=errors").await;
     let verbs: Vec<&str> =
         audit["items"].as_array().unwrap().iter().map(|row| row["verb"].as_str().unwrap()).collect();

@@ -70,6 +70,7 @@ impl Store {
         rate: Option<f64>,
     ) -> Result<Pause> {
         act::because(Some(reason));
+        act::on(&subject.id());
         let mut tx = self.pool.begin().await?;
         sqlx::query!(
             "insert into pauses (pause_id, kind, name, reason, paused_by, ends_at, rate)
@@ -101,6 +102,7 @@ impl Store {
     /// # Errors
     /// [`Error::NotFound`] if it is not paused, [`Error::Database`].
     pub async fn resume(&self, subject: &Subject, rate: Option<f64>) -> Result<()> {
+        act::on(&subject.id());
         let mut tx = self.pool.begin().await?;
         let resumed = sqlx::query!(
             "update pauses

@@ -263,7 +263,7 @@ pub(crate) async fn put_in_inbox(
     }
     let newest = run::newest(tx, &session.session_id).await?;
     let Some(arrival) = inbox::on_arrival(session.status, session.cancel_requested, newest.is_some()) else {
-        return Err(conflict(session, "message"));
+        return Err(conflict(session, "send"));
     };
     let pending = sqlx::query_scalar!(
         r#"select count(*) as "count!" from session_inbox where session_id = $1 and status = 'pending'"#,

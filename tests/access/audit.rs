@@ -36,6 +36,12 @@ async fn every_write_of_the_api_and_the_command_line_is_recorded_with_who_what_w
         .run(&["schedule", "create", "daily", "--cron", "0 9 * * *", "--prompt", "Go.", "--as", "eve"])
         .await;
     stage.run(&["session", "list"]).await;
+    // A preview only looks.
+    let preview = json!({"verb": "archive", "filter": {"status": "completed"}, "dry_run": true});
+    assert_eq!(stage.post(token, "/v1/batches", &preview).await.0, StatusCode::OK);
+    stage.run(&["pause", "begin", "agent", "default", "--reason", "a fix", "--as", "eve"]).await;
+    let paused = json!({"kind": "agent", "name": "default"});
+    assert_eq!(stage.post(token, "/v1/pauses/end", &paused).await.0, StatusCode::ACCEPTED);
 
     let got: Vec<(Value, Value, Value, Value)> = rows(&stage, "")
         .await
@@ -46,6 +52,8 @@ async fn every_write_of_the_api_and_the_command_line_is_recorded_with_who_what_w
         (json!(actor), json!(verb), json!(target), json!(reason))
     };
     let want = [
+        row("ci", "pause.end", "agent:default", None),
+        row("eve", "pause.begin", "agent:default", Some("a fix")),
         row("eve", "schedule.create", "daily", None),
         row("eve", "session.terminate", &id, Some("for good")),
         row("ci", "session.archive", &id, Some("no longer needed")),
@@ -55,7 +63,7 @@ async fn every_write_of_the_api_and_the_command_line_is_recorded_with_who_what_w
     ];
     assert_eq!(got, want);
     let of_token = rows(&stage, &format!("actor={token_id}")).await;
-    assert_eq!(of_token.len(), 3);
+    assert_eq!(of_token.len(), 4);
     for row in &of_token {
         assert_eq!((&row["address"], &row["token_id"]), (&json!("127.0.0.1"), &json!(token_id)));
         assert_eq!((&row["outcome"], &row["space_id"]), (&json!("done"), &json!("default")));
@@ -63,7 +71,7 @@ async fn every_write_of_the_api_and_the_command_line_is_recorded_with_who_what_w
     // Keyset pages, and the same rows on the command line.
     let (_, first) = stage.get(TOKEN, "/v1/audit?limit=2").await;
     let next = rows(&stage, &format!("limit=2&cursor={}", first["next"])).await;
-    assert_eq!(next[0]["verb"], "session.archive");
+    assert_eq!(next[0]["verb"], "schedule.create");
     let listed = stage.run(&["audit", "list", "--verb", "session"]).await;
     let verbs: Vec<&str> =
         listed.as_array().unwrap().iter().map(|row| row["verb"].as_str().unwrap()).collect();

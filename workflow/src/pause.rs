@@ -2,6 +2,10 @@
 #![deny(missing_docs)]
 
 use crate::id::DEFAULT_SPACE;
+use std::ops::RangeInclusive;
+
+/// The seconds after which a pause may end by itself: up to a year.
+pub const LASTS_S: RangeInclusive<u64> = 1..=366 * 24 * 3600;
 
 /// What may be paused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

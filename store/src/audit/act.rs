@@ -35,7 +35,7 @@ tokio::task_local! {
 }
 
 /// Runs `work` as this act. Returns its result, the act with what was said of it meanwhile, and whether a commit has
-/// written it.
+/// written it, or it only looked.
 pub async fn acting<W: Future>(act: Act, work: W) -> (W::Output, Act, bool) {
     let acting = Arc::new(Acting { act: Mutex::new(act), is_written: AtomicBool::new(false) });
     let done = ACTING.scope(Arc::clone(&acting), work).await;
@@ -52,6 +52,11 @@ pub fn because(reason: Option<&str>) {
     if let Some(reason) = reason {
         with(|act| act.reason = Some(reason.to_owned()));
     }
+}
+
+/// Says that the task only looks, though its route or command may change something: it gets no row.
+pub fn only_looks() {
+    is_written();
 }
 
 /// Says what the task does, if it turns out to be another thing than the edge thought.

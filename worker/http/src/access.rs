@@ -203,7 +203,7 @@ impl Caller {
     /// 400 for what cannot be a space, 403 for a space beyond the token's.
     pub fn asked_space<'a>(&'a self, asked: Option<&'a str>) -> Result<&'a str, Problem> {
         match asked {
-            Some(asked) if !is_space(asked) => Err(Problem::bad_request("`space` names no space")),
+            Some(asked) if !is_space(asked) => Err(no_space("space", asked)),
             Some(asked) if !self.everywhere && asked != self.space() => {
                 let said = format!("this token is for the space {} only", self.space());
                 Err(Problem::new(StatusCode::FORBIDDEN, said))
@@ -333,8 +333,18 @@ impl Caller {
 /// 400 for what cannot be a space.
 pub(crate) fn named_space(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
     let Some(name) = headers.get(SPACE) else { return Ok(None) };
-    let name = name.to_str().ok().filter(|name| is_space(name));
-    name.map(Some).ok_or_else(|| Problem::bad_request(format!("`{SPACE}` names no space")))
+    match name.to_str() {
+        Ok(name) if is_space(name) => Ok(Some(name)),
+        _ => Err(no_space(SPACE, &String::from_utf8_lossy(name.as_bytes()))),
+    }
+}
+
+/// The error for a name that no space can have.
+fn no_space(field: &str, name: &str) -> Problem {
+    let shown: String = name.chars().take(80).collect();
+    Problem::bad_request(format!(
+        "`{field}`: {shown:?} names no space: it has 1 to 64 letters, digits, -, _ and ."
+    ))
 }
 
 /// Whether a proxy adds this header, which runs on this machine and passes on what others ask.

@@ -149,7 +149,7 @@ pub(crate) async fn list(
     for (name, given) in [("actor", &query.actor), ("verb", &query.verb), ("target", &query.target)] {
         crate::body::check_text(name, given.as_deref(), 512)?;
     }
-    let limit = limit(query.limit);
+    let limit = limit(query.limit)?;
     let filter = AuditFilter {
         actor: query.actor,
         verb: query.verb,

@@ -3,7 +3,7 @@
 use super::sessions::{Answer, limit, next_page, page};
 use super::steer::REASON_BYTES;
 use crate::access::Caller;
-use crate::body::{Id, check_text, idempotency_key, parse};
+use crate::body::{Id, check_cursor, check_text, idempotency_key, parse};
 use crate::openapi::{Operation, either, of};
 use crate::problem::Problem;
 use crate::search::{Refused, Search};
@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use wakeful_engine::ctx::Ctx;
+use wakeful_store::audit::act;
 use wakeful_store::batch::{Batch, Chosen, NewBatch, Steer, Verb};
 use wakeful_store::batch::{Member, Preview};
 use wakeful_store::fork::Model;
@@ -157,6 +158,7 @@ pub(super) async fn create(
     let new = input.batch(Some(space), filter, model)?;
     if input.dry_run {
         let preview = within(scope, ctx.store.preview_batch(&new)).await?;
+        act::only_looks();
         return Ok((StatusCode::OK, Json(json!(preview))));
     }
     let (batch, is_duplicate) = within(scope, ctx.store.create_batch(&new)).await?;
@@ -180,8 +182,8 @@ pub(super) async fn list(
 ) -> Answer {
     let Query(query) = query?;
     check_text("status", query.status.as_deref(), 256)?;
-    check_text("cursor", query.cursor.as_deref(), 256)?;
-    let limit = limit(query.limit);
+    check_cursor(query.cursor.as_deref(), "batch")?;
+    let limit = limit(query.limit)?;
     let items = ctx
         .store
         .batches(Some(caller.space()), query.status.as_deref(), query.cursor.as_deref(), limit)
@@ -219,7 +221,7 @@ pub(super) async fn members(
     check_text("outcome", query.outcome.as_deref(), 256)?;
     check_text("result", query.result.as_deref(), 256)?;
     ctx.store.batch(Some(caller.space()), &id).await?;
-    let limit = limit(query.limit);
+    let limit = limit(query.limit)?;
     let (outcome, result) = (query.outcome.as_deref(), query.result.as_deref());
     let items =
         ctx.store.batch_members(Some(caller.space()), &id, outcome, result, query.cursor, limit).await?;

@@ -1,5 +1,6 @@
 //! Helpers that handlers share: they read ids, keys and bodies, and answer an accepted message.
 
+use crate::plain;
 use crate::problem::Problem;
 use axum::Json;
 use axum::extract::{FromRequestParts, Path};
@@ -51,8 +52,17 @@ pub fn parse<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, Problem> 
     if !text.trim_start().starts_with('{') {
         return Err(Problem::bad_request("the body is not the JSON that is expected: an object, at line 1"));
     }
-    serde_json::from_str(text)
-        .map_err(|error| Problem::bad_request(format!("the body is not the JSON that is expected: {error}")))
+    let wrong = |path: &str, error: serde_json::Error| {
+        let reason = plain::reason(path, &error.to_string());
+        Problem::bad_request(format!("the body is not the JSON that is expected: {reason}"))
+    };
+    let mut json = serde_json::Deserializer::from_str(text);
+    let parsed = serde_path_to_error::deserialize(&mut json).map_err(|error| {
+        let path = error.path().to_string();
+        wrong(&path, error.into_inner())
+    })?;
+    json.end().map_err(|error| wrong("", error))?;
+    Ok(parsed)
 }
 
 /// Checks a message's text: not empty, and without NUL, which the database cannot store.
@@ -64,6 +74,27 @@ pub fn message_text(text: String) -> Result<String, Problem> {
         return Err(Problem::bad_request("`text` contains a NUL character"));
     }
     Ok(text)
+}
+
+/// The error for a cursor of another list.
+pub(crate) const NO_CURSOR: &str =
+    "`cursor` does not belong to this list: give the `next` of the previous page";
+
+/// Checks the cursor of a list whose cursors are ids that begin with `prefix`.
+///
+/// # Errors
+/// 400 for what is not such an id.
+pub(crate) fn check_cursor(cursor: Option<&str>, prefix: &str) -> Result<(), Problem> {
+    let is_id = |cursor: &str| {
+        let rest = cursor.strip_prefix(prefix).and_then(|rest| rest.strip_prefix('_'));
+        rest.is_some_and(|rest| {
+            (1..=64).contains(&rest.len()) && rest.bytes().all(|byte| byte.is_ascii_alphanumeric())
+        })
+    };
+    match cursor {
+        Some(cursor) if !is_id(cursor) => Err(Problem::bad_request(NO_CURSOR)),
+        Some(_) | None => Ok(()),
+    }
 }
 
 /// Checks a short text of a request.

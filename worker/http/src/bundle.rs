@@ -24,7 +24,7 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::sync::Semaphore;
 use tracing::{error, info};
 use wakeful_engine::ctx::Ctx;
-use wakeful_store::audit::act::{Act, acting};
+use wakeful_store::audit::act::{self, Act, acting};
 use wakeful_store::export::Export;
 use wakeful_store::import::{self, Imported};
 use wakeful_store::space::Scope;
@@ -117,7 +117,9 @@ pub(super) async fn import(
     };
     let file = spool(body, limits).await?;
     if verify_only {
-        return Ok((StatusCode::OK, Json(import::check(file.path(), limits, |_| {}).await?)));
+        let checked = import::check(file.path(), limits, |_| {}).await?;
+        act::only_looks();
+        return Ok((StatusCode::OK, Json(checked)));
     }
     let imported = ctx.store.import(file.path(), caller.space(), limits, |_| {}).await?;
     info!(session.id = imported.session_id.as_deref(), sha256 = %imported.sha256, "A session was imported");

@@ -3,7 +3,7 @@
 use super::sessions::{Answer, limit, next_page, page};
 use crate::access::Caller;
 use crate::body::Id;
-use crate::body::{check_text, idempotency_key, parse};
+use crate::body::{NO_CURSOR, check_cursor, check_text, idempotency_key, parse};
 use crate::openapi::{Operation, Shape, both, page_of};
 use crate::problem::Problem;
 use axum::Json;
@@ -37,9 +37,9 @@ pub(super) async fn sessions(
     query: Result<Query<ChainQuery>, QueryRejection>,
 ) -> Answer {
     let Query(query) = query?;
-    check_text("cursor", query.cursor.as_deref(), 256)?;
+    check_cursor(query.cursor.as_deref(), "sess")?;
     let conversation_id = caller.conversation(&id)?;
-    let limit = limit(query.limit);
+    let limit = limit(query.limit)?;
     let items = ctx.store.chain(&conversation_id, query.cursor.as_deref(), limit).await?;
     let next = next_page(&items, limit, |last| json!(last.session_id));
     page(&items, next)
@@ -58,12 +58,10 @@ pub(super) async fn history(
     if let Some(cursor) = &query.cursor
         && history::parse(cursor).is_none()
     {
-        return Err(Problem::bad_request(
-            "`cursor` does not belong to this list: give the `next` of the previous page",
-        ));
+        return Err(Problem::bad_request(NO_CURSOR));
     }
     let conversation_id = caller.conversation(&id)?;
-    let limit = limit(query.limit);
+    let limit = limit(query.limit)?;
     let items = ctx.store.history(&conversation_id, query.cursor.as_deref(), limit).await?;
     let next = next_page(&items, limit, |last| json!(last.cursor));
     let totals = ctx.store.history_totals(&conversation_id).await?;

@@ -4,7 +4,7 @@ use super::sessions::{Answer, limit, next_page, page};
 use super::steer::REASON_BYTES;
 use crate::access::Caller;
 use crate::body::Id;
-use crate::body::{check_text, parse};
+use crate::body::{check_cursor, check_text, parse};
 use crate::openapi::Operation;
 use crate::openapi::of;
 use crate::problem::Problem;
@@ -46,8 +46,8 @@ pub(super) async fn list(
     let Query(query) = query?;
     check_text("session_id", query.session_id.as_deref(), 256)?;
     check_text("channel", query.channel.as_deref(), 256)?;
-    check_text("cursor", query.cursor.as_deref(), 256)?;
-    let limit = limit(query.limit);
+    check_cursor(query.cursor.as_deref(), "dlv")?;
+    let limit = limit(query.limit)?;
     let filter = DeliveryFilter {
         space_id: Some(caller.space().to_owned()),
         only_live: !query.all && query.session_id.is_none() && query.conversation_id.is_none(),

@@ -3,7 +3,7 @@
 use super::sessions::{Answer, limit, page};
 use super::steer::REASON_BYTES;
 use crate::access::Caller;
-use crate::body::{Id, check_text, parse};
+use crate::body::{Id, NO_CURSOR, check_text, parse};
 use crate::openapi::Operation;
 use crate::openapi::{both, of};
 use crate::problem::Problem;
@@ -54,7 +54,7 @@ pub(super) async fn list(
         Some("all") => None,
         Some(_) => return Err(Problem::bad_request("`muted` is `true`, `false` or `all`")),
     };
-    let limit = limit(query.limit);
+    let limit = limit(query.limit)?;
     let filter = ErrorFilter {
         space_id: Some(space.to_owned()),
         muted,
@@ -77,8 +77,7 @@ fn cursor(text: &str) -> Result<(DateTime<Utc>, String), Problem> {
         let at = DateTime::from_timestamp_micros(at.parse().ok()?)?;
         (fingerprint.len() <= 16).then(|| (at, fingerprint.to_owned()))
     });
-    let said = "`cursor` does not belong to this list: give the `next` of the previous page";
-    parts.ok_or_else(|| Problem::bad_request(said))
+    parts.ok_or_else(|| Problem::bad_request(NO_CURSOR))
 }
 
 /// One group, with how many of its sessions are still failed.

@@ -27,6 +27,7 @@ mod notifications;
 pub mod openapi;
 mod overview;
 mod pauses;
+pub mod plain;
 pub mod problem;
 mod scope;
 pub mod search;

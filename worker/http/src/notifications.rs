@@ -1,7 +1,7 @@
 //! Notifications: list, show and send again.
 
 use crate::access::Caller;
-use crate::body::{Id, check_text};
+use crate::body::{Id, check_cursor, check_text};
 use crate::object;
 use crate::openapi::{Operation, both, of as shape_of};
 use crate::problem::Problem;
@@ -49,8 +49,8 @@ pub(super) async fn list(
 ) -> Answer {
     let Query(query) = query?;
     check_text("rule", query.rule.as_deref(), 64)?;
-    check_text("cursor", query.cursor.as_deref(), 256)?;
-    let limit = limit(query.limit);
+    check_cursor(query.cursor.as_deref(), "ntf")?;
+    let limit = limit(query.limit)?;
     let (scope, filter) = of(&caller);
     let filter = NotificationFilter {
         statuses: query.status.as_deref().map(statuses).transpose().map_err(Problem::bad_request)?,

@@ -17,10 +17,8 @@ use std::time::Duration;
 use wakeful_engine::ctx::Ctx;
 use wakeful_store::pause::Pause;
 use wakeful_store::space::{Scope, within};
-use wakeful_workflow::pause::{Kind, Subject};
+use wakeful_workflow::pause::{Kind, LASTS_S, Subject};
 
-/// The longest pause that ends by itself: a year.
-const LONGEST_S: u64 = 366 * 24 * 3600;
 /// The fastest rate, in sessions a second.
 const FASTEST: f64 = 1000.0;
 
@@ -60,8 +58,8 @@ pub(super) async fn begin(
         return Err(Problem::bad_request("`reason` says why, for those who wait"));
     }
     check_text("reason", Some(&asked.reason), super::steer::REASON_BYTES)?;
-    if asked.for_s.is_some_and(|seconds| !(1..=LONGEST_S).contains(&seconds)) {
-        return Err(Problem::bad_request(format!("`for_s` is from 1 to {LONGEST_S}")));
+    if asked.for_s.is_some_and(|seconds| !LASTS_S.contains(&seconds)) {
+        return Err(Problem::bad_request(format!("`for_s` is from 1 to {}", LASTS_S.end())));
     }
     let (lasts, rate) = (asked.for_s.map(Duration::from_secs), rate(asked.rate)?);
     let pause = within(Scope::All, ctx.store.pause(&subject, &asked.reason, lasts, rate)).await?;

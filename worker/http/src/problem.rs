@@ -1,5 +1,6 @@
 //! Errors as `application/problem+json` (RFC 9457).
 
+use crate::plain;
 use axum::extract::rejection::{BytesRejection, PathRejection, QueryRejection};
 use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
@@ -106,10 +107,10 @@ pub fn valid_verbs(status: SessionStatus) -> &'static [&'static str] {
     }
 }
 
-/// A hint for a message to an archived or terminated session.
+/// The way on from an archived or terminated session.
 fn new_session_hint(status: SessionStatus, wanted: &str) -> &'static str {
     let is_away = matches!(status, SessionStatus::Archived | SessionStatus::Terminated);
-    if is_away && wanted == "message" {
+    if is_away && matches!(wanted, "send" | "retry") {
         "; `POST /v1/conversations/{id}/new` starts a new session in its conversation"
     } else {
         ""
@@ -227,15 +228,10 @@ fn of_query(said: &str) -> String {
     let Some((name, reason)) = said.split_once(": ") else {
         return format!("the query cannot be read: {said}");
     };
-    let is_number = ["invalid digit", "cannot parse integer", "number too"];
-    let wants = if is_number.iter().any(|start| reason.starts_with(start)) {
-        "must be a whole number that fits"
-    } else if reason.contains("`true` or `false`") {
-        "must be `true` or `false`"
-    } else {
-        return format!("the query parameter `{name}` cannot be read: {reason}");
-    };
-    format!("the query parameter `{name}` {wants}")
+    match plain::value(reason) {
+        Some(wanted) => format!("the query parameter `{name}` must be {wanted}"),
+        None => format!("the query parameter {}", plain::reason(name, reason)),
+    }
 }
 
 impl From<PathRejection> for Problem {
@@ -263,6 +259,8 @@ mod tests {
     struct TestQuery {
         limit: Option<i64>,
         all: Option<bool>,
+        over: Option<f64>,
+        since: Option<chrono::DateTime<chrono::Utc>>,
     }
 
     #[test]
@@ -271,8 +269,10 @@ mod tests {
             ("limit=many", "the query parameter `limit` must be a whole number that fits"),
             ("limit=", "the query parameter `limit` must be a whole number that fits"),
             ("all=yes", "the query parameter `all` must be `true` or `false`"),
+            ("over=abc", "the query parameter `over` must be a number such as 0.25"),
+            ("since=yesterday", "the query parameter `since` must be a time such as 2026-11-23T08:00:00Z"),
             ("limit=1&limit=2", "the query parameter `limit` is given more than once"),
-            ("limits=1", "there is no query parameter `limits`; there is `limit` or `all`"),
+            ("limits=1", "there is no query parameter `limits`; there is `limit`, `all`, `over`, `since`"),
         ] {
             let uri: Uri = format!("/x?{query}").parse().unwrap();
             let refused = Query::<TestQuery>::try_from_uri(&uri).unwrap_err();

@@ -2,7 +2,7 @@
 //! `wakeful session list`.
 
 use crate::access::Caller;
-use crate::body::check_text;
+use crate::body::{check_cursor, check_text};
 use crate::problem::Problem;
 use crate::sessions::{limit, no_trigger};
 use chrono::{DateTime, Utc};
@@ -121,7 +121,6 @@ impl Search {
             return wrong(format!("no status {status:?}; there are: {}", known.join(", ")));
         }
         for (name, text) in [
-            ("cursor", &self.cursor),
             ("trigger_type", &self.trigger_type),
             ("agent", &self.agent),
             ("space", &self.space),
@@ -134,6 +133,8 @@ impl Search {
             check_text(name, text.as_deref(), LONGEST)
                 .map_err(|problem| Refused::Wrong(problem.to_string()))?;
         }
+        check_cursor(self.cursor.as_deref(), "sess")
+            .map_err(|problem| Refused::Wrong(problem.to_string()))?;
         if self.cost_over.is_some_and(|dollars| !(0.0..=1e9).contains(&dollars)) {
             return wrong("`cost_over` is a number of dollars, 0 or more".to_owned());
         }
@@ -180,7 +181,7 @@ impl Search {
             failed_calls: self.failed_calls,
             by_activity: self.sort.as_deref() == Some("activity"),
             before: self.cursor.clone(),
-            limit: limit(self.limit),
+            limit: limit(self.limit).map_err(|problem| Refused::Wrong(problem.to_string()))?,
         })
     }
 

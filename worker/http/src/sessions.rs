@@ -34,6 +34,11 @@ const PAGE: i64 = 50;
 /// … and at most.
 const PAGE_LIMIT: i64 = 500;
 
+/// The digits of a session's id, after `sess_`.
+const ID_DIGITS: usize = 32;
+/// How many sessions with one beginning are looked at.
+const BEGIN_SO: i64 = 20;
+
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct PageQuery {
@@ -61,14 +66,20 @@ pub(super) struct EventsQuery {
 }
 
 impl PageQuery {
-    fn limit(&self) -> i64 {
+    fn limit(&self) -> Result<i64, Problem> {
         limit(self.limit)
     }
 }
 
 /// The page size for what the caller asked.
-pub fn limit(asked: Option<i64>) -> i64 {
-    asked.unwrap_or(PAGE).clamp(1, PAGE_LIMIT)
+///
+/// # Errors
+/// 400 for a size that no page has.
+pub fn limit(asked: Option<i64>) -> Result<i64, Problem> {
+    match asked.unwrap_or(PAGE) {
+        size @ 1..=PAGE_LIMIT => Ok(size),
+        _ => Err(Problem::bad_request(format!("`limit` is from 1 to {PAGE_LIMIT}"))),
+    }
 }
 
 pub(super) type Answer = Result<Json<Value>, Problem>;
@@ -119,9 +130,39 @@ pub fn no_trigger(trigger_type: &str) -> String {
     format!("no session has the trigger type {trigger_type:?}; there are: {}", trigger::OWN.join(", "))
 }
 
-/// The session with its runs, latest messages, steps, calls and deliveries.
+/// The session with its runs, latest messages, steps, calls and deliveries. The beginning of an id is enough here, if no other
+/// session begins so: the answer has the whole id.
 pub(super) async fn show(State(ctx): State<Arc<Ctx>>, caller: Caller, Id(id): Id) -> Answer {
+    let id = if is_beginning(&id) { whole(&ctx, &caller, id).await? } else { id };
     Ok(Json(detail(&ctx.store, &caller.reach, &id).await?))
+}
+
+/// Whether a text may be the beginning of a session's id, and is not a whole one.
+pub fn is_beginning(id: &str) -> bool {
+    let digits = id.strip_prefix("sess_").unwrap_or_default();
+    (1..ID_DIGITS).contains(&digits.len()) && digits.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+/// The one session of the caller's space that begins so. Without one, `id` itself, which does not exist.
+async fn whole(ctx: &Ctx, caller: &Caller, id: String) -> Result<String, Problem> {
+    // Others' sessions would decide whether it is the only one, and that would tell of them.
+    if caller.reach.agent.is_some() || caller.reach.user_id.is_some() {
+        return Ok(id);
+    }
+    let found = ctx.store.sessions_that_begin(&id, BEGIN_SO).await?;
+    let is_all = (found.len() as i64) < BEGIN_SO;
+    let mut own = Vec::new();
+    for one in found {
+        match ctx.store.session_within(&caller.reach, &one).await {
+            Ok(_) => own.push(one),
+            Err(Error::NotFound { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    match own.pop() {
+        Some(whole) if own.is_empty() && is_all => Ok(whole),
+        _ => Ok(id),
+    }
 }
 
 /// The result of `GET /v1/sessions/{id}` and `wakeful session show`.
@@ -171,7 +212,7 @@ pub(super) async fn messages(
     query: Result<Query<MessagesQuery>, QueryRejection>,
 ) -> Answer {
     let query = of_session(&ctx, &caller, &id, query).await?;
-    let limit = limit(query.limit);
+    let limit = limit(query.limit)?;
     let items = ctx.store.messages_that_are(query.internal, &id, query.cursor, limit).await?;
     page(&items, older_page(&items, limit, |first| first.message_number))
 }
@@ -184,8 +225,9 @@ pub(super) async fn steps(
     query: Result<Query<PageQuery>, QueryRejection>,
 ) -> Answer {
     let query = of_session(&ctx, &caller, &id, query).await?;
-    let items = ctx.store.steps(&id, query.cursor, query.limit()).await?;
-    page(&items, older_page(&items, query.limit(), |first| first.step_number))
+    let limit = query.limit()?;
+    let items = ctx.store.steps(&id, query.cursor, limit).await?;
+    page(&items, older_page(&items, limit, |first| first.step_number))
 }
 
 /// The journal entries after the cursor, or the newest.
@@ -196,7 +238,7 @@ pub(super) async fn events(
     query: Result<Query<EventsQuery>, QueryRejection>,
 ) -> Answer {
     let query = of_session(&ctx, &caller, &id, query).await?;
-    let limit = limit(query.limit);
+    let limit = limit(query.limit)?;
     let after = match (query.cursor, query.newest) {
         (Some(_), true) => {
             return Err(Problem::bad_request("`newest` begins where it has to: leave `cursor` out"));

@@ -2,7 +2,7 @@
 
 use super::sessions::{Answer, limit, next_page, page};
 use crate::access::{Caller, Who, configured_fingerprint};
-use crate::body::{Id, check_text, parse};
+use crate::body::{Id, check_cursor, check_text, parse};
 use crate::openapi::Operation;
 use crate::openapi::{both, of};
 use crate::problem::Problem;
@@ -40,8 +40,8 @@ pub(super) async fn list(
     query: Result<Query<ListQuery>, QueryRejection>,
 ) -> Answer {
     let Query(query) = query?;
-    check_text("cursor", query.cursor.as_deref(), 256)?;
-    let limit = limit(query.limit);
+    check_cursor(query.cursor.as_deref(), "tok")?;
+    let limit = limit(query.limit)?;
     let items = ctx.store.tokens(None, query.cursor.as_deref(), limit).await?;
     let next = next_page(&items, limit, |last| json!(last.token_id));
     page(&items, next)

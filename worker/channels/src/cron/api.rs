@@ -53,7 +53,7 @@ async fn list(
 ) -> Result<Json<Value>, Problem> {
     let Query(query) = query?;
     check_text("cursor", query.cursor.as_deref(), 256)?;
-    let limit = page_size(query.limit);
+    let limit = page_size(query.limit)?;
     let schedules = ctx.store.schedules_after(caller.space(), query.cursor.as_deref(), limit).await?;
     let next = schedules.last().filter(|_| schedules.len() as i64 == limit);
     let next = next.map(|last| last.definition.name.clone());
@@ -200,7 +200,8 @@ async fn firings(
     query: Result<Query<FiringsQuery>, QueryRejection>,
 ) -> Result<Json<Value>, Problem> {
     let Query(query) = query?;
-    let limit = query.limit.unwrap_or(FIRINGS_KEPT).clamp(1, FIRINGS_KEPT);
+    // No more than that many are kept, so a larger page has all.
+    let limit = page_size(query.limit.or(Some(FIRINGS_KEPT)))?.min(FIRINGS_KEPT);
     let items = ctx.store.firings(caller.space(), &id, query.cursor, limit).await?;
     let next = items.last().filter(|_| items.len() as i64 == limit).map(|last| last.firing_id);
     Ok(Json(json!({"items": items, "next": next})))

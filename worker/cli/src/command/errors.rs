@@ -100,13 +100,14 @@ async fn errors(store: &Store, output: &Output, space: Option<&str>, verb: Verb)
         }
         Verb::Show { id } => return show(store, output, space, &id).await,
         Verb::Mute { id, length, off, reason } => {
-            let length = if off { Some(Duration::ZERO) } else { length };
-            if length.is_some_and(|length| length.as_secs() > LONGEST_S) {
+            if length.is_some_and(|length| !(1..=LONGEST_S).contains(&length.as_secs())) {
                 return Err(Usage(
-                    "--for is at most ten years; without it the group is muted for good".to_owned(),
+                    "--for is from 1s to ten years; without it the group is muted for good, and --off lists it again"
+                        .to_owned(),
                 )
                 .into());
             }
+            let length = if off { Some(Duration::ZERO) } else { length };
             store.mute_errors(space, &id, length, reason.as_deref()).await?;
             (id, if off { "is listed again" } else { "is muted" })
         }

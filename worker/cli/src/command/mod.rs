@@ -186,13 +186,19 @@ pub(crate) fn main(app: App) -> ExitCode {
         }
     };
     // `dev` and `demo` use a database of their own, which `doctor` does not look at.
-    let doctor_helps = !matches!(cli.command, Command::Dev(_) | Command::Demo);
+    let help = match &cli.command {
+        Command::Dev(_) | Command::Demo => None,
+        Command::Absurd(_) => Some(
+            "check --from (or ABSURD_DATABASE_URL); `wakeful doctor` says more of Wakeful's own database",
+        ),
+        _ => Some("`wakeful doctor` says more"),
+    };
     match run(app, cli, &matches) {
         Ok(exit) => exit.into(),
         Err(error) => {
             eprintln!("wakeful: {}", printable::printable_lines(&causes(&error)));
-            if doctor_helps && is_of_database(&error) {
-                eprintln!("wakeful: `wakeful doctor` says more");
+            if let Some(help) = help.filter(|_| is_of_database(&error)) {
+                eprintln!("wakeful: {help}");
             }
             exit_of(&error).into()
         }
@@ -241,7 +247,7 @@ fn run(app: App, cli: Cli, matches: &clap::ArgMatches) -> anyhow::Result<Exit> {
             Command::Errors(args) => errors::run(config, args).await,
             Command::Queue(args) => queue::run(config, args).await,
             Command::Absurd(args) => absurd::run(&app, config, args).await,
-            Command::Pause(args) => pause::run(config, args).await,
+            Command::Pause(args) => pause::run(&app, config, args).await,
             Command::Preflight(args) => preflight::run(&app, config, args).await,
             Command::Trigger(args) => trigger::run(config, args).await,
             Command::Worker(args) => worker::run(config, args).await,

@@ -3,12 +3,21 @@
 use super::output::{Cell, print};
 use super::output::{Column, Output, Table, Tone, age, count, printable, span, until_reader_goes};
 use super::{Exit, Usage};
+use crate::App;
 use chrono::Utc;
+use std::collections::BTreeSet;
 use std::time::Duration;
 use wakeful_config::Config;
-use wakeful_store::Store;
 use wakeful_store::pause::Pause;
-use wakeful_workflow::pause::{Kind, Subject};
+use wakeful_store::session::SessionFilter;
+use wakeful_store::{Error, Store};
+use wakeful_workflow::access::Reach;
+use wakeful_workflow::id::DEFAULT_SPACE;
+use wakeful_workflow::pause::{Kind, LASTS_S, Subject};
+use wakeful_workflow::trigger;
+
+/// How many known names a warning lists.
+const SHOWN: usize = 20;
 
 pub(super) type Args = super::Noun<Verb>;
 
@@ -61,19 +70,36 @@ fn rate(text: &str) -> Result<f64, &'static str> {
     rate.ok_or("a rate is above 0 and at most 1000 sessions a second")
 }
 
-pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
+pub(super) async fn run(app: &App, config: Config, args: Args) -> anyhow::Result<Exit> {
     let store = super::open_store(&config, "wakeful pause").await?;
     let output = Output::new(&args.output);
-    let ran = pauses(&store, &output, args.verb).await;
+    let ran = pauses(app, &config, &store, &output, args.verb).await;
     store.close().await;
     until_reader_goes(ran.map(|()| Exit::Ok))
 }
 
-async fn pauses(store: &Store, output: &Output, verb: Verb) -> anyhow::Result<()> {
+async fn pauses(
+    app: &App,
+    config: &Config,
+    store: &Store,
+    output: &Output,
+    verb: Verb,
+) -> anyhow::Result<()> {
     match verb {
         Verb::Begin { what, reason, lasts, rate } => {
-            let pause = store.pause(&subject(&what)?, &reason, lasts, rate).await?;
-            output.one(&pause, || format!("{}\n", said(&pause)))
+            if lasts.is_some_and(|lasts| !LASTS_S.contains(&lasts.as_secs())) {
+                return Err(
+                    Usage("--for is from 1s to 366d; without it, `pause end` ends it".to_owned()).into()
+                );
+            }
+            let subject = subject(&what)?;
+            let pause = store.pause(&subject, &reason, lasts, rate).await?;
+            output.one(&pause, || format!("{}\n", said(&pause)))?;
+            if let Some(known) = unknown(app, config, store, &subject).await? {
+                let what = printable(&pause.what()).into_owned();
+                eprintln!("wakeful: warning: nothing here has been called {what} so far{known}");
+            }
+            Ok(())
         }
         Verb::End { what, rate } => {
             let subject = subject(&what)?;
@@ -94,6 +120,72 @@ async fn pauses(store: &Store, output: &Output, verb: Verb) -> anyhow::Result<()
 
 fn subject(what: &What) -> anyhow::Result<Subject> {
     Ok(Subject::named(what.kind, what.name.as_deref()).map_err(Usage)?)
+}
+
+/// If neither the configuration nor the database has what is paused: the names that are known, in words.
+async fn unknown(
+    app: &App,
+    config: &Config,
+    store: &Store,
+    subject: &Subject,
+) -> anyhow::Result<Option<String>> {
+    let name = subject.name.as_str();
+    let of_sessions = SessionFilter { limit: 1, ..SessionFilter::default() };
+    let mut names: BTreeSet<String> = BTreeSet::new();
+    let filter = match subject.kind {
+        Kind::Queue => return Ok(None),
+        Kind::Space => {
+            names.insert(DEFAULT_SPACE.to_owned());
+            names.extend(config.agents.values().flat_map(|agent| agent.spaces.clone().unwrap_or_default()));
+            Some(SessionFilter { space_id: Some(name.to_owned()), ..of_sessions })
+        }
+        Kind::Agent => {
+            names.extend(config.agent_names());
+            let served =
+                store.workers().await?.into_iter().flat_map(|worker| worker.agents.unwrap_or_default());
+            names.extend(served.map(|one| one.rsplit('/').next().unwrap_or_default().to_owned()));
+            Some(SessionFilter { agent: Some(name.to_owned()), ..of_sessions })
+        }
+        Kind::Trigger => {
+            names.extend(trigger::OWN.map(str::to_owned));
+            if store.knows_trigger_type(&Reach::default(), name).await? {
+                names.insert(name.to_owned());
+            }
+            None
+        }
+        Kind::Provider => {
+            names.extend(app.models(config)?.providers().map(str::to_owned));
+            None
+        }
+        Kind::Tool => {
+            names.extend(app.registry()?.names().map(str::to_owned));
+            Some(SessionFilter { tool: Some(name.to_owned()), ..of_sessions })
+        }
+        Kind::Conversation => Some(SessionFilter { conversation_id: Some(name.to_owned()), ..of_sessions }),
+        Kind::Schedule => {
+            let (space, own) = name.split_once('/').unwrap_or((DEFAULT_SPACE, name));
+            match store.schedule(space, own).await {
+                Ok(_) => return Ok(None),
+                Err(Error::NotFound { .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
+            names.extend(store.schedules(space).await?.into_iter().map(|one| one.definition.name));
+            None
+        }
+    };
+    if names.contains(name) {
+        return Ok(None);
+    }
+    if let Some(filter) = filter
+        && !store.sessions(&filter).await?.is_empty()
+    {
+        return Ok(None);
+    }
+    let shown: Vec<&str> = names.iter().take(SHOWN).map(String::as_str).collect();
+    let more = if names.len() > SHOWN { ", …" } else { "" };
+    let known =
+        if shown.is_empty() { String::new() } else { format!("; there is {}{more}", shown.join(", ")) };
+    Ok(Some(printable(&known).into_owned()))
 }
 
 fn table(pauses: &[Pause]) -> Table {

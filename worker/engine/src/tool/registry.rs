@@ -115,7 +115,16 @@ impl Registry {
         for name in sorted {
             match self.definition(name) {
                 Some(definition) => definitions.push(definition.clone()),
-                None => return Err(RegistryError::Unknown { name: name.to_owned(), hint: self.hint(name) }),
+                None => {
+                    let mut hint = self.hint(name);
+                    // Only a name that resembles none may be right in another program.
+                    if !hint.ends_with('?') {
+                        hint.push_str(
+                            "; a tool of your own is in your own program: run that instead of `wakeful`",
+                        );
+                    }
+                    return Err(RegistryError::Unknown { name: name.to_owned(), hint });
+                }
             }
         }
         Ok(definitions)
@@ -348,6 +357,7 @@ mod tests {
         assert_eq!(error, "there is no tool `read_fil`; did you mean `read_file`?");
         let error = registry.definitions(&["zzz"]).unwrap_err().to_string();
         assert!(error.contains("known tools: ask_user, compose_email"), "{error}");
+        assert!(error.ends_with("run that instead of `wakeful`"), "{error}");
         let error = registry.validate("writefile", &json!({})).unwrap_err().to_string();
         assert!(error.contains("did you mean `write_file`?"), "{error}");
     }

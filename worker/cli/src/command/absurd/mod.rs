@@ -16,9 +16,9 @@ use std::collections::BTreeMap;
 use wakeful_config::Config;
 use wakeful_config::absurd::TaskSettings;
 use wakeful_engine::new_session;
-use wakeful_store::Store;
 use wakeful_store::absurd::{May, Source};
 use wakeful_store::wake::{Continues, NewSession};
+use wakeful_store::{Error, Store};
 use wakeful_workflow::absurd::TRIGGER_PREFIX;
 use wakeful_workflow::absurd::shape::Shape;
 use wakeful_workflow::id::{DEFAULT_SPACE, stored_conversation_id};
@@ -91,10 +91,16 @@ pub(super) async fn run(app: &App, config: Config, args: Args) -> anyhow::Result
 
 impl Desk<'_> {
     async fn source(&self, may: May) -> anyhow::Result<Source> {
+        let address = wakeful_store::diagnosis::address(&self.url).unwrap_or_default();
+        let address = printable(&address);
         let source = Source::open(&self.url, "wakeful absurd", may).await;
+        let is_another = matches!(source, Err(Error::NotFound { what: "schema", .. }));
         source.with_context(|| {
-            let address = wakeful_store::diagnosis::address(&self.url).unwrap_or_default();
-            format!("Absurd's database {}", printable(&address))
+            if is_another {
+                format!("{address} is not Absurd's database: --from (or ABSURD_DATABASE_URL) names it")
+            } else {
+                format!("Absurd's database {address}")
+            }
         })
     }
 

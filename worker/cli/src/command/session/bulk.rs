@@ -10,6 +10,7 @@ use crate::App;
 use std::io::{IsTerminal as _, Write as _};
 use wakeful_config::Config;
 use wakeful_http::batches::Input;
+use wakeful_http::plain;
 use wakeful_http::search::Search;
 use wakeful_store::Store;
 use wakeful_store::batch::{NewBatch, Preview, Verb};
@@ -17,9 +18,10 @@ use wakeful_store::fork::Model;
 use wakeful_store::session::SessionFilter;
 
 #[derive(Debug, clap::Args)]
+#[command(group(clap::ArgGroup::new("which").args(["ids", "filter"]).required(true)))]
 pub(in crate::command) struct Args {
     /// The sessions' ids.
-    #[arg(value_name = "ID", required_unless_present = "filter", conflicts_with = "filter")]
+    #[arg(value_name = "ID")]
     pub(super) ids: Vec<String>,
     /// All sessions that match: a parameter of `session list` and its value, such as status=failed, error=9f2c4b1a7d3e5f60,
     /// agent=NAME, since=2026-11-23T08:00:00Z. Several must all match.
@@ -125,7 +127,8 @@ fn search(pairs: &[String]) -> anyhow::Result<Search> {
             return Err(Usage(format!("--filter {key} is given twice")).into());
         }
     }
-    serde_json::from_value(fields.into()).map_err(|error| Usage(format!("--filter: {error}")).into())
+    serde_json::from_value(fields.into())
+        .map_err(|error| Usage(format!("--filter: {}", plain::reason("", &error.to_string()))).into())
 }
 
 pub(super) async fn retry(

@@ -53,7 +53,7 @@ pub(in crate::command) struct Args {
     #[arg(long, value_name = "STATUS")]
     status: Option<String>,
     /// That have cost more than this, in US dollars.
-    #[arg(long, value_name = "DOLLARS")]
+    #[arg(long, value_name = "DOLLARS", value_parser = dollars_over)]
     cost_over: Option<f64>,
     /// With more than this many steps.
     #[arg(long, value_name = "N")]
@@ -74,6 +74,11 @@ pub(in crate::command) struct Args {
     /// Show at most this many.
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(i64).range(1..=10_000))]
     limit: i64,
+}
+
+/// Reads a number of dollars.
+fn dollars_over(text: &str) -> Result<f64, &'static str> {
+    text.parse().map_err(|_| "it is a number of dollars, such as 0.25")
 }
 
 /// Reads a time: a span before now, a date, or RFC 3339.

@@ -2,10 +2,8 @@
 
 use super::super::space::Space;
 use super::{Usage, Verb};
+use wakeful_http::sessions::is_beginning;
 use wakeful_store::Store;
-
-/// The length of a whole id: `sess_` and 32 digits.
-const WHOLE: usize = 37;
 
 /// How many sessions with one beginning are looked at.
 const SHOWN: i64 = 20;
@@ -39,8 +37,7 @@ impl Verb {
 /// Replaces each beginning of an id by the whole id. Any other word stays: the command says that there is no such session.
 pub(super) async fn complete(store: &Store, space: &Space, verb: &mut Verb) -> anyhow::Result<()> {
     for id in verb.sessions() {
-        let digits = id.strip_prefix("sess_").unwrap_or_default();
-        if digits.is_empty() || id.len() >= WHOLE || !digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        if !is_beginning(id) {
             continue;
         }
         let mut found = store.sessions_that_begin(id, SHOWN).await?;

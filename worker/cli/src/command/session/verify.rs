@@ -12,9 +12,10 @@ const PAGE: i64 = 500;
 const SHOWN: usize = 60;
 
 #[derive(Debug, clap::Args)]
+#[command(group(clap::ArgGroup::new("which").args(["ids", "all"]).required(true)))]
 pub(in crate::command) struct Args {
     /// The sessions' ids.
-    #[arg(required_unless_present = "all", conflicts_with = "all", value_name = "ID")]
+    #[arg(value_name = "ID")]
     pub(super) ids: Vec<String>,
     /// Verify every session of the database, or of the space.
     #[arg(long)]

@@ -6,6 +6,7 @@ pub(super) use transcript::{Block, Said, said};
 
 use crate::api::{part, query};
 use crate::draw::{Bars, Waterfall};
+use crate::form::see_other;
 use crate::frame::{Frame, Nav, page};
 use crate::model::{Branch, Delivery, Detail, Event, List, Message};
 use crate::refusal::Refusal;
@@ -151,6 +152,11 @@ pub(crate) async fn show(
     let one: Detail = visit.api.get(&path).await?;
     let mut frame = Frame::of(&visit, Nav::Sessions, one.session.conversation_id.clone()).await?;
     let base = frame.base.clone();
+    // The beginning of an id is enough to find its session, but not for what the page does with it.
+    if one.session.session_id != id {
+        let whole = part(&one.session.session_id);
+        return Ok(see_other(&format!("{base}/sessions/{whole}{}", query(&[("tab", &asked.tab)]))));
+    }
     let newest: List<Event> = visit.api.get(&format!("{path}/events?newest=true&limit=1")).await?;
     let last_seq = newest.items.last().map_or(0, |event| event.seq);
     if asked.before.is_empty() && asked.after.is_empty() {
