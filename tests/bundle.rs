@@ -230,6 +230,17 @@ async fn the_command_line_carries_a_session_from_a_server_or_a_database_into_a_f
     };
     assert_eq!(world.run(from_server("new-token-for-exports", &id)).await.0, Some(0));
     assert_eq!(std::fs::read(world.options.path(&format!("{id}.jsonl"))).unwrap(), bundle);
+    // A file that is there stays, and a redacted bundle has a name of its own.
+    let plain = world.options.path(&format!("{id}.jsonl"));
+    std::fs::write(&plain, "mine").unwrap();
+    let (code, process) = world.run(world.cli(&["session", "export", &id])).await;
+    assert_eq!((code, process.log().contains("--force")), (Some(2), true), "{}", process.log());
+    let (code, process) = world.run(world.cli(&["session", "export", &id, "--redact"])).await;
+    assert_eq!(code, Some(0), "{}", process.log());
+    assert_eq!(process.output().trim(), format!("{id}.redacted.jsonl"));
+    assert_eq!(std::fs::read(&plain).unwrap(), b"mine");
+    assert_eq!(world.run(world.cli(&["session", "export", &id, "--force"])).await.0, Some(0));
+    assert_eq!(std::fs::read(&plain).unwrap(), bundle);
     assert_eq!(world.run(from_server("wrong", &id)).await.0, Some(5));
     assert_eq!(world.run(from_server("new-token-for-exports", "sess_none")).await.0, Some(3));
     assert_eq!(world.run(from_server("", &id)).await.0, Some(2));

@@ -124,6 +124,14 @@ async fn a_first_start_shows_the_samples_and_a_second_one_sends_none() {
     let mut replay = Program::start(command);
     assert_eq!(replay.end().await, 0, "{}", replay.output());
 
+    // Dev's database has the role that an erasure needs.
+    let mut command = Program::command(place.temp.path());
+    let erase = ["conversation", "erase", "sample-clock", "--yes"];
+    command.args(erase).env("DATABASE_URL", url.output().trim());
+    let mut erase = Program::start(command);
+    assert_eq!(erase.end().await, 0, "{}", erase.errors());
+    assert!(erase.output().contains("The receipt is erase_"), "{}", erase.output());
+
     // Dev does not write its defaults to a configuration file, so other commands in this folder assume the
     // same defaults.
     let mut url = place.verb("url");

@@ -279,10 +279,16 @@ fn pg_dump() -> std::path::PathBuf {
 async fn a_hold_a_run_at_work_and_a_missing_role_refuse_it() {
     let world = World::new().await;
     let nothing = world.run(&["conversation", "erase", "none", "--yes"]).await;
+    world.chat("c0", json!({"text": "Hello?"})).await;
+    let (_, without_role, _) = world.run(&["conversation", "erase", "c0", "--dry-run"]).await;
     world.database.with_roles().await;
     // Another test may have made the role, and only its rights are missing.
     assert_eq!(nothing.0, Some(4), "{nothing:?}");
-    assert!(nothing.2.contains("wakeful_retention") && nothing.2.contains("deploy/roles.sql"), "{nothing:?}");
+    for said in [&nothing.2, &without_role] {
+        assert!(said.contains("wakeful_retention") && said.contains("--file=deploy/roles.sql"), "{said}");
+        assert!(!said.contains("at line") && !said.contains('…'), "{said}");
+    }
+    assert_eq!(world.run(&["conversation", "erase", "c0", "--yes"]).await.0, Some(0));
     assert_eq!(world.run(&["person", "erase", "nobody", "--yes"]).await.0, Some(3));
     world.chat("c1", json!({"text": "Hello?", "user_id": "ann"})).await;
     let before = found(&everything(&world.database).await);
@@ -294,6 +300,16 @@ async fn a_hold_a_run_at_work_and_a_missing_role_refuse_it() {
         assert_eq!(status, Some(4), "{said}");
         assert!(said.contains("case 12"), "{said}");
     }
+    let (status, plan, _) = world.run(&["person", "erase", "ann", "--dry-run"]).await;
+    assert_eq!(status, Some(0), "{plan}");
+    let refused =
+        format!("Would be refused\n  the hold {} stands: case 12\n", id["hold_id"].as_str().unwrap());
+    assert!(plan.contains(&refused) && !plan.contains("is at work"), "{plan}");
+    let work = "update conversation_sessions set status = $1 where conversation_id = 'default/c1'";
+    sqlx::query(work).bind("running").execute(&world.database.pool).await.unwrap();
+    let (_, plan, _) = world.run(&["conversation", "erase", "c1", "--dry-run"]).await;
+    assert!(plan.contains("case 12") && plan.contains(" is at work\n"), "{plan}");
+    sqlx::query(work).bind("completed").execute(&world.database.pool).await.unwrap();
     assert_eq!(found(&everything(&world.database).await), before);
     let (status, listed, _) = world.run(&["conversation", "holds"]).await;
     assert!(status == Some(0) && listed.contains("case 12"), "{listed}");

@@ -288,6 +288,23 @@ async fn an_operator_forks_a_session_and_sees_the_tree() {
     assert!(out.contains(&format!("\n  {child}")) && out.contains("\n    sess_"), "{out}");
 
     let code = async |args: &[&str]| sample.cli(&[&["session", "fork"], args].concat()).await.0;
+    // A mail that went out would go out again. A fork from after it, a dry one and one that waits change nothing.
+    let mailed = sample.say("mail ann@example.org").await;
+    let before = dump(&sample.database).await;
+    let live = ["session", "fork", &mailed, "--at", "last-user"];
+    let (refused, _, said) = sample.cli(&live).await;
+    assert_eq!(refused, 2, "{said}");
+    assert!(said.contains("compose_email (") && said.contains("--yes"), "{said}");
+    assert_eq!(dump(&sample.database).await, before);
+    assert_eq!(code(&[&mailed, "--prompt", "Thanks."]).await, 0);
+    assert_eq!(code(&[&mailed, "--at", "last-user", "--tool-mode", "dry"]).await, 0);
+    assert_eq!(code(&[&mailed, "--at", "last-user", "--tools", "reserve"]).await, 0);
+    assert_eq!(code(&[&mailed, "--at", "last-user", "--no-start"]).await, 0);
+    assert_eq!(code(&[&live[2..], &["--yes"]].concat()).await, 0);
+    // What the fork begins with, its parent did.
+    let (_, copy) = sample.fork(&mailed, json!({"start": false})).await;
+    let (refused, _, said) = sample.cli(&["session", "fork", &copy, "--at", "last-user"]).await;
+    assert!(refused == 2 && said.contains("compose_email ("), "{refused} {said}");
     assert_eq!(code(&["sess_none"]).await, 3);
     assert_eq!(code(&[&id]).await, 4, "nothing to answer");
     assert_eq!(code(&[&id, "--at", "17"]).await, 4);
@@ -296,6 +313,33 @@ async fn an_operator_forks_a_session_and_sees_the_tree() {
     assert_eq!(code(&[&id, "--at", "2", "--model", "nobody/none"]).await, 2);
     assert_eq!(code(&[&id, "--no-start", "--prompt", "x"]).await, 2);
     assert_eq!(sample.cli(&["session", "tree", "sess_none"]).await.0, 3);
+}
+
+#[tokio::test]
+async fn a_history_leaves_replays_out_and_says_what_a_fork_did() {
+    let sample = Sample::new().await;
+    let id = sample.say("one").await;
+    let (forked, child) = sample.fork(&id, json!({"prompt": "two"})).await;
+    let fork = forked["conversation_id"].as_str().unwrap();
+    sample.client.wait_for(&child, "completed").await;
+    let (code, out, error) = sample.cli(&["replay", &id, "--model", "recorded"]).await;
+    assert_eq!(code, 0, "{out} {error}");
+    // The conversation under IN, and the session, of each row.
+    let rows = async |more: &[&str]| -> Vec<(String, String)> {
+        let (code, out, error) = sample.cli(&[&["conversation", "history", "c1"], more].concat()).await;
+        assert_eq!(code, 0, "{error}");
+        let cells = out.lines().map(|line| line.split('\t').collect::<Vec<_>>());
+        let rows = cells.filter(|cells| cells.len() == 6);
+        rows.map(|cells| (cells[3].to_owned(), cells[5].to_owned())).collect()
+    };
+    let shown = rows(&[]).await;
+    assert!(shown.iter().any(|(_, session)| *session == id), "{shown:?}");
+    for (place, session) in &shown {
+        assert_eq!(place, if *session == child { fork } else { "" }, "{shown:?}");
+    }
+    assert!(shown.iter().any(|(place, _)| place == fork), "{shown:?}");
+    let all = rows(&["--all"]).await;
+    assert!(all.len() > shown.len() && all.iter().any(|(place, _)| place.starts_with("replay_")), "{all:?}");
 }
 
 #[tokio::test]

@@ -281,7 +281,7 @@ async fn an_outage_longer_than_its_budget_fails_the_run_with_its_name_and_a_retr
     let client = process.client();
     let session = client.wait_for(&id, "failed").await;
     let error = session["error"].as_str().unwrap();
-    for part in ["openai did not answer for", "status 503", "Remedy:", "limits.outage_s"] {
+    for part in ["openai failed for", "status 503", "Remedy:", "limits.outage_s"] {
         assert!(error.contains(part), "{part}: {error}");
     }
     provider.is(0);

@@ -8,6 +8,7 @@
 
 pub mod act;
 
+use crate::erase::needs_role;
 use crate::{Error, Result, Store};
 use act::Act;
 use chrono::{DateTime, Utc};
@@ -286,21 +287,9 @@ impl Store {
     }
 }
 
-/// Says what is missing if the database does not let us: the role, membership in it, or its rights.
+/// Says what is missing if the database does not let us delete from the audit.
 fn no_auditor(error: Error) -> Error {
-    match error {
-        Error::Database(sqlx::Error::Database(error))
-            if matches!(error.code().as_deref(), Some("22023" | "42704" | "42501")) =>
-        {
-            Error::NotErased {
-                reason: format!(
-                    "{error}. Only the role wakeful_auditor may delete from the audit: run deploy/roles.sql, and let a user of \
-                     the database that does nothing else take the role: grant wakeful_auditor to …"
-                ),
-            }
-        }
-        error => error,
-    }
+    needs_role(error, "wakeful_auditor", "delete from the audit")
 }
 
 #[cfg(test)]

@@ -128,6 +128,8 @@ pub struct RoleFacts {
     pub ddl: bool,
     /// It may change, delete or empty what is in the logs.
     pub rewrites_logs: bool,
+    /// The role that erasures and retention take is there, and has its rights.
+    pub retention_role: bool,
 }
 
 impl Store {
@@ -147,7 +149,10 @@ impl Store {
                         join pg_class c on c.oid = to_regclass(logs.name)
                         where pg_has_role(c.relowner, 'member')) as "ddl!",
                 exists (select from logs
-                    where has_table_privilege(logs.name, 'update, delete, truncate')) as "rewrites_logs!"
+                    where has_table_privilege(logs.name, 'update, delete, truncate')) as "rewrites_logs!",
+                exists (select from pg_roles
+                    where rolname = 'wakeful_retention'
+                        and has_table_privilege(oid, 'session_events', 'delete')) as "retention_role!"
             from pg_roles r
             where r.rolname = current_user
             "#

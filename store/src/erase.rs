@@ -8,6 +8,7 @@ mod blobs;
 pub mod collect;
 mod holds;
 mod keys;
+mod plan;
 pub mod retention;
 
 pub use holds::Hold;
@@ -79,6 +80,8 @@ pub struct Erasure {
     pub exports: Vec<Taken>,
     /// What stays, and why.
     pub stays: Vec<String>,
+    /// Why the erasure would be refused now. Only a dry run says it.
+    pub refused: Vec<String>,
 }
 
 /// What is left to do after the first transaction.
@@ -98,39 +101,6 @@ struct Pending {
 }
 
 impl Store {
-    /// Says what [`Store::erase`] would take. Writes nothing.
-    ///
-    /// # Errors
-    /// [`Error::NotFound`] when there is nothing, [`Error::Database`].
-    pub async fn plan_erasure(&self, space: &str, subject: &Subject) -> Result<Erasure> {
-        let mut tx = self.pool.begin().await?;
-        let mut erasure = find(&mut tx, space, subject).await?;
-        let of_ids = |erasure: &Erasure| (erasure.conversations.clone(), erasure.sessions.clone());
-        let (conversations, sessions) = of_ids(&erasure);
-        let owned = BY_CONVERSATION.map(|table| (table, "conversation_id", &conversations));
-        let by_session = BY_SESSION.map(|table| (table, "session_id", &sessions));
-        let seeds = [("session_seed_messages", "session_id", &sessions)];
-        for (table, column, ids) in owned.into_iter().chain(by_session).chain(seeds) {
-            let count = format!("select count(*) from {table} where {column} = any($1)");
-            let count: i64 = sqlx::query_scalar(AssertSqlSafe(count)).bind(ids).fetch_one(&mut *tx).await?;
-            erasure.rows.insert(table.to_owned(), count);
-        }
-        erasure.rows.insert("conversation_counters".to_owned(), conversations.len() as i64);
-        erasure.rows.insert("conversation_sessions".to_owned(), sessions.len() as i64);
-        let blobs = blobs::candidates(&mut tx, &conversations, &sessions).await?;
-        erasure.rows.insert("blobs".to_owned(), blobs.len() as i64);
-        let keys = keys::only_of(&mut tx, &conversations).await?;
-        if !keys.is_empty() {
-            erasure.rows.insert("data_keys".to_owned(), keys.len() as i64);
-        }
-        erasure.takes(taken(&mut tx, &erasure.sessions).await?);
-        erasure
-            .stays
-            .push("blobs that other conversations point at too: the number above counts them".to_owned());
-        tx.rollback().await?;
-        Ok(erasure)
-    }
-
     /// Erases it. First finishes erasures that died on their way.
     ///
     /// # Errors
@@ -283,16 +253,22 @@ impl Store {
     }
 }
 
-/// Says what is missing if the database does not let us: the role, membership in it, or its rights.
+/// Says what is missing if the database does not let us erase.
 fn explained(error: Error) -> Error {
+    needs_role(error, ROLE, "delete from the logs")
+}
+
+/// Says what is missing if the database does not let us: the role, membership in it, or its rights.
+pub(crate) fn needs_role(error: Error, role: &str, what: &str) -> Error {
     match error {
         Error::Database(sqlx::Error::Database(error))
             if matches!(error.code().as_deref(), Some("22023" | "42704" | "42501")) =>
         {
             Error::NotErased {
                 reason: format!(
-                    "{error}. Only the role {ROLE} may delete from the logs: run deploy/roles.sql, and let a user of the database \
-                     that only erasures use take the role: grant {ROLE} to …"
+                    "{}. Only the role {role} may {what}. A superuser makes it, in Wakeful's database: `psql \"$DATABASE_URL\" \
+                     --file=deploy/roles.sql`. Then run the command as a user of the database who may take that role",
+                    error.message()
                 ),
             }
         }

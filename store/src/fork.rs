@@ -216,6 +216,23 @@ impl Store {
         self.note_refusal(forked)
     }
 
+    /// The calls after the cut whose effects a live fork with a run may cause again, as `name (call id)`. Empty for any other
+    /// fork. Only reads.
+    ///
+    /// # Errors
+    /// As for [`Store::fork`].
+    pub async fn effects_after_cut(&self, request: &ForkRequest) -> Result<Vec<String>> {
+        let mut tx = self.pool.begin().await?;
+        let parent = Parent::read(&mut tx, &request.parent_session_id, &request.at).await?;
+        let cut = cut(request, &parent)?;
+        let effects = match request.start && parent.mode_of(request).is_live() {
+            true => parent.effects_after(&mut tx, &cut, request).await?,
+            false => Vec::new(),
+        };
+        tx.rollback().await?;
+        Ok(effects)
+    }
+
     async fn try_fork(&self, request: &ForkRequest) -> Result<Forked> {
         let seal = self.own_seal_of(&request.parent_session_id).await?;
         let mut tx = self.pool.begin().await?;

@@ -51,8 +51,8 @@ pub struct HistoryTotals {
 }
 
 impl Store {
-    /// Returns the history of `conversation_id`, its parents and its forks, newest first. `before` is a
-    /// cursor of the previous page.
+    /// Returns the history of `conversation_id`, its parents and its forks, newest first, with or without the
+    /// replays of its sessions. `before` is a cursor of the previous page.
     ///
     /// # Errors
     /// [`Error::NotFound`] for an unknown conversation, [`Error::Corrupt`] for an invalid cursor,
@@ -60,6 +60,7 @@ impl Store {
     pub async fn history(
         &self,
         conversation_id: &str,
+        replays: bool,
         before: Option<&str>,
         limit: i64,
     ) -> Result<Vec<HistoryItem>> {
@@ -71,7 +72,7 @@ impl Store {
             }
             None => (None, 0, String::new()),
         };
-        let chain = self.chain_of(conversation_id).await?;
+        let chain = self.chain_of(conversation_id, replays).await?;
         let rows = sqlx::query!(
             r#"
             with happened as (
@@ -193,12 +194,12 @@ impl Store {
             .collect()
     }
 
-    /// Returns sums over the conversation, its parents and its forks.
+    /// Returns sums over the conversation, its parents and its forks, with or without the replays of its sessions.
     ///
     /// # Errors
     /// [`Error::NotFound`] for an unknown conversation, [`Error::Database`].
-    pub async fn history_totals(&self, conversation_id: &str) -> Result<HistoryTotals> {
-        let chain = self.chain_of(conversation_id).await?;
+    pub async fn history_totals(&self, conversation_id: &str, replays: bool) -> Result<HistoryTotals> {
+        let chain = self.chain_of(conversation_id, replays).await?;
         Ok(sqlx::query_as!(
             HistoryTotals,
             r#"
@@ -236,14 +237,26 @@ impl Store {
         .await?)
     }
 
-    /// Returns the ids of the conversation, its parents and its forks.
-    async fn chain_of(&self, conversation_id: &str) -> Result<Vec<String>> {
+    /// Returns the ids of the conversation, its parents and its forks, with or without the replays of its sessions.
+    async fn chain_of(&self, conversation_id: &str, replays: bool) -> Result<Vec<String>> {
         let mut connection = self.pool.acquire().await?;
         let chain = chain(&mut connection, conversation_id).await?;
         if chain.is_empty() {
             return Err(Error::NotFound { what: "conversation", id: shown(conversation_id).to_owned() });
         }
-        Ok(chain)
+        if replays {
+            return Ok(chain);
+        }
+        // A replay has a conversation of its own. The one that was asked for stays.
+        Ok(sqlx::query_scalar!(
+            r#"select id as "id!" from unnest($1::text[]) id
+            where id = $2 or not exists (
+                select from conversation_sessions s where s.conversation_id = id and s.trigger_type = 'replay')"#,
+            &chain,
+            conversation_id
+        )
+        .fetch_all(&mut *connection)
+        .await?)
     }
 }
 

@@ -5,6 +5,8 @@ use sqlx::migrate::{AppliedMigration, Migrate, MigrateError, Migrator};
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 
 static MIGRATIONS: Migrator = sqlx::migrate!("../migrations");
+/// The file that makes the roles of the database.
+const ROLES: &str = include_str!("../../deploy/roles.sql");
 /// The table in which sqlx records applied migrations.
 const TABLE: &str = "_sqlx_migrations";
 
@@ -79,6 +81,15 @@ pub async fn create_database(admin_url: &str, name: &str) -> Result<bool> {
 }
 
 impl Store {
+    /// Makes the roles of the database and gives them their rights, as `deploy/roles.sql` says. Needs a superuser.
+    ///
+    /// # Errors
+    /// [`Error::Database`].
+    pub async fn create_roles(&self) -> Result<()> {
+        sqlx::raw_sql(ROLES).execute(&self.pool).await?;
+        Ok(())
+    }
+
     /// Applies the missing migrations in order. Several processes may call this at once; the later ones wait. Calls
     /// `progress` for each migration that this call applied, and returns their number.
     ///

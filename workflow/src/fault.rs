@@ -116,7 +116,7 @@ pub enum Fault {
         last_error: String,
     },
     /// The provider failed for longer than the agent's `limits.outage_s`.
-    #[error("{provider} did not answer for {for_s} s, in {attempts} attempts; last error: {last_error}")]
+    #[error("{provider} failed for {for_s} s, in {attempts} attempts; last error: {last_error}")]
     ProviderDown {
         /// The provider, as the model's name begins.
         provider: String,

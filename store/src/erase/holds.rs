@@ -91,19 +91,46 @@ impl Store {
     }
 }
 
-/// Refuses if a hold covers one of the conversations, a person who takes part in one, or the person who is to be erased. The
-/// caller has locked the conversations and the holds.
+/// A hold that forbids an erasure.
+#[derive(Clone, Debug)]
+pub(super) struct Standing {
+    hold_id: String,
+    reason: String,
+}
+
+impl std::fmt::Display for Standing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "the hold {} stands: {}", self.hold_id, self.reason)
+    }
+}
+
+/// Refuses if [`standing`] finds a hold. The caller has locked the conversations and the holds.
 pub(super) async fn check(
     tx: &mut PgConnection,
     space: &str,
     conversations: &[String],
     subject: &Subject,
 ) -> Result<()> {
+    match standing(tx, space, conversations, subject).await?.first() {
+        Some(hold) => Err(Error::NotErased { reason: hold.to_string() }),
+        None => Ok(()),
+    }
+}
+
+/// Returns the holds that cover one of the conversations, a person who takes part in one, or the person who is to be erased,
+/// the oldest first.
+pub(super) async fn standing(
+    tx: &mut PgConnection,
+    space: &str,
+    conversations: &[String],
+    subject: &Subject,
+) -> Result<Vec<Standing>> {
     let name = match subject {
         Subject::Conversation(_) => None,
         Subject::Person { name, .. } => Some(name),
     };
-    let held = sqlx::query!(
+    Ok(sqlx::query_as!(
+        Standing,
         // A fork belongs to no user, and has the words of those who take part in what it was forked from.
         "with recursive line (id) as (
             select unnest($2::text[])
@@ -128,20 +155,13 @@ pub(super) async fn check(
                     where s.conversation_id in (select id from line) and s.policy -> 'participants' ? h.person)
                 or person in (select lower(from_address) from mails
                     where conversation_id in (select id from line)))
-        order by placed_at
-        limit 1",
+        order by placed_at",
         space,
         conversations,
         name
     )
-    .fetch_optional(tx)
-    .await?;
-    match held {
-        Some(held) => {
-            Err(Error::NotErased { reason: format!("the hold {} stands: {}", held.hold_id, held.reason) })
-        }
-        None => Ok(()),
-    }
+    .fetch_all(tx)
+    .await?)
 }
 
 /// Returns those of the conversations that a hold covers, as [`check`] would refuse them.

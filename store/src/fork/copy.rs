@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use wakeful_workflow::blob::Blob;
 use wakeful_workflow::derive;
 use wakeful_workflow::fork::{self, Cut, CutPoint, Line};
-use wakeful_workflow::policy::SessionPolicy;
+use wakeful_workflow::policy::{SessionPolicy, ToolMode};
 use wakeful_workflow::prefix::Prefix;
 use wakeful_workflow::record::{Role, ToolResult};
 use wakeful_workflow::seed::Seed;
@@ -99,6 +99,54 @@ impl Parent {
             prefix_sha256: row.prefix_sha256,
             redacted: row.redacted,
         })
+    }
+
+    /// How the fork's tool calls are handled.
+    pub fn mode_of(&self, request: &ForkRequest) -> ToolMode {
+        request.tool_mode.unwrap_or(self.policy.tool_mode)
+    }
+
+    /// The calls after the cut that took effect or may have, and that the fork's tools could make again. A session that the
+    /// parent was forked from made those before the parent's own. Files do not count: the fork has its own.
+    pub async fn effects_after(
+        &self,
+        tx: &mut PgConnection,
+        cut: &Cut,
+        request: &ForkRequest,
+    ) -> Result<Vec<String>> {
+        let tools: Option<Vec<String>> =
+            request.tools.as_ref().map(|tools| tools.iter().map(|tool| tool.name.clone()).collect());
+        Ok(sqlx::query_scalar!(
+            r#"
+            with recursive line as (
+                select s.session_id, s.parent_session_id, s.policy, s.forked_at_message_number, null::bigint as upto
+                from conversation_sessions s
+                where s.session_id = $1
+                union all
+                select p.session_id, p.parent_session_id, p.policy, p.forked_at_message_number,
+                    least(line.upto, line.forked_at_message_number)
+                from line
+                join conversation_sessions p on p.session_id = line.parent_session_id
+            )
+            select c.name || ' (' || c.call_id || ')' as "call!"
+            from line
+            join tool_calls c on c.session_id = line.session_id
+            where coalesce(line.policy ->> 'tool_mode', 'live') = 'live'
+                and c.message_number > $2
+                and c.message_number <= coalesce(line.upto, c.message_number)
+                and c.status in ('started', 'done', 'uncertain')
+                -- A mail is composed by a pure call, and sent with its step.
+                and (c.effect <> 'pure' or c.name = 'compose_email')
+                and c.name not in ('write_file', 'edit_file')
+                and ($3::text[] is null or c.name = any ($3))
+            order by c.message_number, c.call_id
+            "#,
+            self.session_id,
+            cut.at_message_number,
+            tools.as_deref()
+        )
+        .fetch_all(tx)
+        .await?)
     }
 
     /// The first message up to the cut that reports an effect that never really happened, because the tools

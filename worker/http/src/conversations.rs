@@ -62,9 +62,9 @@ pub(super) async fn history(
     }
     let conversation_id = caller.conversation(&id)?;
     let limit = limit(query.limit)?;
-    let items = ctx.store.history(&conversation_id, query.cursor.as_deref(), limit).await?;
+    let items = ctx.store.history(&conversation_id, true, query.cursor.as_deref(), limit).await?;
     let next = next_page(&items, limit, |last| json!(last.cursor));
-    let totals = ctx.store.history_totals(&conversation_id).await?;
+    let totals = ctx.store.history_totals(&conversation_id, true).await?;
     Ok(Json(json!({"items": items, "next": next, "totals": totals})))
 }
 

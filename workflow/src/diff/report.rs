@@ -281,11 +281,11 @@ impl Part {
             Part::Input { .. } => "the model gets another input".to_owned(),
             Part::Text { .. } => "the model answers in other words".to_owned(),
             Part::FinishReason { left, right } => {
-                format!(
-                    "the model stops for {}, and for {} on the right",
-                    left.unwrap_or("nothing"),
-                    right.unwrap_or("nothing")
-                )
+                let word = |reason: &Option<&str>| match reason {
+                    Some(reason) => format!("stops for {reason}"),
+                    None => "has no recorded stop".to_owned(),
+                };
+                format!("the model {} on the left, and {} on the right", word(left), word(right))
             }
             Part::Shape { what } => what.clone(),
         }

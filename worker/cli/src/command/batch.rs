@@ -189,6 +189,9 @@ fn over(output: &Output, batch: &Batch) -> anyhow::Result<Exit> {
 fn progress(batch: &Batch) -> String {
     if batch.status == "proving" {
         let proof = batch.proof.clone().unwrap_or_default();
+        if proof.asked == 0 {
+            return "the dry tries begin".to_owned();
+        }
         return format!("tried dry: {} of {}", proof.passed + proof.failed, proof.asked);
     }
     let counts = batch.counts;

@@ -23,16 +23,23 @@ pub(super) enum Verb {
         #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(i64).range(1..=10_000))]
         limit: i64,
     },
-    /// Show the messages in and out, the tool calls and the answers, newest first.
+    /// Show the messages in and out, the tool calls and the answers, newest first. What another conversation of the
+    /// line did, one that this was forked from or a fork of it, has that conversation under IN.
     History {
         /// The conversation, as `session list` names it.
         id: String,
+        /// Also what replays of its sessions did.
+        #[arg(long)]
+        all: bool,
         /// Show at most this many.
         #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(i64).range(1..=10_000))]
         limit: i64,
     },
     /// Erase the conversation with its forks and the imports of its sessions: messages, journal, files, mails. Refused
     /// while a session is at work, or while a hold stands.
+    ///
+    /// Needs a user of the database who may take the role wakeful_retention: `wakeful dev` has
+    /// one, elsewhere a superuser makes the role with `psql "$DATABASE_URL" --file=deploy/roles.sql`.
     Erase {
         /// The conversation, as `session list` names it.
         id: String,
@@ -61,7 +68,7 @@ pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
     let space = args.space;
     let ran = match args.verb {
         Verb::Sessions { id, limit } => sessions(&store, &output, &space.stored(&id), limit).await,
-        Verb::History { id, limit } => history(&store, &output, &space.stored(&id), limit).await,
+        Verb::History { id, all, limit } => history(&store, &output, &space.stored(&id), all, limit).await,
         Verb::Erase { id, erase: args } => {
             let subject = Subject::Conversation(space.stored(&id));
             erase::erase(&config, &store, &output, space.of_names(), &subject, &args).await
@@ -84,12 +91,18 @@ async fn sessions(store: &Store, output: &Output, id: &str, limit: i64) -> anyho
     Ok(Exit::Ok)
 }
 
-async fn history(store: &Store, output: &Output, id: &str, limit: i64) -> anyhow::Result<Exit> {
-    let items = store.history(id, None, limit).await?;
-    output.items(&items, || table(&items))?;
+async fn history(
+    store: &Store,
+    output: &Output,
+    id: &str,
+    replays: bool,
+    limit: i64,
+) -> anyhow::Result<Exit> {
+    let items = store.history(id, replays, None, limit).await?;
+    output.items(&items, || table(&items, id))?;
     more(output, items.len(), limit);
     if output.for_people() {
-        print(&format!("\n{}", output.block(&sums(&store.history_totals(id).await?), 0)))?;
+        print(&format!("\n{}", output.block(&sums(&store.history_totals(id, replays).await?), 0)))?;
     }
     Ok(Exit::Ok)
 }
@@ -100,11 +113,14 @@ fn more(output: &Output, shown: usize, limit: i64) {
     }
 }
 
-fn table(items: &[HistoryItem]) -> Table {
+/// The items of the line of the conversation `asked`, as stored.
+fn table(items: &[HistoryItem], asked: &str) -> Table {
+    let asked = asked.split_once('/').map_or(asked, |(_, id)| id);
     let mut table = Table::new(&[
         Column::number("AGE"),
         Column::fixed("WHAT"),
         Column::fixed("STATUS"),
+        Column::id("IN"),
         Column::flexible("ABOUT"),
         Column::fixed("SESSION").extra(),
     ]);
@@ -118,6 +134,7 @@ fn table(items: &[HistoryItem]) -> Table {
             age(item.at).into(),
             what.into(),
             if status.is_empty() { "".into() } else { Cell::status(status) },
+            if item.conversation_id == asked { "" } else { item.conversation_id.as_str() }.into(),
             Cell::new(about(item), Tone::Plain),
             item.session_id.as_str().into(),
         ]);

@@ -78,7 +78,9 @@ async fn url(home: Home, place: &str) -> anyhow::Result<Exit> {
             Some(_) => eprintln!(
                 "wakeful: `wakeful dev` runs in {shown}, but no Postgres of its own answers there. It may be starting, or use the database of a DATABASE_URL. Otherwise stop it with `wakeful dev{place} stop` and start it again"
             ),
-            None => eprintln!("wakeful: nothing runs in {shown}: start `wakeful dev{place}` first"),
+            None => eprintln!(
+                "wakeful: nothing runs in {shown}: start `wakeful dev{place}` first, or name the --data-dir of one that runs"
+            ),
         }
         return Ok(Exit::Unavailable);
     };
@@ -178,6 +180,10 @@ async fn database(home: &Home, given: Option<&str>) -> anyhow::Result<(Option<Cl
     let store = Store::connect(&url, 2, "wakeful dev").await;
     let store = if given.is_some() { store.context("the server of DATABASE_URL") } else { Ok(store?) }?;
     let applied = store.migrate(|_| {}).await?;
+    if cluster.is_some() {
+        // An erasure needs one of them. The server of a DATABASE_URL is not ours: its roles are for its operator to make.
+        store.create_roles().await.context("the roles of the database")?;
+    }
     store.close().await;
     if applied > 0 {
         eprintln!("{applied} migrations applied");

@@ -9,7 +9,7 @@ use wakeful_store::erase::{Erasure, Subject};
 
 #[derive(Debug, clap::Args)]
 pub(super) struct EraseArgs {
-    /// Only say what would be erased, and what stays.
+    /// Only say what would be erased, what stays, and why it would be refused now.
     #[arg(long)]
     dry_run: bool,
     /// Erase without asking. Nothing brings it back.
@@ -72,6 +72,10 @@ fn text(head: &str, erasure: &Erasure, config: &Config) -> String {
     );
     for conversation in &erasure.conversations {
         text += &format!("  {conversation}\n");
+    }
+    for (number, refused) in erasure.refused.iter().enumerate() {
+        text += if number == 0 { "\nWould be refused\n" } else { "" };
+        text += &format!("  {refused}\n");
     }
     text += "\nRows\n";
     for (table, rows) in erasure.rows.iter().filter(|(_, rows)| **rows > 0) {

@@ -11,6 +11,9 @@ pub(super) type Args = super::Noun<Verb>;
 pub(super) enum Verb {
     /// Erase the conversations in which the person wrote, or which began with a mail that named the person. Refused
     /// while one of their sessions is at work, or while a hold stands.
+    ///
+    /// Needs a user of the database who may take the role wakeful_retention: `wakeful dev` has
+    /// one, elsewhere a superuser makes the role with `psql "$DATABASE_URL" --file=deploy/roles.sql`.
     Erase {
         /// A mail address, or the user id that chats give.
         who: String,

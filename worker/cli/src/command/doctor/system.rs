@@ -201,7 +201,7 @@ async fn ask(config: &Config, url: &str, since: Duration, report: &mut Report) -
         return Ok(());
     }
     super::keys::check(config, &store, report).await?;
-    role(&store, report).await?;
+    role(config, &store, report).await?;
     tokens(config, &store, report).await?;
     work(config, &store, report).await?;
     schedules(&store, report).await?;
@@ -225,7 +225,8 @@ async fn tokens(config: &Config, store: &Store, report: &mut Report) -> Result<(
         report.warning(
             "tokens",
             format!(
-                "{in_force} are in force, and yet everybody on this machine is the server's admin without one"
+                "{} in force, and yet everybody on this machine is the server's admin without one",
+                if in_force == 1 { "1 token is".to_owned() } else { format!("{in_force} tokens are") }
             ),
             "set WAKEFUL_TOKEN: then every request needs a token",
         );
@@ -234,8 +235,15 @@ async fn tokens(config: &Config, store: &Store, report: &mut Report) -> Result<(
 }
 
 /// `serve` needs no more than the runtime role of `deploy/roles.sql`.
-async fn role(store: &Store, report: &mut Report) -> Result<(), Error> {
+async fn role(config: &Config, store: &Store, report: &mut Report) -> Result<(), Error> {
     let facts = store.role_facts().await?;
+    if config.retention.any() && !facts.retention_role {
+        report.warning(
+            "retention",
+            "`[retention]` is set, and the role wakeful_retention is not there: `wakeful retention run` can delete nothing",
+            "as a superuser: psql \"$DATABASE_URL\" --file=deploy/roles.sql",
+        );
+    }
     let mut more = Vec::new();
     if facts.superuser {
         more.push("is a superuser, so it sees the rows of every space");

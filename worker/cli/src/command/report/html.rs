@@ -29,7 +29,10 @@ pub(super) fn of(report: &Report) -> anyhow::Result<String> {
         title: safe(&format!("{} | {}", report.left.session_id, report.right.session_id)),
         verdict: report.verdict.as_str(),
         equal: report.verdict == Level::Equal,
-        sides: [side("Left", &report.left), side("Right", &report.right)],
+        sides: [
+            side("Left", &report.left, report.totals.left.turns),
+            side("Right", &report.right, report.totals.right.turns),
+        ],
         firsts: firsts(report),
         map: report.turns.iter().take(MAPPED).map(mapped).collect(),
         unmapped: report.turns.len().saturating_sub(MAPPED),
@@ -141,7 +144,7 @@ struct Total {
     right_bar: i64,
 }
 
-fn side(name: &'static str, one: &Subject) -> SideView {
+fn side(name: &'static str, one: &Subject, turns: i64) -> SideView {
     SideView {
         name,
         session_id: safe(&one.session_id),
@@ -150,7 +153,7 @@ fn side(name: &'static str, one: &Subject) -> SideView {
             ("model", safe(&one.model)),
             ("status", safe(&one.status)),
             ("messages", one.messages.to_string()),
-            ("turns", one.turns.to_string()),
+            ("turns", turns.to_string()),
         ],
     }
 }

@@ -48,14 +48,18 @@ impl Text<'_> {
             level => span(Tone::Bad, &format!("differs: {}", level.as_str())),
         };
         self.line(&[verdict]);
-        for (name, one) in [("left ", &report.left), ("right", &report.right)] {
+        let sides = [
+            ("left ", &report.left, report.totals.left.turns),
+            ("right", &report.right, report.totals.right.turns),
+        ];
+        for (name, one, turns) in sides {
             let about = format!(
-                "  {}, {}, {}, {} in {}",
+                "  {}, {}, {}, {}, {}",
                 one.agent,
                 one.model,
                 one.status,
                 count(one.messages as i64, "message"),
-                count(one.turns as i64, "turn")
+                count(turns, "turn")
             );
             self.line(&[
                 span(Tone::Faint, &format!("{name}  ")),

@@ -19,13 +19,17 @@ use wakeful_workflow::bundle::Limits;
 pub(in crate::command) struct Args {
     /// The session's id.
     pub(super) id: String,
-    /// File to write; `-` is stdout. Default: ID.jsonl in this folder, or ID.jsonl.gz with --gzip.
+    /// File to write; `-` is stdout. Default: ID.jsonl in this folder, ID.redacted.jsonl with --redact, and .gz at
+    /// the end with --gzip. A file that is there already is kept, unless --force is given.
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
     /// Replace every text by its size and the start of its hash. Such a bundle can be imported, but not
     /// replayed.
     #[arg(long)]
     redact: bool,
+    /// Overwrite the file if it is there already.
+    #[arg(long)]
+    force: bool,
     /// Compress the bundle.
     #[arg(long)]
     gzip: bool,
@@ -69,9 +73,13 @@ impl Target {
                 {
                     return Err(Usage("this id names no file: give one with --file".to_owned()).into());
                 }
-                PathBuf::from(format!("{}.jsonl{}", args.id, if args.gzip { ".gz" } else { "" }))
+                let redacted = if args.redact { ".redacted" } else { "" };
+                PathBuf::from(format!("{}{redacted}.jsonl{}", args.id, if args.gzip { ".gz" } else { "" }))
             }
         };
+        if !args.force && named.symlink_metadata().is_ok() {
+            return Err(there(&named));
+        }
         let folder = match named.parent() {
             Some(folder) if folder != Path::new("") => folder,
             Some(_) | None => Path::new("."),
@@ -183,11 +191,23 @@ pub(super) async fn from_server(
 fn finish(output: &Output, args: &Args, target: Target, bytes: u64) -> anyhow::Result<Exit> {
     let Target::File(file, named) = target else { return Ok(Exit::Ok) };
     file.as_file().sync_all()?;
-    file.persist(&named).with_context(|| named.display().to_string())?;
+    if args.force {
+        file.persist(&named).with_context(|| named.display().to_string())?;
+    } else if let Err(failed) = file.persist_noclobber(&named) {
+        return match failed.error.kind() {
+            io::ErrorKind::AlreadyExists => Err(there(&named)),
+            _ => Err(failed).with_context(|| named.display().to_string()),
+        };
+    }
     let name = named.display().to_string();
     let summary = json!({"session_id": args.id, "file": name, "bytes": bytes, "redacted": args.redact});
     output.one(&summary, || format!("{}\n", printable(&name)))?;
     Ok(Exit::Ok)
+}
+
+/// The refusal to overwrite a file.
+fn there(named: &Path) -> anyhow::Error {
+    Usage(format!("{} is there already: --force overwrites it, --file names another", named.display())).into()
 }
 
 fn url(server: &str, args: &Args) -> anyhow::Result<reqwest::Url> {

@@ -1,11 +1,13 @@
 //! `wakeful session fork`: makes a new session that begins with messages of this one.
 
 use super::super::Usage;
-use super::super::output::{Output, printable};
+use super::super::output::{Output, count, printable};
 use super::Exit;
+use super::bulk::asked;
 use crate::App;
 use anyhow::Context as _;
 use std::fmt::Write as _;
+use std::io::IsTerminal as _;
 use std::path::{Path, PathBuf};
 use wakeful_config::Config;
 use wakeful_store::Store;
@@ -51,6 +53,9 @@ pub(in crate::command) struct Args {
     /// An idempotency key: repeating the command with the same key makes no second fork.
     #[arg(long, value_name = "KEY")]
     client_key: Option<String>,
+    /// Confirm that live tools may do again what the session did after the cut.
+    #[arg(long)]
+    yes: bool,
 }
 
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
@@ -70,13 +75,37 @@ pub(super) async fn fork(
     output: &Output,
     args: Args,
 ) -> anyhow::Result<Exit> {
+    let yes = args.yes;
     let request = request(app, config, args)?;
+    if !yes && !confirmed(&store.effects_after_cut(&request).await?)? {
+        return Err(Usage("nothing was forked".to_owned()).into());
+    }
     let forked = store.fork(&request).await?;
     if forked.run_id.is_some() && !forked.duplicate {
         store.announce(&forked.session_id).await?;
     }
     output.one(&forked, || format_fork(&forked))?;
     Ok(Exit::Ok)
+}
+
+/// Asks before a fork that may do again what the session did after the cut.
+fn confirmed(effects: &[String]) -> anyhow::Result<bool> {
+    if effects.is_empty() {
+        return Ok(true);
+    }
+    let shown: Vec<String> = effects.iter().take(5).map(|call| printable(call).into_owned()).collect();
+    let more = if effects.len() > shown.len() { ", …" } else { "" };
+    let what = format!(
+        "the session made {} after the cut, which took effect or may have: {}{more}. The fork's tools are live, so its model may \
+         make them again",
+        count(effects.len() as i64, "call"),
+        shown.join(", ")
+    );
+    if !std::io::stdin().is_terminal() {
+        return Err(Usage(format!("{what}: say --yes, or --tool-mode dry")).into());
+    }
+    eprintln!("wakeful: {what}.");
+    asked("Fork it live?")
 }
 
 fn request(app: &App, config: &Config, args: Args) -> anyhow::Result<ForkRequest> {
