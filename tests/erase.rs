@@ -154,8 +154,19 @@ async fn traces(database: &Database, ann: &str, bob: &str) {
         insert into batch_proofs (batch_id, ordinal, space_id, session_id, result, error)
         values ('batch_1', 1, 'default', '{ann}', 'failed', '{}');
         insert into absurd_imports (space_id, source, task_id, time, session_id, task_name, task_state, shape, idempotency_key, taken)
-        values ('default', 'absurd:q', 't1', 1, '{ann}', 'agent', 'completed', 'agent_loop', '{}', false)",
-        told(1), told(2), told(3), told(8), told(9), told(10), told(11), told(12), told(13), told(14), told(16)
+        values ('default', 'absurd:q', 't1', 1, '{ann}', 'agent', 'completed', 'agent_loop', '{}', false);
+        insert into notification_groups (group_id, space_id, rule, kind, cause, label, count, first_at, last_at)
+        values ('grp_1', '*', 'ops', 'failed', 'x', '{}', 1, now(), now()), ('grp_2', '*', 'ops', 'failed', 'y', 'Bob''s', 1, now(), now());
+        insert into notification_members (rule, transition_id, group_id, space_id, subject, session_id, at)
+        values ('ops', 1, 'grp_1', 'default', '{ann}', '{ann}', now()), ('ops', 2, 'grp_2', 'default', '{bob}', '{bob}', now());
+        insert into idempotency_keys (space_id, principal, key, request, body_sha256, claim, claimed_until, status, answer, expires_at)
+        values ('default', 'x', '{}', 'POST /v1/sessions/{ann}/retry', '', 'c', now(), 202, '{}', now() + interval '1 day'),
+            ('default', 'x', '{}', 'POST /v1/deliveries/dlv_1/resend', '', 'c', now(), 202, '{{\"session_id\": \"{ann}\"}}',
+                now() + interval '1 day'),
+            ('default', 'user Ann@example.com', '{}', 'POST /v1/x', '', 'c', now(), 202, '', now() + interval '1 day'),
+            ('default', 'x', 'of bob', 'POST /v1/sessions/{bob}/retry', '', 'c', now(), 202, '', now() + interval '1 day')",
+        told(1), told(2), told(3), told(8), told(9), told(10), told(11), told(12), told(13), told(14), told(16), told(1), told(2),
+        told(3), told(8), told(9)
     );
     sqlx::raw_sql(AssertSqlSafe(sql)).execute(&database.pool).await.expect("the rows are made");
 }
@@ -220,7 +231,9 @@ async fn what_a_person_left_is_nowhere_afterwards_and_others_keep_theirs() {
         "select concat_ws('|', fingerprint, example, sample::text) from error_groups
         union all select concat_ws('|', batch_id, filter::text, status_reason, proof ->> 'asked') from batches
         union all select concat_ws('|', batch_id, ordinal, detail) from batch_members
-        union all select concat_ws('|', task_id, idempotency_key) from absurd_imports",
+        union all select concat_ws('|', task_id, idempotency_key) from absurd_imports
+        union all select label from notification_groups
+        union all select key from idempotency_keys",
     )
     .fetch_all(&world.database.pool)
     .await
@@ -229,7 +242,18 @@ async fn what_a_person_left_is_nowhere_afterwards_and_others_keep_theirs() {
     let group = format!("0000000000000001|Bob's error|{{{other}}}");
     assert_eq!(
         left,
-        [&*group, "batch_1|1", "batch_1|2|Bob's", "batch_1|{}|1", "batch_2|1", "batch_2|{}|Bob's", "t1"]
+        [
+            &*group,
+            "Bob's",
+            "batch_1|1",
+            "batch_1|2|Bob's",
+            "batch_1|{}|1",
+            "batch_2|1",
+            "batch_2|{}|Bob's",
+            "erased",
+            "of bob",
+            "t1"
+        ]
     );
     // Bob's session is whole.
     let (status, shown, said) = world.run(&["session", "verify", &other]).await;

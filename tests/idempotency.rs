@@ -74,6 +74,10 @@ async fn a_repeated_post_gets_the_first_answer_from_any_process_and_another_requ
         assert_eq!((again.status, again.is_repeated), (StatusCode::CREATED, true), "{}", again.body);
         assert_eq!(again.body, first.body);
     }
+    let acts =
+        sqlx::query("select count(*) from audit_log where verb = 'schedule.create' and outcome = 'done'");
+    let acts = acts.fetch_one(&scene.database.pool).await.unwrap().get::<i64, _>(0);
+    assert_eq!(acts, 1, "a repeated answer is no second act");
     // The schedule has changed since, and the answer has not.
     scene.ask(one, TOKEN, "", "/v1/schedules/a/pause", &json!({})).await;
     let again = scene.ask(other, TOKEN, "k1", "/v1/schedules", &daily("a")).await;
@@ -143,6 +147,43 @@ async fn while_the_first_request_is_at_work_the_second_waits_and_if_its_process_
         let told = pause(other.url()).await;
         assert_eq!((told.status, told.is_repeated), (StatusCode::OK, is_repeated), "{}", told.body);
     }
+}
+
+#[tokio::test]
+async fn a_request_whose_client_goes_away_runs_to_its_end_and_its_answer_is_kept() {
+    const PAUSE: &str = "/v1/schedules/a/pause";
+    let scene = Scene::new().await;
+    let database = &scene.database;
+    scene.ask(&scene.one, TOKEN, "", "/v1/schedules", &daily("a")).await;
+    let mut holds = database.pool.begin().await.unwrap();
+    sqlx::query("select from schedules for update").execute(&mut *holds).await.unwrap();
+    let request = Client::new().post(format!("{}{PAUSE}", scene.one.url()));
+    let request = request.bearer_auth(TOKEN).header("idempotency-key", "k1").body("{}");
+    let first = tokio::spawn(request.send());
+    eventually("the first request to wait for the row", || async {
+        let waiting = sqlx::query(
+            "select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'",
+        );
+        (!waiting.fetch_all(&database.pool).await.unwrap().is_empty()).then_some(())
+    })
+    .await;
+    first.abort();
+    assert!(first.await.is_err_and(|error| error.is_cancelled()), "its client is gone");
+    // The server has seen that when it has answered others.
+    for _ in 0..20 {
+        assert_eq!(scene.ask(&scene.one, TOKEN, "k1", PAUSE, &json!({})).await.status, StatusCode::CONFLICT);
+    }
+    holds.rollback().await.unwrap();
+    eventually("its answer", || async {
+        let answered = sqlx::query("select from idempotency_keys where status = 200");
+        (answered.fetch_all(&database.pool).await.unwrap().len() == 1).then_some(())
+    })
+    .await;
+    let again = scene.ask(&scene.other, TOKEN, "k1", PAUSE, &json!({})).await;
+    assert_eq!((again.status, again.is_repeated), (StatusCode::OK, true), "{}", again.body);
+    let acts =
+        sqlx::query("select count(*) from audit_log where verb = 'schedule.pause' and outcome = 'done'");
+    assert_eq!(acts.fetch_one(&database.pool).await.unwrap().get::<i64, _>(0), 1, "one act");
 }
 
 #[tokio::test]

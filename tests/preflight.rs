@@ -1,7 +1,7 @@
 //! `wakeful preflight`: what stops open sessions is named before it is deployed, and what stops none is not.
 
-use crate::cli::run;
-use crate::support::{Answer, Database, ModelServer, Options};
+mod command;
+
 use serde_json::json;
 use std::collections::BTreeSet;
 use wakeful_config::Config;
@@ -434,62 +434,4 @@ fn each_of_thirty_breaking_changes_is_named_and_no_harmless_one() {
     for (name, change) in HARMLESS {
         assert_eq!(found(&old, &change.done(&old)), [], "{name}");
     }
-}
-
-#[tokio::test]
-async fn preflight_counts_what_a_configuration_would_stop_shows_some_and_exits_with_nine() {
-    let database = Database::new().await;
-    let model = ModelServer::start(|_, _| Answer::call("ask_user", json!({"question": "Which day?"}))).await;
-    let options = Options::new().model("openai/test").env("OPENAI_BASE_URL", &model.url);
-    let process = options.serve(&database).await;
-    let client = process.client();
-    let mut waiting = Vec::new();
-    for n in 0..5 {
-        let answer = client.chat(&format!("c{n}"), "Hello.").await;
-        waiting.push(answer["session_id"].as_str().unwrap().to_owned());
-    }
-    for id in &waiting {
-        client.wait_for(id, "waiting_input").await;
-    }
-    // The configuration that runs, one without the agent, and one whose agent may not ask.
-    let present = std::fs::read_to_string(options.path("wakeful.toml")).unwrap();
-    let gone = options.path("gone.toml");
-    std::fs::write(&gone, present.replace("[agents.default]", "[agents.other]")).unwrap();
-    let silent = options.path("silent.toml");
-    std::fs::write(
-        &silent,
-        present
-            .replace("\"ask_user\", ", "")
-            .replace("[server]", "[agents.default.limits]\nsteps = 1\n[server]"),
-    )
-    .unwrap();
-    let cli = async |args: &[&str]| run(&options, &database.url, args).await;
-
-    let same = options.path("wakeful.toml").display().to_string();
-    let ran = cli(&["preflight", "--against", &same]).await;
-    assert_eq!(ran.code, 0, "{}{}", ran.out, ran.err);
-    assert!(ran.out.contains("Everything can go on: 5 open sessions"), "{}", ran.out);
-    let ran = cli(&["preflight", "--against", &process.url()]).await;
-    assert_eq!(ran.code, 0, "the server that runs: {}{}", ran.out, ran.err);
-
-    let ran = cli(&["preflight", "--against", &gone.display().to_string(), "-o", "json"]).await;
-    assert_eq!(ran.code, 9, "{}{}", ran.out, ran.err);
-    let report = ran.json();
-    assert_eq!((&report["stopped"], &report["open_sessions"]), (&json!(5), &json!(5)), "{report}");
-    let finding = &report["findings"][0];
-    assert_eq!((&finding["kind"], &finding["sessions"]), (&json!("agent_gone"), &json!(5)), "{report}");
-    let samples: Vec<&str> =
-        finding["samples"].as_array().unwrap().iter().map(|id| id.as_str().unwrap()).collect();
-    assert_eq!(samples.len(), 3);
-    assert!(samples.iter().all(|id| waiting.iter().any(|one| one == id)), "{report}");
-
-    let ran = cli(&["preflight", "--against", &silent.display().to_string()]).await;
-    assert_eq!(ran.code, 9, "{}{}", ran.out, ran.err);
-    assert!(ran.out.contains("may not use tool ask_user"), "{}", ran.out);
-    assert!(ran.out.contains("at most 1 steps a run") && ran.out.contains("→ keep"), "{}", ran.out);
-    assert!(ran.out.contains("5 sessions cannot go on as now"), "{}", ran.out);
-
-    let ran = cli(&["preflight", "--against", "ftp://example.org"]).await;
-    assert_eq!(ran.code, 2, "{}", ran.err);
-    assert!(process.terminate().success());
 }

@@ -1,16 +1,19 @@
 //! What requests with an idempotency key answered first. Any process repeats it.
 //!
 //! A request claims its key before it does anything, and writes its answer when it has one. An answer is not part of the
-//! request's own commit. So if a process dies between the two, the key is free again after [`AT_WORK`], and the same request
-//! runs once more: what it does has to bear that, as it has to without a key.
+//! request's own commit. So if a process dies between the two, or answers with a fault of its own, the key is free again after
+//! [`AT_WORK`], and the same request runs once more: what it does has to bear that, as it has to without a key. A request that
+//! takes long keeps its key by renewing it.
 
 use crate::{Result, Store, new_id};
 use std::time::Duration;
 
 /// For how long an answer is repeated.
 pub const KEPT: Duration = Duration::from_secs(24 * 3600);
-/// For how long a request that does not answer keeps its key.
+/// For how long a request that does not renew its key keeps it.
 pub const AT_WORK: Duration = Duration::from_secs(120);
+/// How often a request that is at work renews its key.
+pub const RENEW: Duration = Duration::from_secs(30);
 /// How many old keys are forgotten at once.
 const FORGOTTEN: i64 = 1000;
 
@@ -107,6 +110,25 @@ impl Store {
             claim,
             i32::from(status),
             answer
+        )
+        .execute(&self.pool)
+        .await?;
+        Ok(())
+    }
+
+    /// Keeps the key for the request for longer.
+    ///
+    /// # Errors
+    /// [`crate::Error::Database`].
+    pub async fn renew_key(&self, keyed: &Keyed<'_>, claim: &str) -> Result<()> {
+        sqlx::query!(
+            "update idempotency_keys set claimed_until = clock_timestamp() + make_interval(secs => $5)
+            where space_id = $1 and principal = $2 and key = $3 and claim = $4",
+            keyed.space_id,
+            keyed.principal,
+            keyed.key,
+            claim,
+            AT_WORK.as_secs_f64()
         )
         .execute(&self.pool)
         .await?;

@@ -127,6 +127,41 @@ impl Store {
         }
     }
 
+    /// Returns the ways by which messages are still to be sent, each with a session whose message waits; at most `limit`. A session may have
+    /// ended before its messages left.
+    ///
+    /// # Errors
+    /// [`Error::Database`].
+    pub async fn unsent_by_channel(
+        &self,
+        space_id: Option<&str>,
+        limit: usize,
+    ) -> Result<Vec<(String, String)>> {
+        let rows = sqlx::query!(
+            "select distinct channel, session_id from deliveries
+            where status in ('queued', 'sending') and ($1::text is null or space_id = $1)
+            order by channel, session_id
+            limit $2",
+            space_id,
+            i64::try_from(limit).unwrap_or(i64::MAX)
+        )
+        .fetch_all(&self.pool)
+        .await?;
+        Ok(rows.into_iter().map(|row| (row.channel, row.session_id)).collect())
+    }
+
+    /// Returns the rules whose notifications are still to be sent.
+    ///
+    /// # Errors
+    /// [`Error::Database`].
+    pub async fn untold_rules(&self) -> Result<Vec<String>> {
+        Ok(sqlx::query_scalar!(
+            "select distinct rule from notifications where status in ('queued', 'sending') order by rule"
+        )
+        .fetch_all(&self.pool)
+        .await?)
+    }
+
     async fn read_prefixes(
         &self,
         unknown: Vec<(String, String)>,

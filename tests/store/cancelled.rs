@@ -2,10 +2,12 @@
 
 use super::bundle::{export, import};
 use super::world::*;
+use std::time::Duration;
 use wakeful_store::Error;
 use wakeful_store::step::Commit;
 use wakeful_workflow::advance::Performed;
 use wakeful_workflow::fault::Fault;
+use wakeful_workflow::notify::{Kind, Rule};
 use wakeful_workflow::plan::Stop;
 use wakeful_workflow::session::SessionStatus;
 
@@ -80,6 +82,32 @@ async fn a_cancel_counts_although_the_database_ends_the_run() {
         assert_eq!(world.one("select count(*) from run_failures").await, 0, "a cancel is not a failure");
         assert_eq!(world.one("select count(*) from jobs").await, 1);
     }
+}
+
+#[tokio::test]
+async fn a_run_that_the_database_ends_is_told_under_its_own_cause_and_not_under_an_earlier_one() {
+    let world = World::new().await;
+    let session_id = ended(&world, "c1", Stop::Failed(Fault::WorkerDied { attempts: 5, during: None })).await;
+    world.store.retry(&session_id, None).await.unwrap();
+    let mut driver = world.drive(&session_id).await;
+    driver.continues(Performed::Begun).await;
+    let lease = &driver.job.lease;
+    let failed = SessionStatus::Failed;
+    assert!(world.store.give_up(lease, &session_id, failed, "the index is broken").await.unwrap());
+    let rule = Rule {
+        name: "ops".to_owned(),
+        when: vec![Kind::Failed],
+        agents: None,
+        spaces: None,
+        window: Duration::ZERO,
+        quiet: Duration::from_secs(60),
+        per_hour: 20,
+    };
+    let followed = world.store.follow_transitions(&[rule], Duration::from_secs(60)).await.unwrap();
+    assert_eq!(followed.messages, 2, "each cause is told");
+    let own =
+        "select count(*) from notification_groups where count = 1 and label like '%the index is broken%'";
+    assert_eq!(world.one(own).await, 1);
 }
 
 #[tokio::test]

@@ -6,7 +6,7 @@
 //! | the group | says |
 //! |---|---|
 //! | its window is over | one message, with how many there are |
-//! | an outage: failures of one kind, a gate, no worker | nothing more until it is over, and then one message with the sum; a single failure has no such end |
+//! | an outage: failures of one kind, a gate, no worker | one message a day until it is over, and then one with the sum; a single failure has no such end |
 //! | something that waits for a person: a question, an uncertain effect | one more message for what is new; the window doubles with each |
 //! | nothing new came in the quiet time | it is closed; what comes then is another group |
 //!
@@ -212,6 +212,8 @@ pub enum Next {
     Close,
 }
 
+const DAY_MS: i64 = 86_400_000;
+
 /// Decides what to do with a group.
 pub fn next(kind: Kind, rule: &Rule, group: &Group, now_ms: i64) -> Next {
     let (window, quiet) = (millis(rule.window), millis(rule.quiet));
@@ -232,6 +234,12 @@ pub fn next(kind: Kind, rule: &Rule, group: &Group, now_ms: i64) -> Next {
             Next::Tell { phase: Phase::Over, closes: true }
         }
         Course::Outage | Course::Waits if is_quiet && !is_new => Next::Close,
+        // One that does not end is told again each day.
+        Course::Outage
+            if is_new && now_ms >= group.told_ms.unwrap_or(group.first_ms).saturating_add(DAY_MS) =>
+        {
+            Next::Tell { phase: Phase::More, closes: false }
+        }
         Course::Outage => Next::Wait,
         Course::Waits => {
             let doubled = window.saturating_mul(1_i64 << group.messages.min(30)).min(quiet.max(window));
@@ -329,6 +337,23 @@ mod tests {
         assert_eq!(told(Kind::GateShut, &[0], Some(3000)), [(60, Phase::Began, 1), (3000, Phase::Over, 0)]);
         assert_eq!(told(Kind::GateShut, &[0], None), [(60, Phase::Began, 1)]);
         assert_eq!(told(Kind::NoWorker, &[0], Some(20)), [(60, Phase::Began, 1)], "told once, with its end");
+    }
+
+    #[test]
+    fn an_outage_that_does_not_end_is_told_again_after_a_day() {
+        let now_ms = 10 * DAY_MS;
+        let told = |told_ms| Group {
+            count: 9,
+            told: 2,
+            messages: 1,
+            first_ms: 0,
+            last_ms: now_ms,
+            told_ms,
+            ended: false,
+        };
+        let more = Next::Tell { phase: Phase::More, closes: false };
+        assert_eq!(next(Kind::Failed, &rule(), &told(Some(9 * DAY_MS)), now_ms), more);
+        assert_eq!(next(Kind::Failed, &rule(), &told(Some(9 * DAY_MS + 1)), now_ms), Next::Wait);
     }
 
     #[test]

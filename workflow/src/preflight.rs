@@ -7,7 +7,7 @@
 
 mod judge;
 
-pub use judge::{judge, judge_schedule};
+pub use judge::{judge, judge_channel, judge_schedule};
 
 use crate::agent::{Agent, ToolDefinition};
 use crate::effect::Effect;

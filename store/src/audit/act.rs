@@ -84,6 +84,11 @@ pub(crate) fn row() -> Option<String> {
     with(|act| serde_json::to_string(act).ok()).flatten()
 }
 
+/// Says that the task repeats the answer of an act that was carried out before, so it has no row of its own.
+pub fn repeats() {
+    is_written();
+}
+
 /// Says that a statement has written the act's row.
 pub(crate) fn is_written() {
     let _ = ACTING.try_with(|acting| acting.is_written.store(true, Ordering::Release));

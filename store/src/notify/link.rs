@@ -51,7 +51,8 @@ impl Act {
         }
     }
 
-    fn effect(&self) -> Option<&str> {
+    /// The call or the delivery that it is about.
+    pub fn effect(&self) -> Option<&str> {
         match self {
             Act::Retry => None,
             Act::Answer { call_id: id }
@@ -252,19 +253,7 @@ impl Store {
             Act::Retry => session.error,
             Act::Answer { .. } => session.question,
             Act::Resolve { effect_id } | Act::Resend { delivery_id: effect_id } => {
-                let calls = self.calls(&row.session_id).await?;
-                let call = calls.into_iter().find(|call| call.call_id == *effect_id);
-                match call {
-                    Some(call) => Some(format!("{} {}", call.name, call.arguments.unwrap_or_default())),
-                    None => {
-                        let sent = self.deliveries(&row.session_id).await?;
-                        let sent = sent.into_iter().find(|one| one.delivery_id == *effect_id);
-                        sent.map(|one| {
-                            let error = one.last_error.map(|error| format!(": {error}")).unwrap_or_default();
-                            format!("a message by {}{error}", one.channel)
-                        })
-                    }
-                }
+                self.effect_in_words(&row.session_id, effect_id).await?
             }
         };
         Ok(Link {

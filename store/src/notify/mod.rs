@@ -6,6 +6,7 @@
 //! all in one commit. So a kill at any point tells each transition once. What is decided is in
 //! [`wakeful_workflow::notify`].
 
+mod about;
 pub mod link;
 pub mod outbox;
 
@@ -21,6 +22,9 @@ const LOCK: i64 = 0x7761_6b65_6e6f_7469;
 
 /// How many transitions one look reads.
 const TRANSITIONS: i64 = 1000;
+
+/// For how long a group of a rule that this process does not know is kept. In a rolling deploy another process knows it.
+const UNKNOWN_RULE_MS: i64 = 3_600_000;
 
 /// How long jobs are ready without a worker before that is told. A restart takes less.
 const WITHOUT_WORKER_S: f64 = 30.0;
@@ -116,7 +120,7 @@ async fn look_for_workers(tx: &mut PgConnection, beat: Duration) -> Result<()> {
             select exists (
                 select from jobs where runner = '' and lease is null and run_at < clock_timestamp() - make_interval(secs => $1)
             ) and not exists (
-                select from workers where beat_at > clock_timestamp() - make_interval(secs => $2)
+                select from workers where beat_at > clock_timestamp() - make_interval(secs => $2) and drain_asked_at is null
             ) as alone
         ), began as (
             insert into notify_conditions (condition)
@@ -155,8 +159,9 @@ async fn read(tx: &mut PgConnection) -> Result<Read> {
         left join conversation_sessions s on s.session_id = t.session_id
         left join lateral (
             select kind, fingerprint, text from run_failures
-            where session_id = t.session_id and at <= t.at
-            order by failure_id desc
+            where session_id = t.session_id
+            -- The commit that makes the transition writes the failure, before it or after it.
+            order by abs(extract(epoch from at - t.at)), failure_id desc
             limit 1
         ) f on t.kind = 'failed'
         left join deliveries d on t.kind = 'delivery_failed' and d.delivery_id = t.subject
@@ -314,7 +319,9 @@ async fn tell(tx: &mut PgConnection, rules: &[Rule]) -> Result<usize> {
         // A group of a rule that is gone is closed without a word.
         let rule = rules.iter().position(|rule| rule.name == row.rule);
         let (Some(rule), Some(kind)) = (rule, Kind::parse(&row.kind)) else {
-            close(tx, &row.group_id).await?;
+            if row.now_ms >= row.last_ms.saturating_add(UNKNOWN_RULE_MS) {
+                close(tx, &row.group_id).await?;
+            }
             continue;
         };
         let group = Group {

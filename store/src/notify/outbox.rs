@@ -1,5 +1,5 @@
-//! The messages of notifications: claimed, sent, settled and shown. One is tried like a delivery: it may be sent twice only if its
-//! receiver drops a repeated id.
+//! The messages of notifications: claimed, sent, settled and shown. One is tried like a delivery, but one that
+//! may have been sent is sent again, under its id: twice is better than not at all.
 //!
 //! A process that dies while it sends leaves the row in `sending`, and another takes it when the claim's time is over. A row that
 //! settles is no transition, so a notification that fails causes none.

@@ -50,23 +50,27 @@ impl Store {
     /// [`crate::Error::Database`]; then the lease ends by itself.
     pub async fn leave(&self, lease: &Lease, agent: &str, look: Duration) -> Result<()> {
         let mut tx = self.pool.begin().await?;
-        sqlx::query!(
-            "update jobs
+        let left_first = sqlx::query_scalar!(
+            r#"update jobs
             set lease = null, worker_id = null, stuck = greatest(stuck - 1, 0), attempt = greatest(attempt - 1, 0),
-                held_by = $3, held_since = coalesce(held_since, clock_timestamp()),
+                held_by = $3, held_since = coalesce(held_since, now()),
                 -- One that is to be cancelled is any worker's.
                 run_at = clock_timestamp() + make_interval(secs => case when exists (
                     select from conversation_sessions s where s.session_id = jobs.session_id and s.cancel_requested
-                ) then 0.1 else $4::float8 end),
+                -- Each look comes after twice the time of the one before, and after an hour at most.
+                ) then 0.1 else least(
+                    greatest($4::float8, coalesce(extract(epoch from clock_timestamp() - held_since)::float8, 0)), 3600
+                ) end),
                 fault_since = null, faults = 0, trace_context = $5
-            where job_id = $1 and lease = $2",
+            where job_id = $1 and lease = $2
+            returning held_since = now() as "first!""#,
             lease.job_id,
             lease.token,
             format!("{LACKS}{agent}"),
             look.as_secs_f64(),
             lease.trace_context.as_deref()
         )
-        .execute(&mut *tx)
+        .fetch_optional(&mut *tx)
         .await?;
         // The statement above may have waited for a cancel, which found no waiting job.
         sqlx::query!(
@@ -78,7 +82,10 @@ impl Store {
         )
         .execute(&mut *tx)
         .await?;
-        sqlx::query!("select pg_notify($1, $2)", JOBS, LEFT).execute(&mut *tx).await?;
+        // A look that found nothing new needs no other worker to look.
+        if left_first == Some(true) {
+            sqlx::query!("select pg_notify($1, $2)", JOBS, LEFT).execute(&mut *tx).await?;
+        }
         tx.commit().await?;
         Ok(())
     }

@@ -19,13 +19,29 @@ const LONGEST: usize = 300;
 pub(crate) struct ButtonOrLink {
     pub act: &'static str,
     pub session_id: String,
+    /// A call or a delivery.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub effect_id: Option<String>,
+    /// The effect in words.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub about: Option<String>,
+    /// Of which item it is.
+    #[serde(skip)]
+    pub transition_id: i64,
     /// Of a link its address, of a button its token.
     pub url: String,
 }
 
 impl ButtonOrLink {
-    pub fn of(made: Minted, url: impl FnOnce(&str) -> String) -> ButtonOrLink {
-        ButtonOrLink { act: made.act.as_str(), url: url(&made.token), session_id: made.session_id }
+    pub fn of(told: &Told, made: Minted, about: Option<String>, url: String) -> ButtonOrLink {
+        ButtonOrLink {
+            act: made.act.as_str(),
+            effect_id: made.act.effect().map(str::to_owned),
+            about: about.map(|about| cut(&about)),
+            transition_id: told.transition_id,
+            session_id: made.session_id,
+            url,
+        }
     }
 }
 
@@ -48,7 +64,7 @@ pub(crate) fn content(message: &Message<'_>, to: &To) -> Value {
         To::Webhook { .. } => json!({"rule": message.claimed.rule, "body": body(message, &subject)}),
         To::Slack { channel, .. } => {
             let text = format!("{subject}\n{}", text(message));
-            let blocks = card(message, &text);
+            let blocks = card(message.told, message.buttons, &text);
             json!({"to": {"channel": channel}, "text": text, "blocks": blocks})
         }
         To::Email { address } => {
@@ -113,8 +129,9 @@ fn text(message: &Message<'_>) -> String {
         if let (Some(console), Some(id)) = (message.console, &one.session_id) {
             let _ = writeln!(text, "  {console}/sessions/{id}");
         }
-        for link in message.links.iter().filter(|link| Some(&link.session_id) == one.session_id.as_ref()) {
-            let _ = writeln!(text, "  {}, once, without a login: {}", link.act, link.url);
+        for link in message.links.iter().filter(|link| link.transition_id == one.transition_id) {
+            let about = link.about.as_ref().map(|about| format!(" ({about})")).unwrap_or_default();
+            let _ = writeln!(text, "  {}{about}, once, without a login: {}", link.act, link.url);
         }
     }
     let more = claimed.count - message.told.len().min(SHOWN) as i64;
@@ -137,17 +154,22 @@ fn line(told: &Told) -> String {
 /// The longest text of a part of a card that Slack takes, in characters.
 const PART: usize = 3000;
 
-/// A card of Slack: the text as plain text, so that nothing in it mentions anybody or links anywhere, and the buttons of each session.
-fn card(message: &Message<'_>, text: &str) -> Value {
-    let shown: String = text.chars().take(PART).collect();
-    let mut blocks =
-        vec![json!({"type": "section", "text": {"type": "plain_text", "text": shown, "emoji": false}})];
-    let many = message.told.len() > 1;
-    for one in message.told {
-        let of_session =
-            message.buttons.iter().filter(|button| Some(&button.session_id) == one.session_id.as_ref());
-        let buttons: Vec<Value> = of_session.flat_map(buttons).collect();
-        if buttons.is_empty() {
+/// A card of Slack: the text as plain text, so that nothing in it mentions anybody or links anywhere, and below each item its
+/// buttons. Those of an effect stand below the effect. Slack takes 50 blocks, so `buttons` are few.
+fn card(told: &[Told], buttons: &[ButtonOrLink], text: &str) -> Value {
+    let plain = |text: &str| {
+        let text: String = text.chars().take(PART).collect();
+        json!({"type": "section", "text": {"type": "plain_text", "text": text, "emoji": false}})
+    };
+    let mut blocks = vec![plain(text)];
+    let many = told.len() > 1;
+    for one in told {
+        let own: Vec<(usize, &ButtonOrLink)> = buttons
+            .iter()
+            .enumerate()
+            .filter(|(_, button)| button.transition_id == one.transition_id)
+            .collect();
+        if own.is_empty() {
             continue;
         }
         if many {
@@ -155,16 +177,21 @@ fn card(message: &Message<'_>, text: &str) -> Value {
             let named = json!({"type": "plain_text", "text": named, "emoji": false});
             blocks.push(json!({"type": "context", "elements": [named]}));
         }
-        blocks.push(json!({"type": "actions", "elements": buttons}));
+        for (number, button) in own {
+            if let Some(about) = &button.about {
+                blocks.push(plain(about));
+            }
+            blocks.push(json!({"type": "actions", "elements": elements(number, button)}));
+        }
     }
     Value::Array(blocks)
 }
 
-/// The buttons of one act. The value is the token, and for an effect how it ended.
-fn buttons(button: &ButtonOrLink) -> Vec<Value> {
+/// The buttons of one act. The value is the token, and for an effect how it ended. `number` tells them from those of other acts.
+fn elements(number: usize, button: &ButtonOrLink) -> Vec<Value> {
     let one = |text: &str, choice: &str| {
         json!({"type": "button", "text": {"type": "plain_text", "text": text},
-            "action_id": format!("wakeful_{}{choice}", button.act), "value": format!("{}{choice}", button.url)})
+            "action_id": format!("wakeful_{number}_{}{}", button.act, choice.replace(' ', "_")), "value": format!("{}{choice}", button.url)})
     };
     match button.act {
         "resolve" => vec![one("It happened", " happened"), one("It did not happen", " did_not_happen")],
@@ -186,6 +213,51 @@ fn cut(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn a_card_names_each_effect_above_its_own_buttons() {
+        let told = |transition_id, session: &str| Told {
+            transition_id,
+            at: chrono::DateTime::UNIX_EPOCH,
+            space_id: "default".to_owned(),
+            subject: session.to_owned(),
+            session_id: Some(session.to_owned()),
+            agent: None,
+            conversation_id: None,
+            status: None,
+            error: None,
+            question: None,
+        };
+        let resolve = |transition_id, session: &str, effect: &str| ButtonOrLink {
+            act: "resolve",
+            session_id: session.to_owned(),
+            effect_id: Some(effect.to_owned()),
+            about: Some(format!("charge {effect}")),
+            transition_id,
+            url: format!("wkl_{effect}"),
+        };
+        let buttons = [resolve(1, "s1", "c1"), resolve(1, "s1", "c2"), resolve(3, "s2", "c3")];
+        // The first session is told twice, and its buttons stand below one of them.
+        let card = card(&[told(1, "s1"), told(2, "s1"), told(3, "s2")], &buttons, "It waits.");
+        let blocks = card.as_array().unwrap();
+        let said = |block: &Value| block["text"]["text"].as_str().map(str::to_owned);
+        let mut ids = BTreeSet::new();
+        let mut acts = Vec::new();
+        for pair in blocks.windows(2).filter(|pair| pair[1]["type"] == "actions") {
+            for element in pair[1]["elements"].as_array().unwrap() {
+                assert!(ids.insert(element["action_id"].as_str().unwrap().to_owned()), "{element}");
+            }
+            acts.push((
+                said(&pair[0]).unwrap(),
+                pair[1]["elements"][0]["value"].as_str().unwrap().to_owned(),
+            ));
+        }
+        let expected =
+            ["c1", "c2", "c3"].map(|effect| (format!("charge {effect}"), format!("wkl_{effect} happened")));
+        assert_eq!(acts, expected);
+        assert_eq!(ids.len(), 6);
+    }
 
     #[test]
     fn a_text_of_others_stays_one_short_line() {

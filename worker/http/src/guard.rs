@@ -12,6 +12,7 @@ use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use std::sync::Arc;
+use tracing::Instrument;
 use wakeful_engine::ctx::Ctx;
 use wakeful_engine::ingest::Refused;
 use wakeful_store::space::Scope;
@@ -46,11 +47,25 @@ pub async fn guard(State(ctx): State<Arc<Ctx>>, mut request: Request, next: Next
     };
     let scope = Scope::of(caller.space());
     request.extensions_mut().insert(caller);
+    let is_keyed = request.headers().contains_key("idempotency-key");
     let answer = scope::answered(scope, next.run(request));
     if rule.verb.is_none() {
         return answer.await;
     }
-    audit::carry_out(&ctx, act, answer).await
+    let acts = async move { audit::carry_out(&ctx, act, answer).await };
+    if is_keyed { to_the_end(acts).await } else { acts.await }
+}
+
+/// Runs a request with a key to its end, also if its client goes away: what it commits and what is kept of its answer belong
+/// together.
+async fn to_the_end(acts: impl Future<Output = Response> + Send + 'static) -> Response {
+    match tokio::spawn(acts.in_current_span()).await {
+        Ok(response) => response,
+        Err(error) => match error.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            Err(_) => Problem::unavailable("this process is ending", 1).into_response(),
+        },
+    }
 }
 
 fn refused(problem: Problem, challenge: &'static str) -> Response {

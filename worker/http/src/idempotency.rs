@@ -1,7 +1,11 @@
 //! The header `Idempotency-Key`: a POST that was answered before gets the same answer again, from any process.
 //!
 //! Routes that take a `client_key` keep their own rule and read the header as that key ([`OWN_RULE`]). All other POSTs go
-//! through [`once`]. Only a success is kept: a refused request has changed nothing, so it may be sent again under its key.
+//! through [`once`]. Only a success is kept: a refused request has changed nothing, so it may be sent again under its key. After a
+//! fault of the process the change may have been committed or not, so the key stays taken until its time is over.
+//!
+//! A request with a key runs to its end, also if its client goes away (see [`crate::guard`]): else its change could be committed and its
+//! answer not kept.
 
 use crate::access::{Caller, Rule, Who};
 use crate::body::idempotency_key;
@@ -15,9 +19,10 @@ use axum::response::{IntoResponse, Response};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::sync::Arc;
-use tracing::error;
+use tracing::{error, warn};
 use wakeful_engine::ctx::Ctx;
-use wakeful_store::idempotency::{KeyUse, Keyed};
+use wakeful_store::audit::act;
+use wakeful_store::idempotency::{KeyUse, Keyed, RENEW};
 
 /// An answer that is given again has this header.
 const REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
@@ -93,7 +98,10 @@ async fn run(ctx: &Ctx, rule: &Rule, request: Request, next: Next) -> Result<Res
     };
     let claim = match ctx.store.claim_key(&keyed).await? {
         KeyUse::Claimed { claim } => claim,
-        KeyUse::Answered { status, answer } => return Ok(again(status, answer)),
+        KeyUse::Answered { status, answer } => {
+            act::repeats();
+            return Ok(again(status, answer));
+        }
         KeyUse::AtWork => {
             let said = "the first request with this `Idempotency-Key` is still at work; send it again later";
             return Err(Problem::new(StatusCode::CONFLICT, said).retry_after(1));
@@ -103,8 +111,14 @@ async fn run(ctx: &Ctx, rule: &Rule, request: Request, next: Next) -> Result<Res
             return Err(Problem::new(StatusCode::UNPROCESSABLE_ENTITY, said));
         }
     };
-    let response = next.run(request).await;
+    let response = tokio::select! {
+        response = next.run(request) => response,
+        response = renew(ctx, &keyed, &claim) => response,
+    };
     if !response.status().is_success() {
+        if response.status().is_server_error() {
+            return Ok(response);
+        }
         if let Err(error) = ctx.store.free_key(&keyed, &claim).await {
             error!(%error, "An idempotency key could not be given back; it is free after two minutes");
         }
@@ -119,6 +133,16 @@ async fn run(ctx: &Ctx, rule: &Rule, request: Request, next: Next) -> Result<Res
         error!(%error, "An answer could not be kept for its idempotency key");
     }
     Ok(Response::from_parts(parts, Body::from(body)))
+}
+
+/// Keeps the key for the request while its handler runs. Never answers.
+async fn renew(ctx: &Ctx, keyed: &Keyed<'_>, claim: &str) -> Response {
+    loop {
+        tokio::time::sleep(RENEW).await;
+        if let Err(error) = ctx.store.renew_key(keyed, claim).await {
+            warn!(%error, "An idempotency key could not be renewed; trying again");
+        }
+    }
 }
 
 /// Whose key it is. Two tokens may use the same one.

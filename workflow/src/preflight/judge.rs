@@ -43,6 +43,12 @@ pub fn judge_schedule(schedule: &ScheduleNeed, new: &Offer) -> Vec<Obstacle> {
     found
 }
 
+/// Returns what stops the messages that are still to be sent by `channel`.
+pub fn judge_channel(channel: &str, new: &Offer) -> Option<Obstacle> {
+    let is_gone = !new.channels.contains(channel);
+    is_gone.then(|| Obstacle { kind: Kind::ChannelGone, what: format!("nothing sends by {channel}") })
+}
+
 /// Messengers, whose answers come in by webhooks of their own.
 const MESSENGERS: [&str; 3] = ["slack", "telegram", "webhook"];
 
@@ -88,13 +94,11 @@ fn obstacles(
 
 /// How its messages leave and come in, and its files.
 fn ways(need: &Need, offer: &Offer, found: &mut Vec<Obstacle>) {
-    let mut find = |kind, what| found.push(Obstacle { kind, what });
     let reply = need.policy.reply.as_ref().map(|route| route.channel.as_str());
     for channel in need.unsent.iter().map(String::as_str).chain(reply) {
-        if !offer.channels.contains(channel) {
-            find(Kind::ChannelGone, format!("nothing sends by {channel}"));
-        }
+        found.extend(judge_channel(channel, offer));
     }
+    let mut find = |kind, what| found.push(Obstacle { kind, what });
     if let Some(by) = reply.filter(|by| MESSENGERS.contains(by))
         && need.status == "waiting_input"
         && !offer.intakes.contains(by)

@@ -6,14 +6,15 @@ use super::output::{
 use super::{Exit, Usage};
 use crate::App;
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::Duration;
 use wakeful_config::Config;
+use wakeful_engine::jobs::notify::channel_of;
 use wakeful_engine::tool::registry;
 use wakeful_engine::web::{self, Reach};
 use wakeful_store::Store;
-use wakeful_workflow::preflight::{Kind, Obstacle, Offer, judge, judge_schedule};
+use wakeful_workflow::preflight::{Kind, Obstacle, Offer, judge, judge_channel, judge_schedule};
 
 /// Sessions that a finding names.
 const SAMPLES: usize = 3;
@@ -26,7 +27,7 @@ const SERVER: Duration = Duration::from_secs(10);
   wakeful preflight --against https://next:7070     # another program that runs already (WAKEFUL_TOKEN)
   new/wakeful preflight --against new/wakeful.toml --config old/wakeful.toml  # another program: its own `preflight`
 
-Exit status: 0 nothing stands in the way, 9 something does.")]
+Exit status: 0 nothing stands in the way; 9 something does, or there are more sessions than --limit.")]
 pub(super) struct Args {
     /// The configuration that is to be deployed, or the address of a server that runs with it.
     #[arg(long, value_name = "CONFIG|URL")]
@@ -74,10 +75,10 @@ pub(super) async fn run(app: &App, config: Config, args: Args) -> anyhow::Result
         None => app.offer(&app.load(Some(Path::new(&args.against)))?)?,
     };
     let store = super::open_store(&config, "wakeful preflight").await?;
-    let report = report(&store, args.space.named(), args.limit as usize, &old, &new).await;
+    let report = report(&store, &config, &args, &old, &new).await;
     store.close().await;
     let report = report?;
-    let exit = if report.findings.is_empty() { Exit::Ok } else { Exit::Doctor };
+    let exit = if report.findings.is_empty() && !report.more { Exit::Ok } else { Exit::Doctor };
     let output = Output::new(&args.output);
     until_reader_goes(show(&output, &report).map(|()| exit))
 }
@@ -103,24 +104,38 @@ async fn of_server(config: &Config, url: &str) -> anyhow::Result<Offer> {
 
 async fn report(
     store: &Store,
-    space_id: Option<&str>,
-    limit: usize,
+    config: &Config,
+    args: &Args,
     old: &Offer,
     new: &Offer,
 ) -> anyhow::Result<Report> {
-    let mut found: BTreeMap<Obstacle, Vec<String>> = BTreeMap::new();
+    let (space_id, limit) = (args.space.named(), args.limit as usize);
+    let mut found: BTreeMap<Obstacle, BTreeSet<String>> = BTreeMap::new();
     if let Some(oldest) = store.oldest_served().await?.filter(|oldest| *oldest > new.schema_number) {
         let what =
             format!("the schema serves binaries from {oldest} on, and the new one is {}", new.schema_number);
         found.entry(Obstacle { kind: Kind::Schema, what }).or_default();
     }
     let needs = store.needs(space_id, limit).await?;
-    let mut stopped = 0;
+    let mut stopped = BTreeSet::new();
     for need in &needs.sessions {
         let obstacles = judge(need, old, new, &|tool, arguments| registry::fits(tool, arguments));
-        stopped += usize::from(!obstacles.is_empty());
         for obstacle in obstacles {
-            found.entry(obstacle).or_default().push(need.session_id.clone());
+            stopped.insert(need.session_id.clone());
+            found.entry(obstacle).or_default().insert(need.session_id.clone());
+        }
+    }
+    // A message may wait although its session has ended.
+    for (channel, session_id) in store.unsent_by_channel(space_id, limit).await? {
+        if let Some(obstacle) = judge_channel(&channel, new) {
+            stopped.insert(session_id.clone());
+            found.entry(obstacle).or_default().insert(session_id);
+        }
+    }
+    for name in store.untold_rules().await? {
+        let rule = config.notify.iter().find(|one| one.rule.name == name);
+        if let Some(obstacle) = rule.and_then(|rule| judge_channel(channel_of(&rule.to), new)) {
+            found.entry(obstacle).or_default();
         }
     }
     let schedules = store.schedule_needs(space_id).await?;
@@ -129,22 +144,21 @@ async fn report(
             found.entry(obstacle).or_default();
         }
     }
-    let findings = found.into_iter().map(|(obstacle, mut sessions)| {
+    let findings = found.into_iter().map(|(obstacle, sessions)| {
         let count = sessions.len();
-        sessions.truncate(SAMPLES);
         Finding {
             remedy: obstacle.kind.remedy(),
             kind: obstacle.kind,
             what: obstacle.what,
             sessions: count,
-            samples: sessions,
+            samples: sessions.into_iter().take(SAMPLES).collect(),
         }
     });
     Ok(Report {
         findings: findings.collect(),
         open_sessions: needs.sessions.len(),
         schedules: schedules.len(),
-        stopped,
+        stopped: stopped.len(),
         more: needs.more,
     })
 }
@@ -174,7 +188,8 @@ fn show(output: &Output, report: &Report) -> anyhow::Result<()> {
     );
     let more = if report.more { "; there are more sessions, see --limit" } else { "" };
     let end = if report.findings.is_empty() {
-        format!("Everything can go on: {looked}{more}.\n")
+        let what = if report.more { "What was looked at can go on" } else { "Everything can go on" };
+        format!("{what}: {looked}{more}.\n")
     } else {
         format!("{} cannot go on as now: {looked}{more}.\n", count(report.stopped as i64, "session"))
     };

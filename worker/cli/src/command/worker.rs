@@ -1,6 +1,6 @@
 //! `wakeful worker`. Works on the database and needs no server.
 
-use super::output::{Output, count, until_reader_goes};
+use super::output::{Output, count, printable, until_reader_goes};
 use super::{Exit, Usage, queue};
 use serde_json::json;
 use std::time::Duration;
@@ -58,6 +58,18 @@ async fn drain(store: &Store, output: &Output, name: Option<&str>, wait: Option<
         None => None,
     };
     let asked = store.drain_workers(worker.as_deref()).await?;
+    // A worker of a release that knows no drain does not hear of it.
+    let deaf: Vec<String> = store
+        .workers()
+        .await?
+        .into_iter()
+        .filter(|worker| asked.contains(&worker.worker_id) && worker.schema_number.is_none())
+        .map(|worker| worker.worker_id)
+        .collect();
+    for worker in &deaf {
+        eprintln!("{} is of a release that knows no drain: stop it with SIGTERM", printable(worker));
+    }
+    let asked: Vec<String> = asked.into_iter().filter(|id| !deaf.contains(id)).collect();
     if let Some(silent_after_s) = wait {
         // A worker that ends in order removes its row. One that was killed is silent.
         while store

@@ -9,6 +9,7 @@ use super::timer;
 use crate::channel::{Channel, Outbound, SEND, SendError};
 use crate::ctx::Ctx;
 use crate::notify::{ButtonOrLink, Message, content};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
@@ -34,6 +35,9 @@ const WEBHOOK: Duration = Duration::from_secs(15);
 
 /// How many transitions of a message get links.
 const LINKED: usize = 5;
+
+/// How many links a message has, and how many buttons: a card of Slack has room for these.
+const ACTS: usize = 20;
 
 /// The name of the channel that posts the webhooks of rules.
 pub const CHANNEL: &str = "notify";
@@ -114,6 +118,15 @@ async fn send(ctx: Arc<Ctx>) {
     while under_way.join_next().await.is_some() {}
 }
 
+/// The channel that a rule sends by.
+pub fn channel_of(to: &To) -> &'static str {
+    match to {
+        To::Webhook { .. } => CHANNEL,
+        To::Slack { .. } => "slack",
+        To::Email { .. } => "email",
+    }
+}
+
 /// The longest attempt of a rule.
 fn limit(ctx: &Ctx, rule: &Notify) -> Duration {
     match rule.to {
@@ -170,16 +183,14 @@ async fn send_one(ctx: &Ctx, claimed: &ClaimedNotification) {
 
 async fn attempt(ctx: &Ctx, rule: &Notify, claimed: &ClaimedNotification) -> Outcome {
     let again = |error: String| Outcome::Again { unsent: !claimed.maybe_sent, error, after: None };
-    let name = match rule.to {
-        To::Webhook { .. } => CHANNEL,
-        To::Slack { .. } => "slack",
-        To::Email { .. } => "email",
-    };
+    let given_up = claimed.tried_for >= TRY_FOR;
+    let name = channel_of(&rule.to);
     let Some(channel) = ctx.plugins.channels.get(name) else {
         return again(format!("this process has no channel {name:?}: {}", ctx.config.how_to_enable(name)));
     };
     let content = match compose(ctx, rule, claimed).await {
         Ok(content) => content,
+        Err(error) if given_up => return Outcome::Ended(Ended::Failed { error: error.to_string() }),
         Err(error) => return again(error.to_string()),
     };
     let outbound = Outbound::new(&claimed.notification_id, &content);
@@ -188,8 +199,9 @@ async fn attempt(ctx: &Ctx, rule: &Notify, claimed: &ClaimedNotification) -> Out
         late: false,
         // It is claimed again only after the time of the attempt before.
         quiet: true,
-        given_up: claimed.tried_for >= TRY_FOR,
-        idempotent: channel.is_idempotent(),
+        given_up,
+        // Told twice is better than not at all. A mail keeps its Message-ID, and a webhook its id.
+        idempotent: true,
     };
     let mut decision = delivery::decide(&facts, None);
     if decision == Decision::Ask {
@@ -257,28 +269,50 @@ async fn compose(
     let console = server.public_url.as_ref().filter(|_| server.console);
     let console = console.map(|url| format!("{url}{}/console", server.base_path));
     let (mut links, mut buttons) = (Vec::new(), Vec::new());
-    for one in told.iter().take(LINKED) {
+    // A session that is told twice asks once.
+    let mut seen = BTreeSet::new();
+    let each = told.iter().filter(|one| match claimed.kind {
+        Kind::DeliveryFailed => seen.insert(Some(one.subject.clone())),
+        _ => seen.insert(one.session_id.clone()),
+    });
+    for one in each.take(LINKED) {
         if let Some(console) = console.as_deref().filter(|_| rule.links) {
-            let made = acts_of(ctx, rule, claimed, one, Way::Link).await?;
-            let link = |made: Minted| ButtonOrLink::of(made, |token| format!("{console}/act/{token}"));
-            links.extend(made.into_iter().map(link));
+            for made in acts_of(ctx, rule, claimed, one, (Way::Link, ACTS - links.len())).await? {
+                let about = about(ctx, &made).await?;
+                let url = format!("{console}/act/{}", made.token);
+                links.push(ButtonOrLink::of(one, made, about, url));
+            }
         }
         if matches!(rule.to, To::Slack { buttons: true, .. }) {
-            let made = acts_of(ctx, rule, claimed, one, Way::Slack).await?;
-            buttons.extend(made.into_iter().map(|made| ButtonOrLink::of(made, str::to_owned)));
+            for made in acts_of(ctx, rule, claimed, one, (Way::Slack, ACTS - buttons.len())).await? {
+                let about = about(ctx, &made).await?;
+                let token = made.token.clone();
+                buttons.push(ButtonOrLink::of(one, made, about, token));
+            }
         }
     }
     let console = console.as_deref();
     Ok(content(&Message { claimed, told: &told, links: &links, buttons: &buttons, console }, &rule.to))
 }
 
-/// Makes what a person may act on one transition by, now. The tokens are in the message and nowhere else.
+/// The effect in words, if the act has one. Read after the act was bound to it, so what is read is never newer.
+async fn about(ctx: &Ctx, made: &Minted) -> wakeful_store::Result<Option<String>> {
+    match &made.act {
+        // The item has the question.
+        Act::Retry | Act::Answer { .. } => Ok(None),
+        Act::Resolve { effect_id: id } | Act::Resend { delivery_id: id } => {
+            ctx.store.effect_in_words(&made.session_id, id).await
+        }
+    }
+}
+
+/// Makes what a person may act on one transition by, now, but no more than these. The tokens are in the message and nowhere else.
 async fn acts_of(
     ctx: &Ctx,
     rule: &Notify,
     claimed: &ClaimedNotification,
     told: &Told,
-    way: Way,
+    (way, most): (Way, usize),
 ) -> wakeful_store::Result<Vec<Minted>> {
     let Some(session_id) = &told.session_id else { return Ok(Vec::new()) };
     let acts: Vec<Act> = match claimed.kind {
@@ -287,6 +321,9 @@ async fn acts_of(
     };
     let mut made = Vec::new();
     for act in acts {
+        if made.len() >= most {
+            break;
+        }
         // A button takes no text.
         if way == Way::Slack && matches!(act, Act::Answer { .. }) {
             continue;
