@@ -3,7 +3,7 @@
 use mail_parser::decoders::base64::base64_decode;
 use mail_parser::decoders::charsets::map::charset_decoder;
 use mail_parser::decoders::quoted_printable::quoted_printable_decode;
-use mail_parser::{Encoding, Message, MessagePart, MimeHeaders, PartType};
+use mail_parser::{Encoding, Message, MessagePart, MimeHeaders};
 use std::borrow::Cow;
 
 /// What stands in a text for bytes that are no UTF-8.
@@ -39,11 +39,11 @@ fn windows(message: &Message<'_>, part: &MessagePart<'_>, read: &str) -> Option<
 /// The text of a mail that calls itself a multipart and has no part. Empty: it has parts.
 pub(super) fn without_parts(message: &Message<'_>) -> String {
     let [root] = &message.parts[..] else { return String::new() };
-    if !matches!(root.body, PartType::Multipart(_)) {
+    if !root.content_type().is_some_and(|kind| kind.ctype().eq_ignore_ascii_case("multipart")) {
         return String::new();
     }
-    let raw = message.raw_message.get(root.offset_body as usize..).unwrap_or_default();
-    String::from_utf8_lossy(raw).replace("\r\n", "\n")
+    let raw = String::from_utf8_lossy(&message.raw_message).replace("\r\n", "\n");
+    raw.split_once("\n\n").map(|(_, body)| body.to_owned()).unwrap_or_default()
 }
 
 #[cfg(test)]
