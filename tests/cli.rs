@@ -99,7 +99,10 @@ async fn each_failure_of_a_command_has_its_exit_status() {
     assert_eq!(cli(&["session", "terminate", new["session_id"].as_str().unwrap()]).await.code, 0);
     let ran = cli(&["session", "send", new["session_id"].as_str().unwrap(), "x"]).await;
     assert!(
-        ran.code == 4 && ran.err.contains("send is not possible now; `wakeful session new CONVERSATION`"),
+        ran.code == 4
+            && ran
+                .err
+                .contains("send is not possible now; to go on in its conversation: wakeful session new c1"),
         "{}",
         ran.err
     );

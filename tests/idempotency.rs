@@ -77,7 +77,7 @@ async fn a_repeated_post_gets_the_first_answer_from_any_process_and_another_requ
     let acts =
         sqlx::query("select count(*) from audit_log where verb = 'schedule.create' and outcome = 'done'");
     let acts = acts.fetch_one(&scene.database.pool).await.unwrap().get::<i64, _>(0);
-    assert_eq!(acts, 1, "a repeated answer is no second act");
+    assert_eq!(acts, 1, "a repeated answer is not a second act");
     // The schedule has changed since, and the answer has not.
     scene.ask(one, TOKEN, "", "/v1/schedules/a/pause", &json!({})).await;
     let again = scene.ask(other, TOKEN, "k1", "/v1/schedules", &daily("a")).await;

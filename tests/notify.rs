@@ -321,7 +321,7 @@ async fn a_receiver_that_is_down_gets_it_later_and_a_refused_one_is_sent_again_b
     .await;
     let (status, _) = client.post(&resend, &json!({})).await;
     assert_eq!(status, reqwest::StatusCode::CONFLICT);
-    // A notification that fails is no transition.
+    // A notification that fails is not a transition.
     assert_eq!(stage.count("select count(*) from notification_members where $1 <> ''").await, 2);
 }
 

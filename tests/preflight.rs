@@ -339,9 +339,9 @@ const BREAKING: &[(&str, Kind, Change)] = &[
         Kind::UncertainPolicy,
         Text("on_uncertain = \"needs_attention\"", ""),
     ),
-    ("nobody is told of a failure", Kind::FailureText, Text("on_failed = \"Sorry.\"", "")),
+    ("people are not told of a failure", Kind::FailureText, Text("on_failed = \"Sorry.\"", "")),
     (
-        "nobody is told of a delay",
+        "people are not told of a delay",
         Kind::DelayText,
         Text("on_delayed = { after_s = 60, text = \"It takes longer.\" }", ""),
     ),
@@ -416,7 +416,7 @@ const HARMLESS: &[(&str, Change)] = &[
     ("a higher maximum", Binary(|new| ship_of(new)["properties"]["grams"]["maximum"] = json!(20000))),
     ("nothing is required", Binary(|new| ship_of(new)["required"] = json!([]))),
     ("a pure tool is idempotent", Binary(|new| tool(new, "fetch").effect = Effect::Idempotent)),
-    ("a tool that nobody uses is gone", Binary(|new| new.tools.retain(|tool| tool.name != "write_file"))),
+    ("an unused tool is gone", Binary(|new| new.tools.retain(|tool| tool.name != "write_file"))),
     ("one more way to send", Binary(|new| new.channels.extend(["slack".to_owned()]))),
     ("a newer binary", Binary(|new| new.schema_number += 1)),
 ];

@@ -110,7 +110,7 @@ async fn a_bundle_carries_the_files_and_a_redacted_one_does_not() {
     let sample = Sample::new().await;
     let bundle = sample.options.path("bundle.jsonl");
     let export = async |more: &[&str]| {
-        let mut args = vec!["session", "export", &sample.id, "--file", bundle.to_str().unwrap()];
+        let mut args = vec!["session", "export", &sample.id, "--force", "--file", bundle.to_str().unwrap()];
         args.extend(more);
         let (status, out, log) = sample.cli(&args).await;
         assert_eq!(status, 0, "{out}{log}");
@@ -160,7 +160,7 @@ async fn a_pack_of_no_commit_is_collected_after_its_grace_and_no_other() {
     let collected = gc("2 hours").await;
     assert_eq!((collected.blobs, collected.bytes), (1, 1000));
     assert_eq!(stored().await, before - 1);
-    // A file that came with a message is no orphan, whatever its sender called it and an earlier version made of it.
+    // A file that came with a message is not an orphan, whatever its sender called it and an earlier version made of it.
     let sent = NewMessage {
         client_key: None,
         text: "a file".into(),
@@ -173,7 +173,7 @@ async fn a_pack_of_no_commit_is_collected_after_its_grace_and_no_other() {
         }],
     };
     store.send(&sample.id, &sent).await.unwrap();
-    assert_eq!(stored().await, before - 1, "it is no pack");
+    assert_eq!(stored().await, before - 1, "it is not a pack");
     sqlx::query("update blobs set media_type = $2 where sha256 = $1")
         .bind(&sha256)
         .bind(wakeful_store::workspace::PACK_TYPE)

@@ -73,7 +73,7 @@ async fn a_slack_thread_of_another_space_is_not_known() {
     assert!(process.terminate().success());
     let process = within(&desk, "bolt").serve(&desk.database).await;
     plain(3, "When?").send(&process.client()).await;
-    assert_eq!(desk.taken().await.1, 2, "nobody mentioned the agent of this space");
+    assert_eq!(desk.taken().await.1, 2, "the agent of this space was not mentioned");
     assert!(process.terminate().success());
 }
 

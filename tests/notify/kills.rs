@@ -9,7 +9,7 @@ const POINTS: [&str; 4] = ["K78_follow", "K79_followed", "K80_notify", "K81_noti
 async fn told_once(kills: usize) {
     const EACH: i64 = 3;
     let mut stage = Stage::new("when = [\"failed\"]").await;
-    // Each kill's transitions get a message of their own soon, and nobody waits for a lease.
+    // Each kill's transitions get a message of their own soon, and none waits for a lease.
     stage.options.config = stage
         .options
         .config

@@ -333,7 +333,7 @@ mod tests {
         let at: Vec<i64> = (0..1000).map(|n| n / 2).collect();
         assert_eq!(told(Kind::Failed, &at, None), [(60, Phase::Began, 122), (1099, Phase::Over, 878)]);
         assert_eq!(told(Kind::Failed, &[5, 6], None), [(65, Phase::Began, 2), (606, Phase::Over, 0)]);
-        assert_eq!(told(Kind::Failed, &[5], None), [(65, Phase::Began, 1)], "one failure is no outage");
+        assert_eq!(told(Kind::Failed, &[5], None), [(65, Phase::Began, 1)], "one failure is not an outage");
         assert_eq!(told(Kind::GateShut, &[0], Some(3000)), [(60, Phase::Began, 1), (3000, Phase::Over, 0)]);
         assert_eq!(told(Kind::GateShut, &[0], None), [(60, Phase::Began, 1)]);
         assert_eq!(told(Kind::NoWorker, &[0], Some(20)), [(60, Phase::Began, 1)], "told once, with its end");

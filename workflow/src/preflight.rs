@@ -1,7 +1,7 @@
 //! What of the open sessions cannot go on under another binary or configuration, before it is deployed.
 //!
 //! [`Offer`] is what a binary with a configuration can do. [`Need`] is what one open session needs. [`judge`] compares what is
-//! offered now, what would be offered, and the need. A change that no open session meets is no obstacle, and neither is something
+//! offered now, what would be offered, and the need. A change that no open session meets is not an obstacle, and neither is something
 //! that is missing already.
 #![deny(missing_docs)]
 
@@ -156,7 +156,7 @@ pub struct ScheduleNeed {
 pub enum Kind {
     /// The schema does not serve the binary.
     Schema,
-    /// Nobody has the agent.
+    /// The agent does not exist.
     AgentGone,
     /// The agent is there, for other spaces only.
     AgentNotInSpace,
@@ -182,7 +182,7 @@ pub enum Kind {
     ToolNarrowed,
     /// An open call of an idempotent tool would count as one that must not run twice.
     ToolEffect,
-    /// An open mail goes to somebody whom the agent may not write to.
+    /// An open mail goes to a recipient that the agent may not write to.
     Recipients,
     /// An open call fetches from a host that the agent may not contact.
     Web,

@@ -26,7 +26,7 @@ async fn another_process_opens_what_one_sealed_and_none_does_once_the_key_is_era
     assert_eq!(seal.open(text.clone()).unwrap(), "said in confidence");
     assert_eq!(one.erase(std::slice::from_ref(&key)).await.unwrap(), 1);
     assert_eq!(one.erase(std::slice::from_ref(&key)).await.unwrap(), 0);
-    // A key that is not there may be in another key store, so this is no damage.
+    // A key that is not there may be in another key store, so this is not damage.
     for vault in [one, vault(place, 1, None)] {
         let error = vault.seal(Some(&key)).await.unwrap_err();
         assert_eq!(error.outage(), Some(crate::Outage::KeysAway), "{error}");

@@ -2,7 +2,7 @@
 //! may have been sent is sent again, under its id: twice is better than not at all.
 //!
 //! A process that dies while it sends leaves the row in `sending`, and another takes it when the claim's time is over. A row that
-//! settles is no transition, so a notification that fails causes none.
+//! settles is not a transition, so a notification that fails causes none.
 
 use crate::error::bounded;
 use crate::{Error, Result, Store, new_id};

@@ -29,7 +29,7 @@ async fn tasks_of_each_older_version_come_over_are_equal_and_go_back() {
         let parted = scan.json["queues"].as_array().unwrap().iter().find(|queue| queue["name"] == "parted");
         assert_eq!(parted.unwrap()["partitioned"], json!(version.sdk == "absurd-0.4"), "{word}");
         let imported = absurd(&options, &peer, &database, &["import"]).await;
-        // One task is no agent.
+        // One task is not an agent.
         assert_eq!(
             (imported.code, &imported.json["imported"], &imported.json["open"], &imported.json["running"]),
             (Some(1), &json!(over - 1), &json!(7), &json!(1)),

@@ -35,7 +35,7 @@ pub enum To {
     /// A channel of Slack, by the bot of `[messenger.slack]`.
     Slack {
         channel: String,
-        /// The message has buttons, for those whom `allow_users` of `[messenger.slack]` lists.
+        /// The message has buttons, for the people in `allow_users` of `[messenger.slack]`.
         buttons: bool,
     },
     /// An address, by the way out of `[email]`.

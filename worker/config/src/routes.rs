@@ -93,14 +93,14 @@ mod tests {
                 "messenger.telegram.agent = \"acmes\": there is no agent \"acmes\" in the space \"other\"; there are: default",
             ),
             (
-                "[email.mailboxes.a]\naddress = \"a@x.org\"\nagent = \"nobody\"\nspace = \"acme\"",
+                "[email.mailboxes.a]\naddress = \"a@x.org\"\nagent = \"missing\"\nspace = \"acme\"",
                 9,
-                "email.mailboxes.a.agent = \"nobody\": there is no agent \"nobody\" in the space \"acme\"; there are: acmes, default",
+                "email.mailboxes.a.agent = \"missing\": there is no agent \"missing\" in the space \"acme\"; there are: acmes, default",
             ),
             (
-                "[email]\nspace = \"acme\"\n[email.mailboxes.a]\naddress = \"a@x.org\"\nagent = \"nobody\"",
+                "[email]\nspace = \"acme\"\n[email.mailboxes.a]\naddress = \"a@x.org\"\nagent = \"missing\"",
                 11,
-                "email.mailboxes.a.agent = \"nobody\": there is no agent \"nobody\" in the space \"acme\"; there are: acmes, default",
+                "email.mailboxes.a.agent = \"missing\": there is no agent \"missing\" in the space \"acme\"; there are: acmes, default",
             ),
             (
                 "[schedules.s]\ncron = \"@daily\"\nprompt = \"Hi.\"\nagent = \"acmes\"\nspace = \"other\"",

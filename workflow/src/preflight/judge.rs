@@ -240,10 +240,10 @@ fn promises(need: &Need, before: &OfferedAgent, after: &OfferedAgent, found: &mu
     let runs = matches!(need.status.as_str(), "queued" | "running");
     let of_person = !matches!(need.trigger_type.as_str(), trigger::CRON | trigger::HERALD | "import");
     if before.tells_of_failure && !after.tells_of_failure && of_person {
-        find(Kind::FailureText, format!("agent {agent} tells nobody that a run failed"));
+        find(Kind::FailureText, format!("agent {agent} does not tell the person that a run failed"));
     }
     if before.tells_of_delay && !after.tells_of_delay && of_person && runs {
-        find(Kind::DelayText, format!("agent {agent} tells nobody that a run takes long"));
+        find(Kind::DelayText, format!("agent {agent} does not tell the person that a run takes long"));
     }
     if before.shared && !after.shared && need.users > 1 {
         find(Kind::SharedGone, format!("agent {agent}: only the first user of a conversation may write"));

@@ -217,12 +217,12 @@ fn text_of(path: &str, mut bytes: Vec<u8>, truncated: bool) -> Result<String, To
         let valid = error.valid_up_to();
         if !truncated || error.error_len().is_some() {
             return Err(ToolError(format!(
-                "{path:?} is no UTF-8 text: byte {valid} belongs to no character. Only text can be read."
+                "{path:?} is not UTF-8 text: byte {valid} belongs to no character. Only text can be read."
             )));
         }
         bytes.truncate(valid);
     }
-    String::from_utf8(bytes).map_err(|error| ToolError(format!("{path:?} is no UTF-8 text: {error}.")))
+    String::from_utf8(bytes).map_err(|error| ToolError(format!("{path:?} is not UTF-8 text: {error}.")))
 }
 
 fn write(

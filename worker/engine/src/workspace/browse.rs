@@ -249,7 +249,7 @@ pub async fn checkout(
         return Err(taken().into());
     }
     let tree = hash_of_hex(&snapshot.tree_sha256)
-        .ok_or_else(|| Unreadable::Broken("its name is no hash".to_owned()))?;
+        .ok_or_else(|| Unreadable::Broken("its name is not a hash".to_owned()))?;
     let parent = to.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     fs::create_dir_all(parent)?;
     let bounds = Bounds::of(limits, snapshot);

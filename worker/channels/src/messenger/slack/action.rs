@@ -47,9 +47,9 @@ pub(in crate::messenger) async fn act(
     let body = whole_body(request).await?;
     signed::slack(&config.signing_secrets, &headers, &body, now).map_err(refused)?;
     let Some(press) = payload(&body).as_ref().and_then(read) else {
-        return ignored("Slack", "it is no press of one of our buttons");
+        return ignored("Slack", "it is not a press of one of our buttons");
     };
-    // A list that is not set admits everybody to talk, and nobody to act.
+    // A list that is not set admits everybody to talk, and no person to act.
     if config.allow.users.is_none() || !config.allow.allows(&press.user, &press.channel) {
         let why = "messenger.slack.allow_users must list who may press buttons, and allow_channels where";
         return ignored("Slack", why);

@@ -287,7 +287,7 @@ fn edit(
             "{path:?} is larger than {MAX_WRITE_BYTES} bytes, which is the most that can be edited."
         ))
     })?;
-    let text = String::from_utf8(text).map_err(|_| ToolError(format!("{path:?} is no UTF-8 text.")))?;
+    let text = String::from_utf8(text).map_err(|_| ToolError(format!("{path:?} is not UTF-8 text.")))?;
     let edited = match places(&text, old) {
         0 => {
             return Err(ToolError(format!(

@@ -288,9 +288,9 @@ async fn what_is_no_text_is_refused() {
     let (_root, ws) = place();
     fs::write(ws.join("bytes"), b"ab\xff\xfecd").unwrap();
     let error = read_in(&ws, "bytes").await.unwrap_err();
-    assert!(error.contains("no UTF-8 text: byte 2"), "{error}");
+    assert!(error.contains("not UTF-8 text: byte 2"), "{error}");
     fs::write(ws.join("cut"), &"é".as_bytes()[..1]).unwrap();
-    assert!(read_in(&ws, "cut").await.unwrap_err().contains("no UTF-8"));
+    assert!(read_in(&ws, "cut").await.unwrap_err().contains("not UTF-8"));
 }
 
 #[tokio::test]
