@@ -61,12 +61,10 @@ fn options(model: &ModelServer, keys: &str, master: &str) -> Options {
     Options::new()
         .env("OPENAI_BASE_URL", &model.url)
         .env("WAKEFUL_SERVER__INTERNAL_TOKENS", "an internal token of the test")
-        .config(&format!(
-            "[agents.default]\nsystem_prompt = \"You are a test.\"\nmodel = \"openai/test\"\n\
+        .config("[agents.default]\nsystem_prompt = \"You are a test.\"\nmodel = \"openai/test\"\n\
              tools = [\"reserve\", \"charge\", \"compose_email\", \"ask_user\", \"read_attachment\"]\nrecipients = [\"*\"]\n\
              [agents.open]\nmodel = \"openai/test\"\ntools = []\n\
-             [encryption]\nagents = [\"default\"]"
-        ))
+             [encryption]\nagents = [\"default\"]")
         .env("WAKEFUL_ENCRYPTION__KEYS", keys)
         .env("WAKEFUL_ENCRYPTION__MASTER_KEY", master)
 }
