@@ -3,7 +3,7 @@
 use crate::support::checker::{Traces, distinct};
 use crate::support::client::texts;
 use crate::support::model::turns_since_user;
-use crate::support::{Answer, Database, ModelServer, Options, eventually};
+use crate::support::{Answer, Database, ModelServer, Options, Process, eventually};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
@@ -46,17 +46,16 @@ impl Left {
 }
 
 /// Waits until the process is dead, or there is nothing left to die of.
-async fn dies_or_completes(process: &mut crate::support::Process, database: &Database) {
+async fn dies_or_completes(process: &mut Process, database: &Database) {
     let open = "select count(*) from conversation_sessions s where $1 <> ''
         and (status <> 'completed' or exists (select from jobs j where j.session_id = s.session_id))";
-    let began = std::time::Instant::now();
-    while !process.has_ended() && database.value::<i64>(open, "any").await > 0 {
-        assert!(
-            began.elapsed() < crate::support::TIMEOUT,
-            "it neither dies nor ends its run:\n{}",
-            process.log()
-        );
-        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    let over = eventually("its death, or the end of its run", || async {
+        (database.value::<i64>(open, "any").await == 0).then_some(())
+    });
+    let end = process.end();
+    tokio::select! {
+        () = end.reached() => {}
+        () = over => {}
     }
 }
 

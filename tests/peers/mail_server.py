@@ -10,9 +10,9 @@ dkimpy verifies every mail's signature with the record in DIR.
 import base64
 import json
 import socket
+import signal
 import ssl
 import sys
-import time
 from pathlib import Path
 
 import dkim
@@ -99,5 +99,4 @@ class Server(Controller):
 controller = Server(Keep(), hostname="127.0.0.1", port=0, ssl_context=context if security == "tls" else None)
 controller.start()
 say(port=controller.server.sockets[0].getsockname()[1])
-while True:
-    time.sleep(3600)
+signal.pause()

@@ -13,6 +13,7 @@
 
 mod allocations;
 mod fetch;
+mod folder;
 mod misbehave;
 mod post;
 
@@ -106,8 +107,10 @@ async fn hold(tool: &str) {
     }
     if let Ok(path) = std::env::var("FIXTURE_HOLD") {
         let held = |path: &str| std::fs::exists(path).unwrap_or(false);
-        while held(&path) || held(&format!("{path}-{tool}")) {
-            tokio::time::sleep(Duration::from_millis(20)).await;
+        let is_free = || !held(&path) && !held(&format!("{path}-{tool}"));
+        // A user may have few inotify instances, so a call that need not wait makes none.
+        if !is_free() {
+            folder::Changes::of(&path).until(is_free).await;
         }
     }
 }

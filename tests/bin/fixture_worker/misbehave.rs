@@ -4,7 +4,6 @@
 use async_trait::async_trait;
 use serde_json::{Value, json};
 use std::hint::black_box;
-use std::time::Duration;
 use wakeful::tool::{Effect, Tool, ToolCallContext, ToolDefinition, ToolError, ToolOutput};
 
 /// Ends or hangs the process in the way that `mode` names. Does no harm if a file exists whose name is the
@@ -57,15 +56,11 @@ impl Tool for Misbehave {
             },
             // Keeps its thread until the test mends it.
             Some("block") => {
-                while !is_mended() {
-                    std::thread::sleep(Duration::from_millis(10));
-                }
+                super::folder::Changes::of(&mended).block_until(is_mended);
                 Ok(ToolOutput::text("Behaved at last."))
             }
             // Never ends, but leaves its thread to others.
-            Some("yield") => loop {
-                tokio::time::sleep(Duration::from_millis(1)).await;
-            },
+            Some("yield") => std::future::pending().await,
             _ => Err(ToolError::new("no such mode")),
         }
     }

@@ -1,4 +1,5 @@
--- What an erasure takes out of rows that stay: groups of errors, batches and the list of imported tasks name sessions of others, too.
+-- What an erasure takes out of rows that stay: groups of errors, batches, the list of imported tasks and groups of notifications name
+-- sessions of others, too. Answers that were kept for a repeated key go whole.
 -- The role that may delete may change nothing, so it does that through these functions.
 
 create function forget_sessions(ids text[]) returns void
@@ -32,6 +33,11 @@ begin
     where batch_id in (select batch_id from batch_members where session_id = any (ids));
     -- The row stays, so that the import does not bring the task back.
     update absurd_imports set idempotency_key = null where session_id = any (ids) and idempotency_key is not null;
+    -- What was told of other sessions too keeps its words. Those of a group without a member were an erased session's.
+    update notification_groups g set label = 'erased'
+    where label <> 'erased' and not exists (select from notification_members m where m.group_id = g.group_id);
+    delete from idempotency_keys k
+    where exists (select from unnest(ids) id where position(id in concat_ws(' ', k.request, k.answer)) > 0);
 end
 $$;
 
@@ -43,5 +49,8 @@ begin
     perform is_of_retention();
     update batches set filter = filter - array['user', 'from', 'text', 'error']
     where space_id in (space, '*') and position(lower(name) in lower(filter::text)) > 0;
+    delete from idempotency_keys k
+    where k.space_id = space
+        and position(lower(name) in lower(concat_ws(' ', k.principal, k.key, k.request, k.answer))) > 0;
 end
 $$;
