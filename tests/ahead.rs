@@ -7,44 +7,56 @@ use crate::support::{Answer, Database, ModelServer, Options, Process, eventually
 use serde_json::json;
 use wakeful_workflow::record::Role;
 
-/// The text of the first part of a statement that records tool calls.
-const CALLS: &str = "opened as (";
-
 /// The text of a statement that records only the intent of a model call.
 const INTENT_ALONE: &str = "where job_id = $10 and lease = $11 and (select set_config";
+
+/// The text of the first part of a statement that a lane writes, whatever it commits.
+const COMMIT: &str = "set last_message_number = session.last_message_number + given.record_count";
 
 #[tokio::test]
 async fn on_a_busy_worker_a_reply_and_the_results_of_its_pure_tools_are_one_commit() {
     let mut database = Database::new().await;
     let model = ModelServer::start(|body, _| match turns_since_user(body) {
-        0 => Answer::call("read_file", json!({"path": "menu.txt"})),
-        _ => Answer::text("There is no menu."),
+        0 => Answer::call("misbehave_purely", json!({"mode": "yield"})),
+        _ => Answer::text("That went well."),
     })
     .await;
     let direct = database.url.clone();
     let proxy = Proxy::start(&direct);
     database.url = proxy.url.clone();
-    let process =
-        Options::new().model("openai/test").env("OPENAI_BASE_URL", &model.url).serve(&database).await;
+    let config = "[agents.default]\nsystem_prompt = \"You are a test.\"\nmodel = \"openai/test\"\n\
+                  tools = [\"misbehave_purely\"]";
+    let options = Options::new().config(config).env("OPENAI_BASE_URL", &model.url);
+    std::fs::write(options.path("hold-mended"), "").unwrap();
+    let process = options.serve(&database).await;
     database.url = direct;
     let client = process.client();
 
-    // One lane waits for the late answer to this commit.
-    proxy.cut_when(CALLS, CutAt::LateAnswer);
-    let slow = client.chat("slow", "Read the menu, please.").await;
-    eventually("the commit that is late", || async { (proxy.cut_count() == 1).then_some(()) }).await;
-    proxy.cut_when(INTENT_ALONE, CutAt::LateAnswer);
+    // Four model calls are under way: fewer commits than fill half a statement.
+    model.hold();
     let mut sessions = Vec::new();
-    for number in 0..8 {
-        sessions.push(client.chat(&format!("c{number}"), "Read the menu, please.").await);
+    for number in 0..4 {
+        sessions.push(client.chat(&format!("c{number}"), "Try it, please.").await);
     }
-    sessions.push(slow);
+    model.asked(4).await;
+    // Each lane waits for the answer to a commit that begins another session.
+    for lane in 1..=2 {
+        proxy.cut_when(COMMIT, CutAt::HeldAnswer);
+        sessions.push(client.chat(&format!("slow{lane}"), "Try it, please.").await);
+        eventually("a commit whose answer is held", || async { (proxy.cut_count() == lane).then_some(()) })
+            .await;
+    }
+    // So the replies wait, and a tool runs meanwhile.
+    model.release();
+    eventually("a tool", || async { (!options.effects().is_empty()).then_some(()) }).await;
+    proxy.cut_when(INTENT_ALONE, CutAt::LateAnswer);
+    proxy.release();
     for session in &sessions {
         client.wait_for(session["session_id"].as_str().unwrap(), "completed").await;
     }
 
     // Nothing but commits recorded the intents of model calls: this trap is sprung by a statement of its own.
-    assert_eq!(proxy.cut_count(), 1, "an intent was written alone");
+    assert_eq!(proxy.cut_count(), 2, "an intent was written alone");
     // Rows of one transaction have one `xmin`.
     let joined: i64 = database
         .value(
@@ -76,9 +88,6 @@ async fn on_a_busy_worker_a_reply_and_the_results_of_its_pure_tools_are_one_comm
     assert_eq!(model.bodies().len(), 2 * sessions.len(), "each model call is made once");
 }
 
-/// The text of the first part of a statement that a lane writes, whatever it commits.
-const COMMIT: &str = "set last_message_number = session.last_message_number + given.record_count";
-
 #[tokio::test]
 async fn a_pure_tool_that_kills_its_process_ahead_of_its_reply_costs_one_more_model_call_and_no_second() {
     let mut database = Database::new().await;
@@ -98,13 +107,13 @@ async fn a_pure_tool_that_kills_its_process_ahead_of_its_reply_costs_one_more_mo
     let replies = "select count(*) from conversation_records where session_id = $1 and role = 'assistant'";
     let asked = || model.bodies().iter().filter(|body| body.contains("Stumble")).count();
 
-    // In the first life a lane waits for the late answer to another session's commit. So the reply waits too, and its
+    // In the first life a lane waits for the held answer to another session's commit. So the reply waits too, and its
     // tool runs ahead of it.
     database.url = proxy.url.clone();
-    proxy.cut_when(COMMIT, CutAt::LateAnswer);
+    proxy.cut_when(COMMIT, CutAt::HeldAnswer);
     let process = options.serve(&database).await;
     wake(&store, "slow1", "openai/test", "Hello.").await;
-    eventually("the commit that is late", || async { (proxy.cut_count() == 1).then_some(()) }).await;
+    eventually("the commit whose answer is held", || async { (proxy.cut_count() == 1).then_some(()) }).await;
     let stumbling = post_before_death(&database, &process.client(), "c1", "Stumble, please.").await;
     ends(process).await;
     let committed: i64 = database.value(replies, &stumbling).await;
@@ -112,7 +121,7 @@ async fn a_pure_tool_that_kills_its_process_ahead_of_its_reply_costs_one_more_mo
 
     // In the second life a lane is as busy, but a worker died of this step: the reply is committed first.
     wake(&store, "slow2", "openai/test", "Hello.").await;
-    proxy.cut_when(COMMIT, CutAt::LateAnswer);
+    proxy.cut_when(COMMIT, CutAt::HeldAnswer);
     ends(options.spawn(&database.url)).await;
     let committed: i64 = database.value(replies, &stumbling).await;
     assert_eq!((committed, asked()), (1, 2), "the reply is kept");

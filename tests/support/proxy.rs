@@ -23,6 +23,8 @@ pub enum CutAt {
     BeforeAnswer,
     /// No cut: the client gets the answer after [`LATE`].
     LateAnswer,
+    /// No cut: the client gets the answer after [`Proxy::release`].
+    HeldAnswer,
 }
 
 /// How late an answer is.
@@ -48,6 +50,8 @@ struct Shared {
     refusing: AtomicBool,
     traps: Mutex<Vec<Trap>>,
     cut_count: AtomicUsize,
+    /// Held answers go on when it is cancelled.
+    released: CancellationToken,
     /// Cancelling it ends every current connection. New connections use a new token.
     cut: Mutex<CancellationToken>,
 }
@@ -65,6 +69,7 @@ impl Proxy {
             refusing: AtomicBool::new(false),
             traps: Mutex::default(),
             cut_count: AtomicUsize::new(0),
+            released: CancellationToken::new(),
             cut: Mutex::default(),
         });
         let accepting = tokio::spawn(accept(listener, Arc::clone(&shared)));
@@ -93,7 +98,12 @@ impl Proxy {
         self.shared.traps.lock().expect("nobody panics with it").clear();
     }
 
-    /// The number of connections that traps have cut so far.
+    /// Lets held answers go on, and later ones pass.
+    pub fn release(&self) {
+        self.shared.released.cancel();
+    }
+
+    /// The number of traps that statements have sprung so far.
     pub fn cut_count(&self) -> usize {
         self.shared.cut_count.load(Ordering::SeqCst)
     }
@@ -162,6 +172,8 @@ struct Rounds {
     kept: AtomicU64,
     /// The round whose answer comes late; 0 for none.
     late: AtomicU64,
+    /// The round whose answer waits for its release; 0 for none.
+    held: AtomicU64,
 }
 
 /// Passes data until either side ends, which ends the connection.
@@ -169,7 +181,7 @@ async fn pass(client: UnixStream, from_postgres: Reader, to_postgres: Writer, sh
     let (from_client, to_client) = client.into_split();
     let rounds = Rounds::default();
     let forth = forth(Box::new(from_client), to_postgres, shared, &rounds);
-    let back = back(from_postgres, Box::new(to_client), &rounds);
+    let back = back(from_postgres, Box::new(to_client), &rounds, &shared.released);
     let _ = tokio::select! { end = forth => end, end = back => end };
 }
 
@@ -210,6 +222,9 @@ async fn forth(mut from: Reader, mut to: Writer, shared: &Shared, rounds: &Round
             Some(CutAt::LateAnswer) => {
                 rounds.late.store(rounds.asked.load(Ordering::SeqCst) + 1, Ordering::SeqCst);
             }
+            Some(CutAt::HeldAnswer) => {
+                rounds.held.store(rounds.asked.load(Ordering::SeqCst) + 1, Ordering::SeqCst);
+            }
             None => {}
         }
         if matches!(letter, b'Q' | b'S') {
@@ -219,16 +234,26 @@ async fn forth(mut from: Reader, mut to: Writer, shared: &Shared, rounds: &Round
     }
 }
 
-async fn back(mut from: Reader, mut to: Writer, rounds: &Rounds) -> std::io::Result<()> {
+async fn back(
+    mut from: Reader,
+    mut to: Writer,
+    rounds: &Rounds,
+    released: &CancellationToken,
+) -> std::io::Result<()> {
     let mut answered = 0;
     let mut started = false;
     loop {
         let letter = from.read_u8().await?;
         let (message, _) = read_message(&mut from, Some(letter)).await?;
         let kept = started && rounds.kept.load(Ordering::SeqCst) == answered + 1;
-        let late = &rounds.late;
-        if started && late.compare_exchange(answered + 1, 0, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+        let is_of = |round: &AtomicU64| {
+            started && round.compare_exchange(answered + 1, 0, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+        };
+        if is_of(&rounds.late) {
             tokio::time::sleep(LATE).await;
+        }
+        if is_of(&rounds.held) {
+            released.cancelled().await;
         }
         if !kept {
             to.write_all(&message).await?;

@@ -12,6 +12,7 @@ mod door;
 mod draw;
 mod form;
 mod frame;
+mod list;
 mod model;
 mod pages;
 mod press;

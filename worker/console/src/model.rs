@@ -4,25 +4,6 @@ use crate::text::{Badge, Moment, badge, count, dollars, short, span};
 use serde::Deserialize;
 use serde_json::Value;
 
-/// A page of a list.
-#[derive(Clone, Debug, Deserialize)]
-pub(crate) struct List<T> {
-    pub items: Vec<T>,
-    #[serde(default)]
-    next: Value,
-}
-
-impl<T> List<T> {
-    /// The cursor of the next page, or an empty text.
-    pub fn next(&self) -> String {
-        match &self.next {
-            Value::String(text) => text.clone(),
-            Value::Number(number) => number.to_string(),
-            _ => String::new(),
-        }
-    }
-}
-
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Session {
     pub session_id: String,

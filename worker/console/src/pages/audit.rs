@@ -2,7 +2,8 @@
 
 use crate::api::query;
 use crate::frame::{Frame, Nav, page};
-use crate::model::{Audited, List};
+use crate::list::List;
+use crate::model::Audited;
 use crate::refusal::Refusal;
 use crate::visit::Visit;
 use askama::Template;
@@ -44,7 +45,6 @@ impl Asked {
 pub(crate) async fn show(visit: Visit, Query(asked): Query<Asked>) -> Result<Response, Refusal> {
     let frame = Frame::of(&visit, Nav::Audit, "Audit").await?;
     let found: List<Audited> = visit.api.get(&format!("/v1/audit{}", asked.query(&asked.cursor))).await?;
-    let next = found.next();
-    let next = if next.is_empty() { next } else { asked.query(&next) };
+    let next = found.next_link(|next| asked.query(next));
     Ok(page(&AuditPage { frame, asked, items: found.items, next }))
 }

@@ -3,7 +3,8 @@
 use crate::api::{part, query};
 use crate::form::{Form, done};
 use crate::frame::{Frame, Nav, page};
-use crate::model::{Delivery, List, Mail};
+use crate::list::{Chip, List, chips};
+use crate::model::{Delivery, Mail};
 use crate::refusal::Refusal;
 use crate::text::{Badge, badge, short};
 use crate::visit::Visit;
@@ -20,7 +21,7 @@ const STATUSES: [&str; 6] = ["waiting", "uncertain", "failed", "expired", "sendi
 struct Deliveries {
     frame: Frame,
     asked: Asked,
-    chips: Vec<(Option<Badge>, String, bool)>,
+    chips: Vec<Chip>,
     items: Vec<Delivery>,
     next: String,
 }
@@ -43,11 +44,8 @@ pub(crate) async fn list(visit: Visit, Query(asked): Query<Asked>) -> Result<Res
     };
     let found: List<Delivery> =
         visit.api.get(&format!("/v1/deliveries{}", link(&asked.status, &asked.cursor))).await?;
-    let all = (None, link("", ""), asked.status.is_empty());
-    let one = |status: &&'static str| (Some(badge(status)), link(status, ""), asked.status == *status);
-    let chips = std::iter::once(all).chain(STATUSES.iter().map(one)).collect();
-    let next = found.next();
-    let next = if next.is_empty() { next } else { link(&asked.status, &next) };
+    let chips = chips(&STATUSES, &asked.status, |status| link(status, ""));
+    let next = found.next_link(|next| link(&asked.status, next));
     Ok(page(&Deliveries { frame, chips, items: found.items, next, asked }))
 }
 

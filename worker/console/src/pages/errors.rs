@@ -3,7 +3,8 @@
 use crate::api::{part, query};
 use crate::form::{Form, done};
 use crate::frame::{Frame, Nav, page};
-use crate::model::{List, Session};
+use crate::list::List;
+use crate::model::Session;
 use crate::refusal::Refusal;
 use crate::text::{Moment, count};
 use crate::visit::Visit;
@@ -128,8 +129,7 @@ pub(crate) async fn list(visit: Visit, Query(asked): Query<Asked>) -> Result<Res
     let found: List<Group> = visit.api.get(&format!("/v1/errors{query}")).await?;
     let chips = [("open", ""), ("muted", "true"), ("all", "all")];
     let chips = chips.map(|(word, muted)| (word, asked.link(muted, ""), asked.muted == muted)).to_vec();
-    let next = found.next();
-    let next = if next.is_empty() { next } else { asked.link(&asked.muted, &next) };
+    let next = found.next_link(|next| asked.link(&asked.muted, next));
     Ok(page(&Errors { frame, chips, items: found.items, next, asked }))
 }
 

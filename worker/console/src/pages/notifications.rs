@@ -3,7 +3,7 @@
 use crate::api::{part, query};
 use crate::form::{Form, done};
 use crate::frame::{Frame, Nav, page};
-use crate::model::List;
+use crate::list::{Chip, List, chips};
 use crate::refusal::Refusal;
 use crate::text::{Badge, Moment, badge, cut, short};
 use crate::visit::Visit;
@@ -86,7 +86,7 @@ impl Told {
 #[template(path = "notifications.html")]
 struct Notifications {
     frame: Frame,
-    chips: Vec<(Option<Badge>, String, bool)>,
+    chips: Vec<Chip>,
     items: Vec<Notification>,
     next: String,
 }
@@ -106,11 +106,8 @@ pub(crate) async fn list(visit: Visit, Query(asked): Query<Asked>) -> Result<Res
     let link = |status: &str, cursor: &str| query(&[("status", status), ("cursor", cursor)]);
     let found: List<Notification> =
         visit.api.get(&format!("/v1/notifications{}", link(&asked.status, &asked.cursor))).await?;
-    let all = (None, link("", ""), asked.status.is_empty());
-    let one = |status: &&'static str| (Some(badge(status)), link(status, ""), asked.status == *status);
-    let chips = std::iter::once(all).chain(STATUSES.iter().map(one)).collect();
-    let next = found.next();
-    let next = if next.is_empty() { next } else { link(&asked.status, &next) };
+    let chips = chips(&STATUSES, &asked.status, |status| link(status, ""));
+    let next = found.next_link(|next| link(&asked.status, next));
     Ok(page(&Notifications { frame, chips, items: found.items, next }))
 }
 

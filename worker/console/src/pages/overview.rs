@@ -3,7 +3,8 @@
 use super::errors::{Group, of_the_last_day};
 use crate::draw::Line;
 use crate::frame::{Frame, Nav, page};
-use crate::model::{Delivery, List, Queue, Session, Worker};
+use crate::list::List;
+use crate::model::{Delivery, Queue, Session, Worker};
 use crate::refusal::Refusal;
 use crate::text::seconds;
 use crate::visit::Visit;

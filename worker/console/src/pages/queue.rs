@@ -3,7 +3,8 @@
 use super::pauses::{KINDS, Pause};
 use crate::draw::Line;
 use crate::frame::{Frame, Nav, page};
-use crate::model::{List, Queue, Worker};
+use crate::list::List;
+use crate::model::{Queue, Worker};
 use crate::refusal::Refusal;
 use crate::visit::Visit;
 use askama::Template;

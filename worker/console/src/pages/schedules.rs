@@ -3,7 +3,8 @@
 use crate::api::part;
 use crate::form::{Form, done};
 use crate::frame::{Frame, Nav, page};
-use crate::model::{Firing, List, Schedule};
+use crate::list::List;
+use crate::model::{Firing, Schedule};
 use crate::refusal::Refusal;
 use crate::text::Moment;
 use crate::visit::Visit;

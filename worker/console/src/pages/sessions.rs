@@ -1,10 +1,10 @@
 //! The list of sessions, with its filters in the address.
 
 use crate::frame::{Frame, Nav, page};
-use crate::model::{List, Session};
+use crate::list::{Chip, List, chips};
+use crate::model::Session;
 use crate::refusal::Refusal;
 use crate::search::Search;
-use crate::text::{Badge, badge};
 use crate::visit::Visit;
 use askama::Template;
 use axum::extract::Query;
@@ -12,13 +12,14 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
 
-const STATUSES: [&str; 9] = [
+const STATUSES: [&str; 10] = [
     "queued",
     "running",
     "waiting_input",
     "needs_attention",
     "failed",
     "completed",
+    "cancelled",
     "created",
     "archived",
     "terminated",
@@ -38,12 +39,6 @@ struct Sessions {
     wrong: String,
     /// A batch of the sessions that are listed.
     batch: String,
-}
-
-struct Chip {
-    badge: Option<Badge>,
-    link: String,
-    is_on: bool,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -73,13 +68,7 @@ pub(crate) async fn list(visit: Visit, Query(asked): Query<Asked>) -> Result<Res
         }
         Err(refusal) => return Err(refusal),
     };
-    let all = Chip { badge: None, link: search.with_status("").link(&[]), is_on: search.status.is_empty() };
-    let chips = STATUSES.iter().map(|status| Chip {
-        badge: Some(badge(status)),
-        link: search.with_status(status).link(&[]),
-        is_on: search.status == *status,
-    });
-    let chips = std::iter::once(all).chain(chips).collect();
+    let chips = chips(&STATUSES, &search.status, |status| search.with_status(status).link(&[]));
     let next = if next.is_empty() { next } else { search.link(&[("cursor", &next)]) };
     let makes_batches = frame.operates() && frame.me.as_ref().is_some_and(|me| me.agent.is_none());
     let batch = if makes_batches && !search.is_empty() && !items.is_empty() {

@@ -3,7 +3,8 @@
 use crate::api::part;
 use crate::form::{Form, done};
 use crate::frame::{Frame, Nav, page};
-use crate::model::{List, Token};
+use crate::list::List;
+use crate::model::Token;
 use crate::refusal::Refusal;
 use crate::text::{Badge, badge};
 use crate::visit::Visit;

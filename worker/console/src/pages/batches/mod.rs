@@ -8,7 +8,7 @@ use crate::api::{part, query};
 use crate::draw::Shares;
 use crate::form::{Form, done};
 use crate::frame::{Frame, Nav, page};
-use crate::model::List;
+use crate::list::{Chip, List, chips};
 use crate::refusal::Refusal;
 use crate::search::Search;
 use crate::text::{Badge, Moment, badge, count, short};
@@ -216,7 +216,7 @@ impl Member {
 #[template(path = "batches.html")]
 struct Batches {
     frame: Frame,
-    chips: Vec<(Option<Badge>, String, bool)>,
+    chips: Vec<Chip>,
     items: Vec<Batch>,
     next: String,
 }
@@ -236,11 +236,8 @@ pub(crate) async fn list(visit: Visit, Query(asked): Query<Asked>) -> Result<Res
     let link = |status: &str, cursor: &str| query(&[("status", status), ("cursor", cursor)]);
     let found: List<Batch> =
         visit.api.get(&format!("/v1/batches{}", link(&asked.status, &asked.cursor))).await?;
-    let all = (None, link("", ""), asked.status.is_empty());
-    let one = |status: &&'static str| (Some(badge(status)), link(status, ""), asked.status == *status);
-    let chips = std::iter::once(all).chain(STATUSES.iter().map(one)).collect();
-    let next = found.next();
-    let next = if next.is_empty() { next } else { link(&asked.status, &next) };
+    let chips = chips(&STATUSES, &asked.status, |status| link(status, ""));
+    let next = found.next_link(|next| link(&asked.status, next));
     Ok(page(&Batches { frame, chips, items: found.items, next }))
 }
 
@@ -290,8 +287,7 @@ pub(crate) async fn show(
         if query.is_empty() { "?members=".to_owned() } else { query }
     };
     let chips = MEMBERS.map(|(word, name, _)| (name, link(word, ""), asked.members == word)).to_vec();
-    let next = found.next();
-    let next = if next.is_empty() { next } else { link(&asked.members, &next) };
+    let next = found.next_link(|next| link(&asked.members, next));
     Ok(page(&BatchPage { frame, chips, members: found.items, next, batch }))
 }
 
