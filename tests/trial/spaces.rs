@@ -384,8 +384,12 @@ async fn no_route_tells_or_changes_anything_of_another_space() {
                     }
                 }
                 let blank = |names: &Names, (status, text): &(StatusCode, String)| {
-                    // A success makes ids of its own; what it shows is compared above.
-                    (*status, if status.is_success() { String::new() } else { names.blank(text) })
+                    // A success makes ids of its own; what it shows is compared above. A refusal may name the unknown one of
+                    // two ids.
+                    (
+                        *status,
+                        if status.is_success() { String::new() } else { none.blank(&names.blank(text)) },
+                    )
                 };
                 let (same, unknown) = (blank(&stage.other, &of_other), blank(&none, &of_none));
                 if same != unknown {
