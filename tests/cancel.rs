@@ -5,6 +5,7 @@ use crate::support::client::texts;
 use crate::support::wire::Proxy;
 use crate::support::world::wake;
 use crate::support::{Answer, Client, Database, ModelServer, Options, Process, TIMEOUT, eventually};
+use futures::StreamExt as _;
 use futures::future::select_all;
 use reqwest::StatusCode;
 use serde_json::{Value, json};
@@ -146,6 +147,39 @@ async fn a_cancel_during_a_model_call_whose_worker_died_asks_nothing_again() {
     let died = cancelled_and_killed("talk", async |model, _, _| model.asked(1).await).await;
     assert_eq!(texts(&died.session().await, "assistant"), [""; 0]);
     died.lives_on().await;
+}
+
+#[tokio::test]
+async fn a_model_call_that_a_cancel_cuts_off_is_counted_and_marked_as_an_estimate() {
+    let (database, model) = (Database::new().await, model().await);
+    let prices = "[models.\"openai/test\"]\ninput_usd = 10.0\noutput_usd = 1000.0";
+    let process = options(&model).config(prices).serve(&database).await;
+    let client = process.client();
+    model.hold();
+    let id = id(&client.chat("c1", "Tell me a long story.").await);
+    let mut seen = client.stream(&id, None).await;
+    while seen.next().await.expect("the stream goes on").event != "gen_chunk" {}
+    assert_eq!(cancel(&client, &id).await.0, StatusCode::ACCEPTED);
+    let session = client.wait_for(&id, "cancelled").await;
+    let tokens = |key: &str| session[key].as_i64().unwrap();
+    let (input, output) = (tokens("total_input_tokens"), tokens("total_output_tokens"));
+    assert!(input > 20, "prompt, tools and message: {input}");
+    // Half of its text had come: "I see: Tell me".
+    assert_eq!(output, 4);
+    assert_eq!(tokens("total_cost_micros"), input * 10 + output * 1000);
+    let steps = session["steps"].as_array().unwrap();
+    assert_eq!((steps.len(), &steps[0]["finish_reason"]), (1, &json!("cancelled")));
+    let (_, page) = client.get(&format!("/v1/sessions/{id}/events?limit=500")).await;
+    let failed =
+        page["items"].as_array().unwrap().iter().find(|entry| entry["type"] == "GEN_FAILED").unwrap();
+    assert_eq!(failed["payload"]["estimated"]["input_tokens"], input);
+    // The session goes on, and every sum is as the steps say.
+    model.release();
+    client.chat("c1", "And now?").await;
+    client.wait_for(&id, "completed").await;
+    let verified = database.store().await.verify(&id).await.unwrap();
+    assert!(verified.agrees, "{:?}", verified.checks);
+    assert!(process.terminate().success());
 }
 
 #[tokio::test]

@@ -1,6 +1,7 @@
 //! The operator's commands, which use the database and need no server, while a worker runs.
 
 mod sessions;
+mod widths;
 
 use crate::support::{Answer, Database, ModelServer, Options, eventually};
 use serde_json::{Value, json};

@@ -306,3 +306,62 @@ async fn the_command_line_begins_anew_as_well() {
     let (_, out, _) = run(&["session", "show", &old]).await;
     assert!(out.contains("Runs") && out.contains("1 seed, #2 to #3"), "{out}");
 }
+
+#[tokio::test]
+async fn what_was_said_before_the_session_is_shown_and_marked_where_people_read() {
+    let database = Database::new().await;
+    let model = ModelServer::turns(vec![Answer::text("Hello again.")]).await;
+    let options = Options::new().model("openai/test").env("OPENAI_BASE_URL", &model.url);
+    let process = options.serve(&database).await;
+    let client = process.client();
+    let id = client.chat("c1", "It is me.").await["session_id"].as_str().unwrap().to_owned();
+    client.wait_for(&id, "completed").await;
+    let before = |page: &Value| page["earlier"].as_array().unwrap().len();
+    assert_eq!(before(&client.session(&id).await), 0, "a system prompt is not said");
+    // As the cache of an older system had it.
+    sqlx::query(
+        "insert into session_seed_messages (space_id, session_id, ordinal, role, content, \"timestamp\")
+        values ('default', $1, 1, 'user', 'I am Ann.', 1700000000000), ('default', $1, 2, 'assistant', 'Hello, Ann.', null)",
+    )
+    .bind(&id)
+    .execute(&database.pool)
+    .await
+    .unwrap();
+    let said = |page: &Value| -> Vec<(String, String)> {
+        let text = |one: &Value, key: &str| one[key].as_str().unwrap_or("-").to_owned();
+        let earlier = page["earlier"].as_array().unwrap().iter();
+        earlier.map(|one| (text(one, "text"), text(one, "said_at"))).collect()
+    };
+    let want = [("I am Ann.", "2023-11-14T22:13:20Z"), ("Hello, Ann.", "-")];
+    let want = want.map(|(text, at)| (text.to_owned(), at.to_owned()));
+    assert_eq!(said(&client.session(&id).await), want);
+    let path = format!("/v1/sessions/{id}/messages");
+    let (_, newest) = client.get(&format!("{path}?limit=1")).await;
+    assert_eq!(before(&newest), 0, "they come with the oldest page: {newest}");
+    assert_eq!(said(&client.get(&path).await.1), want);
+    let (_, history) = client.get("/v1/conversations/c1/history").await;
+    let items = history["items"].as_array().unwrap();
+    let marked: Vec<_> = items.iter().filter(|item| item["earlier"] == true).collect();
+    assert_eq!(
+        marked.iter().map(|item| item["text"].as_str().unwrap()).collect::<Vec<_>>(),
+        ["Hello, Ann.", "I am Ann."]
+    );
+    assert_eq!(items.last(), marked.last().copied(), "the oldest comes last");
+    // Page by page it is the same.
+    let mut paged = Vec::new();
+    let mut next = String::new();
+    loop {
+        let (_, page) = client.get(&format!("/v1/conversations/c1/history?limit=1{next}")).await;
+        paged.extend(page["items"].as_array().unwrap().iter().cloned());
+        match page["next"].as_str() {
+            Some(cursor) => next = format!("&cursor={cursor}"),
+            None => break,
+        }
+    }
+    assert_eq!(&paged, items);
+    for args in [&["session", "show", id.as_str()][..], &["conversation", "history", "c1"]] {
+        let ran = crate::cli::run(&options, &database.url, args).await;
+        assert!(ran.out.contains("I am Ann.") && ran.out.contains("before th"), "{}{}", ran.out, ran.err);
+    }
+    assert!(process.terminate().success());
+}

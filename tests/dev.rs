@@ -148,6 +148,7 @@ async fn a_first_start_shows_the_samples_and_a_second_one_sends_none() {
         report.contains("default (scripted/demo,") && report.contains("`wakeful dev` assumes"),
         "{report}"
     );
+    assert!(report.contains(" is ready"), "it finds the server of this database: {report}");
 
     let mut third = place.dev(&[]);
     assert_eq!(third.end().await, 4, "one at a time");

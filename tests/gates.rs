@@ -245,6 +245,7 @@ async fn a_session_that_waits_at_a_shut_gate_can_be_cancelled() {
     client.post(&format!("/v1/sessions/{id}/cancel"), &json!({"reason": "too late"})).await;
     let session = client.wait_for(&id, "cancelled").await;
     assert!(session["error"].as_str().unwrap().contains("cancelled"), "{session}");
+    assert_eq!(session["total_input_tokens"], 0, "the provider refused the call, so it cost nothing");
     assert_eq!(count(&database, "select count(*) from jobs where $1 <> ''").await, 0);
     assert_eq!(model.bodies().len(), 1, "the gate is still shut");
     assert!(process.terminate().success());

@@ -85,6 +85,7 @@ mod telemetry;
 mod thousand;
 mod trial;
 mod trigger;
+mod troubles;
 mod upgrade;
 mod weight;
 mod workspaces;

@@ -10,7 +10,9 @@ use wakeful_engine::tool::registry::{self, Registry};
 use wakeful_workflow::agent::ToolDefinition;
 use wakeful_workflow::effect::Effect;
 use wakeful_workflow::policy::{ReplyRoute, SessionPolicy};
-use wakeful_workflow::preflight::{Kind, Need, Offer, OpenCall, ScheduleNeed, judge, judge_schedule};
+use wakeful_workflow::preflight::{
+    Kind, Need, Offer, OpenCall, ScheduleNeed, judge, judge_rule, judge_schedule,
+};
 
 const CONFIG: &str = r#"
 [agents.support]
@@ -69,6 +71,13 @@ cron = "30 7 * * *"
 agent = "support"
 prompt = "Say what is due."
 mail_to = ["ann@example.org"]
+
+[[notify]]
+name = "ops"
+when = ["failed"]
+to = "webhook"
+url = "https://example.org/hook"
+secrets = ["whsec_MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="]
 
 [workspace]
 max_files = 1000
@@ -194,7 +203,9 @@ fn found(old: &Offer, new: &Offer) -> Vec<(Kind, String)> {
     let fits = |tool: &ToolDefinition, arguments: &_| registry::fits(tool, arguments);
     let of_sessions = needs().into_iter().flat_map(|need| judge(&need, old, new, &fits));
     let of_schedules = schedules().into_iter().flat_map(|one| judge_schedule(&one, new));
-    of_sessions.chain(of_schedules).map(|obstacle| (obstacle.kind, obstacle.what)).collect()
+    // What the rule has gathered is not told yet.
+    let of_rules = judge_rule("ops", Some("notify-webhook"), new).filter(|one| one.kind == Kind::RuleGone);
+    of_sessions.chain(of_schedules).chain(of_rules).map(|obstacle| (obstacle.kind, obstacle.what)).collect()
 }
 
 /// A change of the configuration, as one text that replaces another, or of the binary.
@@ -348,6 +359,7 @@ const BREAKING: &[(&str, Kind, Change)] = &[
     ("fewer files", Kind::WorkspaceFiles, Text("max_files = 1000", "max_files = 100")),
     ("smaller files", Kind::WorkspaceBytes, Text("max_bytes = 1000000", "max_bytes = 100000")),
     ("the schedule is gone", Kind::ScheduleGone, Text("[schedules.morning]", "[schedules.evening]")),
+    ("a rule of people to be told is gone", Kind::RuleGone, Text("name = \"ops\"", "name = \"people\"")),
     ("the agent of schedules is for other spaces", Kind::ScheduleAgent, Binary(elsewhere)),
 ];
 
@@ -404,6 +416,8 @@ const HARMLESS: &[(&str, Change)] = &[
             "[schedules.evening]\ncron = \"0 20 * * *\"\nagent = \"support\"\nprompt = \"Sum up.\"\n\n[schedules.morning]",
         ),
     ),
+    ("a rule tells another place", Text("https://example.org/hook", "https://example.net/hook")),
+    ("a rule tells more", Text("when = [\"failed\"]", "when = [\"failed\", \"gate_shut\"]")),
     ("more files", Text("max_files = 1000", "max_files = 2000")),
     ("more workers", Text("[workspace]", "[queue]\nconcurrency = 64\n\n[workspace]")),
     ("retention", Text("[workspace]", "[retention]\nended_days = 30\n\n[workspace]")),

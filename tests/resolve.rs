@@ -183,6 +183,11 @@ async fn what_nobody_finds_out_is_left_to_the_model_and_stays_listed_until_someb
     assert_eq!(code, 0, "{error}");
     let (_, second, _) = paused.cli(&args).await;
     assert_eq!(first, second);
+    let resolved: Value = serde_json::from_str(&first).unwrap();
+    assert_eq!(resolved["model_believes_unknown"], false, "{resolved}");
+    let told_run = resolved["told_run_id"].as_str().expect("a run");
+    let (_, said, _) = paused.cli(&[&call, "--happened", "Charged 500 cents.", "--tell"]).await;
+    assert!(said.contains(&format!("the session was told, and {told_run} reads it")), "{said}");
     eventually("the model to be told", || async {
         (paused.client.session(&paused.id).await["total_turns"] == 3).then_some(())
     })
@@ -208,6 +213,9 @@ async fn an_effect_that_the_model_was_told_of_is_settled_in_the_ledger_alone() {
     let (status, resolved) =
         paused.resolve(json!({"call_id": call, "outcome": "happened", "result": "Charged 500 cents."})).await;
     assert_eq!((status, &resolved["run_id"]), (StatusCode::ACCEPTED, &Value::Null));
+    assert_eq!(resolved["model_believes_unknown"], true, "{resolved}");
+    let (_, shown, _) = paused.cli(&[&call, "--happened", "Charged 500 cents."]).await;
+    assert!(shown.contains("was told that the outcome is unknown") && shown.contains("--tell"), "{shown}");
     let session = paused.client.session(&paused.id).await;
     assert_eq!((&session["messages"], &session["status"]), (&said, &json!("completed")));
     assert_eq!(session["tool_calls"][0]["status"], "done");

@@ -89,6 +89,7 @@ async fn what_is_being_said_is_seen_before_it_is_done_by_all_who_look() {
         let numbers: Vec<i64> = seen.iter().filter_map(|frame| frame.id).collect();
         assert_eq!(numbers, (1..=numbers.len() as i64).collect::<Vec<_>>());
         let complete = seen.iter().position(|frame| frame.event == "gen_complete").unwrap();
+        assert_eq!(shown(&seen[..complete]), "Hello to you.", "the chunks are the whole text");
         assert!(
             seen[complete..].iter().all(|frame| frame.event != "gen_chunk"),
             "nothing is shown after the truth"

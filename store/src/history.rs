@@ -16,7 +16,8 @@ use wakeful_workflow::trigger::TriggerSource;
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct HistoryItem {
     pub at: DateTime<Utc>,
-    /// `session`, `message` (came in), `reply`, `tool_call` or `delivery` (went out).
+    /// `session`, `message` (came in), `reply`, `tool_call` or `delivery` (went out). A message or a reply with `earlier` was said
+    /// before the first session, as an imported chat has it.
     #[serde(rename = "type")]
     pub kind: String,
     /// As in the API: without the space.
@@ -108,6 +109,25 @@ impl Store {
                     order by 1 desc, 3 desc
                     limit $5
                 ) said
+                union all
+                -- What was said before the line's first session, as an imported chat has it. It sorts before that session.
+                select * from (
+                    select least(coalesce(to_timestamp(m."timestamp" / 1000.0), s.started_at), s.started_at), 0,
+                        s.session_id || '/' || lpad(m.ordinal::text, 6, '0'), s.session_id, s.conversation_id,
+                        case m.role when 'assistant' then 'reply' else 'message' end,
+                        json_build_object('earlier', true, 'ordinal', m.ordinal)::text,
+                        json_build_array(json_build_object('type', 'text', 'text', m.content))::text
+                    from conversation_sessions s
+                    join session_seed_messages m on m.session_id = s.session_id
+                    where s.conversation_id = any ($1) and m.role <> 'system' and s.parent_session_id is null
+                        and not exists (select from conversation_sessions p
+                            where p.conversation_id = s.conversation_id and p.ordinal < s.ordinal)
+                        and ($2::timestamptz is null
+                            or (least(coalesce(to_timestamp(m."timestamp" / 1000.0), s.started_at), s.started_at), 0,
+                                s.session_id || '/' || lpad(m.ordinal::text, 6, '0')) < ($2, $3, $4))
+                    order by 1 desc, 3 desc
+                    limit $5
+                ) earlier
                 union all
                 select * from (
                     select r.created_at, 3, c.call_id, c.session_id, s.conversation_id, 'tool_call',
@@ -265,7 +285,7 @@ pub fn parse(cursor: &str) -> Option<(DateTime<Utc>, i32, &str)> {
     let mut parts = cursor.splitn(3, '.');
     let at = DateTime::from_timestamp_micros(parts.next()?.parse().ok()?)?;
     let place: i32 = parts.next()?.parse().ok()?;
-    Some((at, place, parts.next()?)).filter(|_| (1..=4).contains(&place))
+    Some((at, place, parts.next()?)).filter(|_| (0..=4).contains(&place))
 }
 
 #[cfg(test)]

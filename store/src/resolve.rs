@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use sqlx::PgConnection;
 use wakeful_workflow::event::Event;
 use wakeful_workflow::resolve::Resolution;
-use wakeful_workflow::session::SessionStatus;
+use wakeful_workflow::session::{CallStatus, SessionStatus};
 
 /// The effect to decide.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,8 +52,19 @@ pub struct Resolved {
     pub status: String,
     /// The run that goes on because of it.
     pub run_id: Option<String>,
+    /// The run that reads the message with this outcome, when `tell` sent one.
+    pub told_run_id: Option<String>,
+    /// The model was told OUTCOME UNKNOWN, and this request told it nothing else. `tell` does.
+    pub model_believes_unknown: bool,
     #[serde(skip)]
     pub duplicate: bool,
+}
+
+impl Resolved {
+    /// Says what the model knows of a call. `outdated`: it was told that the outcome is unknown, and now it is known.
+    fn told(self, outdated: bool, told_run_id: Option<String>) -> Resolved {
+        Resolved { model_believes_unknown: outdated && told_run_id.is_none(), told_run_id, ..self }
+    }
 }
 
 impl Store {
@@ -108,10 +119,15 @@ async fn resolve_call(
     let resolution = &decision.resolution;
     match first_answer(session, call_id, call.resolution.as_ref(), resolution, &call.status)? {
         Some(first) => {
-            if call.told && decision.tell {
-                tell(tx, vault, session, call_id, &call.name, decision).await?;
-            }
-            return Ok(first);
+            // What the model had been told when the effect was decided. Since then it may have got the outcome as the call's result.
+            let was_told = call.resolution.as_ref().and_then(|stored| stored["told"].as_bool());
+            let was_told = was_told.unwrap_or(call.told);
+            let told_run_id = if was_told && decision.tell {
+                Some(tell(tx, vault, session, call_id, &call.name, decision).await?)
+            } else {
+                None
+            };
+            return Ok(first.told(was_told && call.status != "uncertain", told_run_id));
         }
         None if call.status != "uncertain" => {
             return Err(refused(session, format!("call {call_id} is {}, not uncertain", call.status)));
@@ -156,7 +172,7 @@ async fn resolve_call(
         &[event(call_id, decision)],
     )
     .await?;
-    let stored = to_store(decision, run_id.as_deref());
+    let stored = to_store(decision, run_id.as_deref(), call.told);
     sqlx::query!(
         "update tool_calls set resolution = $3 where session_id = $1 and call_id = $2",
         session.session_id,
@@ -171,10 +187,13 @@ async fn resolve_call(
         let trace_context = decision.trace_context.as_deref();
         run::open(tx, &conversation, session, run_id, trace_context, Some(reason)).await?;
     }
-    if call.told && decision.tell {
-        tell(tx, vault, session, call_id, &call.name, decision).await?;
-    }
-    Ok(answer(session, call_id, resolution, status.as_str(), run_id, false))
+    let told_run_id = if call.told && decision.tell {
+        Some(tell(tx, vault, session, call_id, &call.name, decision).await?)
+    } else {
+        None
+    };
+    let answer = answer(session, call_id, resolution, status.as_str(), run_id, false);
+    Ok(answer.told(call.told && status != CallStatus::Uncertain, told_run_id))
 }
 
 /// Returns the paused run that may go on. `None`: another call of its turn is undecided.
@@ -194,7 +213,7 @@ async fn resumed(tx: &mut PgConnection, session: &Locked) -> Result<Option<Strin
     if undecided { Ok(None) } else { run::newest(tx, &session.session_id).await }
 }
 
-/// Sends a new message, because the transcript keeps what the model was told at the time.
+/// Sends a new message, because the transcript keeps what the model was told at the time. Returns the run that reads it.
 async fn tell(
     tx: &mut PgConnection,
     vault: &Vault,
@@ -202,7 +221,7 @@ async fn tell(
     call_id: &str,
     name: &str,
     decision: &Decision,
-) -> Result<()> {
+) -> Result<String> {
     let message = NewMessage {
         client_key: Some(format!("resolved/{call_id}/{}", decision.resolution.as_str())),
         text: decision.resolution.news_of_call(name, call_id),
@@ -210,8 +229,7 @@ async fn tell(
         trace_context: decision.trace_context.clone(),
         attachments: Vec::new(),
     };
-    put_in_inbox(tx, vault, session.clone(), &message).await?;
-    Ok(())
+    Ok(put_in_inbox(tx, vault, session.clone(), &message).await?.run_id)
 }
 
 async fn resolve_delivery(
@@ -277,7 +295,7 @@ async fn resolve_delivery(
         where delivery_id = $1",
         delivery_id,
         status,
-        to_store(decision, None)
+        to_store(decision, None, false)
     )
     .execute(&mut *tx)
     .await?;
@@ -319,8 +337,9 @@ fn merged(resolution: &Resolution, taken: &Value) -> Value {
     merged
 }
 
-fn to_store(decision: &Decision, run_id: Option<&str>) -> Value {
-    let about = json!({"by": decision.by, "reason": decision.reason, "run_id": run_id});
+/// `told`: the model had been told that the outcome is unknown.
+fn to_store(decision: &Decision, run_id: Option<&str>, told: bool) -> Value {
+    let about = json!({"by": decision.by, "reason": decision.reason, "run_id": run_id, "told": told});
     merged(&decision.resolution, &about)
 }
 
@@ -347,6 +366,8 @@ fn answer(
         resolution: resolution.as_str().to_owned(),
         status: status.to_owned(),
         run_id,
+        told_run_id: None,
+        model_believes_unknown: false,
         duplicate,
     }
 }

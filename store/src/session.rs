@@ -1,7 +1,9 @@
 //! Sessions as people see them: rows, messages and steps for the API and the command line.
 
+mod earlier;
 mod parts;
 
+pub use earlier::EarlierMessage;
 pub use parts::{CallView, DeliveryView, MessageView, RunView, StepView};
 
 use crate::encryption::{Seal, hide};

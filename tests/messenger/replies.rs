@@ -11,7 +11,7 @@ fn long_text() -> String {
 
 #[tokio::test]
 async fn what_the_model_says_pings_nobody_and_forges_no_link() {
-    let said = "<!everyone> <@U1> & <https://other.example|https://bank.example> @channel *bold*";
+    let said = "<!everyone> <@U1> & <https://other.example|https://bank.example> @channel **bold**";
     let desk = Desk::whose_model(move |_| Answer::text(said)).await;
     let process = desk.serve().await;
     for medium in ALL {
@@ -21,6 +21,7 @@ async fn what_the_model_says_pings_nobody_and_forges_no_link() {
     for sent in desk.messengers.sent() {
         if sent.messenger == "slack" {
             assert!(!sent.text.contains(['<', '>']), "{}", sent.text);
+            assert!(sent.text.ends_with("@channel *bold*"), "{}", sent.text);
             assert!(sent.text.starts_with("&lt;!everyone&gt; &lt;@U1&gt; &amp; "), "{}", sent.text);
             assert_eq!((&sent.body["parse"], &sent.body["link_names"]), (&json!("none"), &json!(false)));
             assert_eq!(

@@ -47,6 +47,11 @@ async fn no_request_gets_a_5xx_or_an_answer_that_the_document_does_not_know() {
         ("operate", "default", stage.token(&["--scope", "operate"]).await),
         ("admin", "default", stage.token(&["--scope", "admin"]).await),
         ("another space", "elsewhere", stage.token(&["--scope", "operate", "--space", "elsewhere"]).await),
+        (
+            "a space that it names wrongly",
+            "elsewhere",
+            stage.token(&["--scope", "operate", "--space", "default"]).await,
+        ),
     ];
     let peers = std::env::var("WAKEFUL_PEERS").expect("WAKEFUL_PEERS is set by `make test-peers`");
     let runs = callers.iter().map(|(who, space, token)| {

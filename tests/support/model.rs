@@ -20,6 +20,8 @@ pub enum Answer {
     Calls(Vec<(String, String)>),
     /// An HTTP error.
     Error(u16),
+    /// An HTTP error with this message.
+    Refused(u16, String),
     /// An HTTP error that asks for a pause of this many milliseconds.
     Busy(u16, u64),
     /// Text whose stream ends without its end marker.
@@ -159,9 +161,14 @@ async fn complete(State(shared): State<Arc<Shared>>, body: Bytes) -> Response {
         bodies.len() - 1
     };
     let answer = (shared.script)(&value, number);
-    if let Answer::Error(status) = answer {
+    let refused = match &answer {
+        Answer::Error(status) => Some((*status, "as told")),
+        Answer::Refused(status, message) => Some((*status, message.as_str())),
+        _ => None,
+    };
+    if let Some((status, message)) = refused {
         let status = StatusCode::from_u16(status).expect("a status");
-        return (status, json!({"error": {"message": "as told"}}).to_string()).into_response();
+        return (status, json!({"error": {"message": message}}).to_string()).into_response();
     }
     let turn = value["messages"].as_array().map_or(0, Vec::len);
     if let Answer::Busy(status, pause_ms) = answer {
@@ -224,6 +231,6 @@ fn pieces(answer: &Answer, turn: usize) -> (Vec<String>, bool) {
             ];
             (pieces, true)
         }
-        Answer::Error(_) | Answer::Busy(..) => unreachable!("errors are no stream"),
+        Answer::Error(_) | Answer::Refused(..) | Answer::Busy(..) => unreachable!("errors are no stream"),
     }
 }

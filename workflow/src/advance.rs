@@ -33,6 +33,8 @@ pub enum Performed {
     /// The same, where the calls have changed the workspace.
     CalledAndChanged(Vec<EndedCall>, Snapshot),
     Stopped(Stop),
+    /// A cancel cut a model call off, which has used so much: seen, or estimated.
+    Cancelled(Usage),
     Paused,
 }
 
@@ -129,7 +131,8 @@ pub fn advance(session: &Session, performed: Performed, policy: AgentPolicy) -> 
         Performed::Compacted(compaction) => draft.compacted(compaction),
         Performed::Called(calls) => draft.results(calls),
         Performed::CalledAndChanged(calls, snapshot) => draft.results(calls).with_snapshot(session, snapshot),
-        Performed::Stopped(Stop::Cancelled) => draft.cancel(),
+        Performed::Stopped(Stop::Cancelled) => draft.cancel(None),
+        Performed::Cancelled(usage) => draft.cancel(Some(usage)),
         Performed::Stopped(Stop::Failed(fault)) => draft.fail(&fault),
         Performed::Stopped(Stop::Finished) => draft.close(SessionStatus::Completed, None),
         Performed::Paused => draft.close(SessionStatus::WaitingInput, None),

@@ -11,6 +11,7 @@
 
 use crate::generation::Purpose;
 use crate::id::{CallId, ConversationId, GenerationId, SessionId};
+use crate::record::Usage;
 use crate::session::SessionStatus;
 use crate::strategy::Rebase;
 use crate::workspace::Snapshot;
@@ -81,7 +82,14 @@ pub enum Event {
     },
     /// A call was interrupted and is not repeated: its run was cancelled or failed.
     #[serde(rename = "GEN_FAILED")]
-    GenFailed { generation_id: GenerationId, reason: String },
+    GenFailed {
+        generation_id: GenerationId,
+        reason: String,
+        /// What a call that was cancelled has used: the tokens that were seen, and an estimate of the others. The session's
+        /// totals have them.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        estimated: Option<Usage>,
+    },
     /// An attempt at the step failed and is repeated later. The call that failed gets its own entries when the next one
     /// ends.
     #[serde(rename = "ATTEMPT_FAILED")]

@@ -7,7 +7,7 @@
 
 mod judge;
 
-pub use judge::{judge, judge_channel, judge_schedule};
+pub use judge::{judge, judge_channel, judge_rule, judge_schedule};
 
 use crate::agent::{Agent, ToolDefinition};
 use crate::effect::Effect;
@@ -41,6 +41,9 @@ pub struct Offer {
     pub mailboxes: BTreeSet<String>,
     /// The schedules of the configuration.
     pub schedules: BTreeSet<String>,
+    /// The rules of `[[notify]]`.
+    #[serde(default)]
+    pub notify: BTreeSet<String>,
     /// The most files of a session.
     pub max_files: u64,
     /// The most bytes of a session's files.
@@ -210,6 +213,8 @@ pub enum Kind {
     ScheduleGone,
     /// The schedule's agent is gone, or is for other spaces.
     ScheduleAgent,
+    /// A rule of `[[notify]]` is gone, and what it gathered was not told yet.
+    RuleGone,
 }
 
 impl Kind {
@@ -254,6 +259,9 @@ impl Kind {
                 "keep the schedule's section, or delete the schedule: wakeful schedule delete NAME"
             }
             Kind::ScheduleAgent => "keep the agent for the schedule's space, or edit the schedule",
+            Kind::RuleGone => {
+                "keep the rule in [[notify]] until its messages have left: wakeful notification list"
+            }
         }
     }
 }

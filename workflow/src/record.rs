@@ -203,6 +203,20 @@ pub struct Usage {
     pub cost_micros: i64,
 }
 
+impl Usage {
+    /// Returns the sum of both. Token counts are capped at what a step's row can hold (32 bits).
+    pub fn plus(&self, other: &Usage) -> Usage {
+        let tokens = |one: i64, other: i64| one.saturating_add(other).min(i64::from(i32::MAX));
+        Usage {
+            input_tokens: tokens(self.input_tokens, other.input_tokens),
+            output_tokens: tokens(self.output_tokens, other.output_tokens),
+            cached_tokens: tokens(self.cached_tokens, other.cached_tokens),
+            cache_write_tokens: tokens(self.cache_write_tokens, other.cache_write_tokens),
+            cost_micros: self.cost_micros.saturating_add(other.cost_micros),
+        }
+    }
+}
+
 /// Why the model stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -215,6 +229,8 @@ pub enum FinishReason {
     Length,
     /// The provider withheld the rest.
     ContentFilter,
+    /// A cancel cut the call off, so there is no reply. Its usage is what was seen of it, or an estimate.
+    Cancelled,
 }
 
 impl FinishReason {
@@ -225,6 +241,7 @@ impl FinishReason {
             FinishReason::ToolCalls => "tool_calls",
             FinishReason::Length => "length",
             FinishReason::ContentFilter => "content_filter",
+            FinishReason::Cancelled => "cancelled",
         }
     }
 }

@@ -115,6 +115,7 @@ pub struct Firing {
 #[derive(Clone, Debug)]
 pub struct Late {
     pub name: String,
+    pub space_id: String,
     pub agent: String,
     pub overdue_s: f64,
     /// How far `last_tick` is in the future, because a clock was ahead.
@@ -279,7 +280,7 @@ impl Store {
     pub async fn late_schedules(&self) -> Result<Vec<Late>> {
         Ok(sqlx::query_as!(
             Late,
-            r#"select name, agent,
+            r#"select name, space_id, agent,
                 greatest(extract(epoch from clock_timestamp() - next_at), 0)::float8 as "overdue_s!",
                 greatest(extract(epoch from last_tick - clock_timestamp()), 0)::float8 as "ahead_s!"
             from schedules

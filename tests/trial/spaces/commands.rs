@@ -20,7 +20,7 @@ const OF_THE_INSTALLATION: [(&str, &str); 15] = [
     ("completions", "the command line"),
     ("man", "the command line"),
     ("audit delete", "by age, in the role of an auditor"),
-    ("queue status", "one queue for all spaces: it refuses --space"),
+    ("queue", "one queue for all spaces: it refuses --space"),
     ("token revoke", "tried with the tokens, in access::tokens"),
 ];
 

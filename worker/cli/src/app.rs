@@ -20,7 +20,7 @@ use wakeful_engine::model::renderings::Renderings;
 use wakeful_engine::model::{Model, Models};
 use wakeful_engine::offer::offer;
 use wakeful_engine::pauses::Pauses;
-use wakeful_engine::perform::Chunks;
+use wakeful_engine::perform::{Chunks, CutCalls};
 use wakeful_engine::replay::Recordings;
 use wakeful_engine::tool::Tool;
 use wakeful_engine::tool::registry::Registry;
@@ -200,6 +200,7 @@ impl App {
             gates: Gates::new(config.gate, config.queue.lease),
             pauses: Pauses::default(),
             chunks: Chunks::default(),
+            cut: CutCalls::default(),
             watchdog: Watchdog::default(),
             recordings: Recordings::default(),
             renderings: Renderings::default(),

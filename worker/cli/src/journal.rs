@@ -15,7 +15,13 @@ pub(crate) fn summary(entry: &JournalEntry) -> String {
         "GEN_RESUMED" => {
             format!("{} in place of {} ({})", text("generation_id"), text("replaces"), text("strategy"))
         }
-        "GEN_FAILED" => format!("{}: {}", text("generation_id"), text("reason")),
+        "GEN_FAILED" => {
+            let tokens = |key: &str| payload["estimated"][key].as_i64();
+            let used = tokens("input_tokens").map(|input| {
+                format!(" (about {input} tokens in, {} out)", tokens("output_tokens").unwrap_or_default())
+            });
+            format!("{}: {}{}", text("generation_id"), text("reason"), used.unwrap_or_default())
+        }
         "ATTEMPT_FAILED" => {
             let of = payload["attempts"].as_i64().map(|limit| format!(" of {limit}")).unwrap_or_default();
             let next = payload["retry_in_ms"].as_i64().map_or_else(

@@ -8,7 +8,7 @@ use crate::ingest::Intake;
 use crate::model::Models;
 use crate::model::renderings::Renderings;
 use crate::pauses::Pauses;
-use crate::perform::Chunks;
+use crate::perform::{Chunks, CutCalls};
 use crate::replay::Recordings;
 use crate::tool::registry::Registry;
 use crate::watchdog::Watchdog;
@@ -37,6 +37,8 @@ pub struct Ctx {
     pub cancels: Cancels,
     /// Writes the text of model calls while they stream.
     pub chunks: Chunks,
+    /// Model calls that were dropped while they ran.
+    pub cut: CutCalls,
     /// Limits how many messages come in at once.
     pub intake: Intake,
     pub watchdog: Watchdog,

@@ -60,6 +60,7 @@ pub fn offer<'a>(
             .map(|mailbox| mailbox.address.clone())
             .collect::<BTreeSet<_>>(),
         schedules: config.schedules.keys().cloned().collect(),
+        notify: config.notify.iter().map(|one| one.rule.name.clone()).collect(),
         max_files: config.workspace.max_files,
         max_bytes: config.workspace.max_bytes,
     }

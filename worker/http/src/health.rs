@@ -29,20 +29,33 @@ struct Look {
 /// What the database said last, and when. Strangers may ask `/readyz`. All who ask share one look at the database, so that
 /// a flood of them takes no connections from the work.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Looks(Arc<Mutex<Option<(Instant, Look)>>>);
+pub(super) struct Looks(Arc<Mutex<Seen>>);
+
+/// The last look, and since when each look has found the database away.
+#[derive(Debug, Default)]
+struct Seen {
+    last: Option<(Instant, Look)>,
+    away_since: Option<Instant>,
+}
 
 impl Looks {
     async fn last(&self, ctx: &Ctx) -> Look {
         // Those who come during a look wait for its answer here.
-        let mut last = self.0.lock().await;
-        if let Some((at, said)) = &*last
+        let mut seen = self.0.lock().await;
+        if let Some((at, said)) = &seen.last
             && at.elapsed() < SHARED
         {
             return said.clone();
         }
         // The steps of all spaces count. The answer has their number only.
-        let said = within(Scope::All, look(ctx)).await;
-        *last = Some((Instant::now(), said.clone()));
+        let mut said = within(Scope::All, look(ctx)).await;
+        if said.database == "ok" {
+            seen.away_since = None;
+        } else {
+            let since = *seen.away_since.get_or_insert_with(Instant::now);
+            said.database = format!("{}; first seen {} s ago", said.database, since.elapsed().as_secs());
+        }
+        seen.last = Some((Instant::now(), said.clone()));
         said
     }
 }

@@ -4,7 +4,7 @@ use crate::access::Caller;
 use crate::body::Id;
 use crate::body::{accepted, check_text, idempotency_key, message_text, parse};
 use crate::openapi::Operation;
-use crate::openapi::{both, of};
+use crate::openapi::{both, of, page_of};
 use crate::problem::Problem;
 use crate::search::Search;
 use axum::Json;
@@ -22,7 +22,9 @@ use wakeful_engine::ingest;
 use wakeful_store::Error;
 use wakeful_store::event::JournalEntry;
 use wakeful_store::search::Behind;
-use wakeful_store::session::{CallView, DeliveryView, MessageView, RunView, SessionSummary, StepView};
+use wakeful_store::session::{
+    CallView, DeliveryView, EarlierMessage, MessageView, RunView, SessionSummary, StepView,
+};
 use wakeful_store::space::{Scope, within};
 use wakeful_store::wake::{NewMessage, Woken};
 use wakeful_workflow::access::Reach;
@@ -179,6 +181,7 @@ pub async fn detail(store: &wakeful_store::Store, reach: &Reach, id: &str) -> Re
     let older_steps = older_page(&steps, PAGE, |first| first.step_number);
     if let Value::Object(fields) = &mut body {
         fields.insert("runs".to_owned(), json!(store.runs(id, PAGE).await?));
+        fields.insert("earlier".to_owned(), json!(store.earlier_messages(id, PAGE).await?));
         fields.insert("messages".to_owned(), json!(messages));
         fields.insert("messages_before".to_owned(), older_messages);
         fields.insert("steps".to_owned(), json!(steps));
@@ -214,7 +217,11 @@ pub(super) async fn messages(
     let query = of_session(&ctx, &caller, &id, query).await?;
     let limit = limit(query.limit)?;
     let items = ctx.store.messages_that_are(query.internal, &id, query.cursor, limit).await?;
-    page(&items, older_page(&items, limit, |first| first.message_number))
+    let next = older_page(&items, limit, |first| first.message_number);
+    // The oldest page is followed by what was said before the session.
+    let earlier =
+        if next.is_null() { ctx.store.earlier_messages(&id, PAGE_LIMIT).await? } else { Vec::new() };
+    Ok(Json(json!({"items": items, "next": next, "earlier": earlier})))
 }
 
 /// Steps below the cursor, oldest first; `next` leads to older ones.
@@ -332,7 +339,7 @@ pub(crate) fn operations() -> Vec<Operation> {
                 both(
                     of::<SessionSummary>(),
                     crate::object! {
-                        "runs": Vec<RunView>, "messages": Vec<MessageView>, "messages_before": Option<i64>,
+                        "runs": Vec<RunView>, "earlier": Vec<EarlierMessage>, "messages": Vec<MessageView>, "messages_before": Option<i64>,
                         "steps": Vec<StepView>, "steps_before": Option<i64>, "tool_calls": Vec<CallView>,
                         "deliveries": Vec<DeliveryView>,
                     },
@@ -343,7 +350,11 @@ pub(crate) fn operations() -> Vec<Operation> {
             "Messages, the newest page first, each page oldest first",
         )
         .query::<MessagesQuery>()
-        .lists::<MessageView>(),
+        .answers(
+            StatusCode::OK,
+            "a page; the oldest one has what was said before the session too",
+            both(page_of::<MessageView>(), crate::object! {"earlier": Vec<EarlierMessage>}),
+        ),
         Operation::post("/v1/sessions/{id}/messages", "Sends a message to a session, whatever woke it")
             .body::<SessionMessage>()
             .answers(StatusCode::ACCEPTED, "accepted", of::<Woken>())

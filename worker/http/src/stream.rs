@@ -1,7 +1,7 @@
 //! Streams a session live: its journal as server-sent events, with the text of the model call in progress.
 //!
 //! Journal frames carry their number as `id`, so a client that reconnects with `Last-Event-ID` misses none.
-//! Chunk frames have no id. They show text while it is generated, and `gen_complete` replaces them. A client
+//! Chunk frames have no id. They show text while it is generated, to its end, and `gen_complete` replaces them. A client
 //! that connects again, or that watched when a worker died, gets `gen_reset` and then all chunks of the
 //! current call. The same happens when the database crashed and lost chunks that were already shown: chunks
 //! are committed before they are shown, but asynchronously.
@@ -88,6 +88,7 @@ pub(super) async fn stream(
         after: last.or(query.after).unwrap_or(0),
         generation: None,
         chunk: NONE,
+        shown: String::new(),
         said: None,
         frames: VecDeque::new(),
     };
@@ -107,6 +108,8 @@ struct Reader {
     /// The model call whose chunks are being sent, and the number of the last chunk sent.
     generation: Option<String>,
     chunk: i64,
+    /// What its chunks have shown.
+    shown: String,
     /// The last model call that the workers heard this reader for, and when.
     said: Option<(String, Instant)>,
     frames: VecDeque<Event>,
@@ -155,6 +158,9 @@ impl Reader {
         let entries = self.ctx.store.journal(self.follower.session_id(), self.after, BATCH).await?;
         for entry in &entries {
             self.after = entry.seq;
+            if entry.kind == "GEN_COMPLETE" {
+                self.show_rest(&entry.payload);
+            }
             if let Ok(data) = serde_json::to_string(entry) {
                 let frame =
                     Event::default().id(entry.seq.to_string()).event(entry.kind.to_lowercase()).data(data);
@@ -215,16 +221,37 @@ impl Reader {
             }));
             self.generation = Some(live.generation_id.clone());
             self.chunk = NONE;
+            self.shown.clear();
         }
         for (chunk_no, text) in live.chunks {
             if chunk_no != self.chunk + 1 {
                 break;
             }
-            self.chunk = chunk_no;
-            let data = json!({"generation_id": live.generation_id, "chunk_no": chunk_no, "delta": text});
-            self.frames.push_back(Event::default().event("gen_chunk").data(data.to_string()));
+            self.chunk_frame(&live.generation_id, chunk_no, &text);
         }
         Ok(())
+    }
+
+    fn chunk_frame(&mut self, generation_id: &str, chunk_no: i64, text: &str) {
+        self.chunk = chunk_no;
+        self.shown.push_str(text);
+        let data = json!({"generation_id": generation_id, "chunk_no": chunk_no, "delta": text});
+        self.frames.push_back(Event::default().event("gen_chunk").data(data.to_string()));
+    }
+
+    /// Sends the rest of the text as a chunk, before the entry that completes the call. The worker has not written that chunk,
+    /// because the commit of the reply has the text. So a client that only adds chunks shows all of it.
+    fn show_rest(&mut self, complete: &serde_json::Value) {
+        let (Some(id), Some(text)) = (complete["generation_id"].as_str(), complete["text"].as_str()) else {
+            return;
+        };
+        if self.generation.as_deref() != Some(id) {
+            return;
+        }
+        if let Some(rest) = text.strip_prefix(&self.shown).filter(|rest| !rest.is_empty()) {
+            let rest = rest.to_owned();
+            self.chunk_frame(id, self.chunk + 1, &rest);
+        }
     }
 
     /// Tells the client to forget the chunks that it was shown.

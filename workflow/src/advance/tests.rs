@@ -216,7 +216,8 @@ fn a_call_that_nobody_makes_again_is_journalled_as_failed_with_its_reason() {
         let call = ["LLM_CALLED", "GEN_START"];
         let wanted = [call.as_slice(), &["GEN_RESUMED"], &call, &["GEN_FAILED"]].concat();
         assert_eq!(names(&stopped.events), wanted);
-        let failed = Event::GenFailed { generation_id: "gen_2".into(), reason: reason.into() };
+        let failed =
+            Event::GenFailed { generation_id: "gen_2".into(), reason: reason.into(), estimated: None };
         assert_eq!(stopped.events[5], failed, "the first one was repeated by the second");
     }
 }

@@ -49,6 +49,15 @@ pub fn judge_channel(channel: &str, new: &Offer) -> Option<Obstacle> {
     is_gone.then(|| Obstacle { kind: Kind::ChannelGone, what: format!("nothing sends by {channel}") })
 }
 
+/// Returns what stops the messages that a rule of `[[notify]]` has still to send, by this channel if it is known.
+pub fn judge_rule(rule: &str, channel: Option<&str>, new: &Offer) -> Option<Obstacle> {
+    if !new.notify.contains(rule) {
+        let what = format!("rule {rule} of [[notify]] is gone, and what it gathered would be told to nobody");
+        return Some(Obstacle { kind: Kind::RuleGone, what });
+    }
+    channel.and_then(|channel| judge_channel(channel, new))
+}
+
 /// Messengers, whose answers come in by webhooks of their own.
 const MESSENGERS: [&str; 3] = ["slack", "telegram", "webhook"];
 

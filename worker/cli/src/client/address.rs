@@ -1,6 +1,7 @@
 //! Which server the commands of a client talk to.
 
 use crate::dev::Home;
+use secrecy::ExposeSecret as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use wakeful_config::Config;
 
@@ -15,14 +16,15 @@ pub struct Address {
     pub named: bool,
 }
 
-/// Returns the server that `given` names (an option or the environment), else the one that `wakeful dev` runs in its default
-/// place, else the one on `[server] listen`. `None`: that is port 0.
+/// Returns the server that `given` names (an option or the environment), else the one of the `wakeful dev` whose database
+/// is DATABASE_URL, else the one that it runs in its default place, else the one on `[server] listen`. `None`: that is port 0.
 pub fn server(given: Option<&str>, config: &Config) -> Option<Address> {
     if let Some(url) = given.filter(|url| !url.trim().is_empty()) {
         return Some(Address { url: url.to_owned(), named: true });
     }
-    let of_dev = || Home::at(None).ok()?.address();
-    if let Some(listen) = of_dev() {
+    let database = config.database.url.as_ref().and_then(|url| Home::of_database(url.expose_secret()));
+    let mut homes = database.into_iter().chain(Home::at(None).ok());
+    if let Some(listen) = homes.find_map(|home| home.address()) {
         return Some(Address { url: format!("http://{}", reachable(listen)), named: false });
     }
     let listen = config.server.listen;

@@ -94,7 +94,12 @@ const WRITES: &[&str] = &[
 pub(super) fn act_of(matches: &ArgMatches, name: Option<&str>) -> anyhow::Result<Option<Act>> {
     let Some((noun, of_noun)) = matches.subcommand() else { return Ok(None) };
     let Some((verb, args)) = of_noun.subcommand() else { return Ok(None) };
-    let verb = format!("{noun}.{verb}");
+    let verb = match (noun, verb) {
+        // The same act by a shorter name.
+        ("queue", "pause") => "pause.begin".to_owned(),
+        ("queue", "resume") => "pause.end".to_owned(),
+        (noun, verb) => format!("{noun}.{verb}"),
+    };
     if !WRITES.contains(&verb.as_str()) {
         return Ok(None);
     }

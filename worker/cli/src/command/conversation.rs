@@ -151,6 +151,7 @@ fn about(item: &HistoryItem) -> String {
         "session" => {
             format!("{} by {}, {}", text(&facts["agent"]), text(&facts["trigger_type"]), item.conversation_id)
         }
+        _ if facts["earlier"] == true => format!("(before the session) {}", text(&facts["text"])),
         "message" => match facts["sender"].as_str() {
             Some(sender) => format!("{sender}: {}", text(&facts["text"])),
             None => text(&facts["text"]),

@@ -2,7 +2,7 @@
 
 use super::{Exit, Usage};
 use crate::App;
-use crate::dev::{Banner, Cluster, Home, Options, Style, samples};
+use crate::dev::{Banner, Cluster, DATABASE, Home, Options, Style, samples};
 use crate::serve::{self, Role};
 use anyhow::Context as _;
 use secrecy::ExposeSecret as _;
@@ -17,9 +17,6 @@ use wakeful_engine::ctx::Ctx;
 use wakeful_engine::telemetry::{self, Format};
 use wakeful_store::Store;
 use wakeful_workflow::session::SessionStatus;
-
-/// Name of the database.
-const DATABASE: &str = "wakeful";
 
 /// Longest time that the banner waits for the samples. A real model may be slow.
 const SAMPLES_REST: Duration = Duration::from_secs(90);
@@ -251,22 +248,11 @@ fn apply_dev_defaults(config: &mut Config, app: &App, home: &Home) -> anyhow::Re
 /// # Errors
 /// When the program's tools cannot be registered.
 pub(super) fn apply_if_dev_database(config: &mut Config, app: &App) -> anyhow::Result<Option<Home>> {
-    let home = config.database.url.as_ref().and_then(|url| home_of(url.expose_secret()));
+    let home = config.database.url.as_ref().and_then(|url| Home::of_database(url.expose_secret()));
     if let Some(home) = &home {
         apply_dev_defaults(config, app, home)?;
     }
     Ok(home)
-}
-
-/// Returns the directory of the `wakeful dev` that started the database of this URL. The socket is below the
-/// data directory, or, where that path was too long for a socket, in the default place.
-fn home_of(url: &str) -> Option<Home> {
-    let place = wakeful_store::diagnosis::address(url).ok()?;
-    let below = place.strip_suffix(&format!("/run/{DATABASE}")).map(PathBuf::from);
-    [below.as_deref(), None].into_iter().find_map(|dir| {
-        let home = Home::at(dir).ok()?;
-        (Cluster::future_url(home.dir(), DATABASE).ok()? == url).then_some(home)
-    })
 }
 
 /// Sends the samples if this is the first start, waits for them, and prints the banner.

@@ -43,7 +43,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 use wakeful_config::{Config, ConfigError, Invalid};
-use wakeful_store::Store;
+use wakeful_store::{Outage, Store};
 
 /// Connect timeout of interactive commands.
 const CONNECT: Duration = Duration::from_secs(5);
@@ -353,9 +353,12 @@ fn database_url(config: &Config) -> anyhow::Result<String> {
 /// this binary's schema.
 async fn open_store(config: &Config, application: &str) -> anyhow::Result<Store> {
     let url = database_url(config)?;
-    wakeful_store::diagnosis::reach(&url, CONNECT)
-        .await
-        .with_context(|| wakeful_store::diagnosis::address(&url).unwrap_or_default())?;
+    wakeful_store::diagnosis::reach(&url, CONNECT).await.map_err(|error| {
+        let address = wakeful_store::diagnosis::address(&url).unwrap_or_default();
+        let away = error.outage().filter(|outage| *outage == Outage::Away);
+        let said = away.map_or_else(|| address.clone(), |outage| format!("{address}: {}", outage.as_str()));
+        anyhow::Error::from(error).context(said)
+    })?;
     let store = Store::connect(&url, 2, application).await?;
     wakeful_engine::encryption::turn_on(config, &store)?;
     store.check_schema().await?;

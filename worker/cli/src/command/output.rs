@@ -114,6 +114,11 @@ impl Output {
         block.wrapped().aligned(self.width.map(|width| width.min(100 + indent)), false, indent)
     }
 
+    /// Like [`Output::block`], each line in the colour of `tone`.
+    pub fn painted_block(&self, tone: Tone, text: &str) -> String {
+        self.block(text, 0).lines().map(|line| format!("{}\n", self.paint(tone, line))).collect()
+    }
+
     /// Columns of the terminal; `None` for a pipe.
     pub fn width(&self) -> Option<u16> {
         self.width

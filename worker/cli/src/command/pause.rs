@@ -38,26 +38,40 @@ pub(super) enum Verb {
     Begin {
         #[command(flatten)]
         what: What,
-        /// Why, for those who wait and those who look.
-        #[arg(long)]
-        reason: String,
-        /// End the pause by itself after this time: 30m, 12h, 7d.
-        #[arg(long = "for", value_name = "SPAN", value_parser = super::token::after)]
-        lasts: Option<Duration>,
-        /// When it ends, let this many sessions go on a second. Without this, all at once.
-        #[arg(long, value_name = "N", value_parser = rate)]
-        rate: Option<f64>,
+        #[command(flatten)]
+        how: How,
     },
     /// End a pause: what waits goes on, the oldest first.
     End {
         #[command(flatten)]
         what: What,
-        /// Let this many sessions go on a second. Without this, all at once.
-        #[arg(long, value_name = "N", value_parser = rate)]
-        rate: Option<f64>,
+        #[command(flatten)]
+        pace: Pace,
     },
     /// List what is paused.
     List,
+}
+
+/// How long a pause lasts, and why.
+#[derive(Clone, Debug, clap::Args)]
+pub(super) struct How {
+    /// Why, for those who wait and those who look.
+    #[arg(long)]
+    reason: String,
+    /// End the pause by itself after this time: 30m, 12h, 7d.
+    #[arg(long = "for", value_name = "SPAN", value_parser = super::token::after)]
+    lasts: Option<Duration>,
+    /// When it ends, let this many sessions go on a second. Without this, all at once.
+    #[arg(long, value_name = "N", value_parser = rate)]
+    rate: Option<f64>,
+}
+
+/// How fast what waited goes on.
+#[derive(Clone, Debug, clap::Args)]
+pub(super) struct Pace {
+    /// Let this many sessions go on a second. Without this, all at once.
+    #[arg(long, value_name = "N", value_parser = rate)]
+    rate: Option<f64>,
 }
 
 fn kind(word: &str) -> Result<Kind, String> {
@@ -86,27 +100,16 @@ async fn pauses(
     verb: Verb,
 ) -> anyhow::Result<()> {
     match verb {
-        Verb::Begin { what, reason, lasts, rate } => {
-            if lasts.is_some_and(|lasts| !LASTS_S.contains(&lasts.as_secs())) {
-                return Err(
-                    Usage("--for is from 1s to 366d; without it, `pause end` ends it".to_owned()).into()
-                );
-            }
+        Verb::Begin { what, how } => {
             let subject = subject(&what)?;
-            let pause = store.pause(&subject, &reason, lasts, rate).await?;
-            output.one(&pause, || format!("{}\n", said(&pause)))?;
+            let pause = begin(store, output, &subject, &how).await?;
             if let Some(known) = unknown(app, config, store, &subject).await? {
                 let what = printable(&pause.what()).into_owned();
                 eprintln!("wakeful: warning: nothing here has been called {what} so far{known}");
             }
             Ok(())
         }
-        Verb::End { what, rate } => {
-            let subject = subject(&what)?;
-            store.resume(&subject, rate).await?;
-            let body = serde_json::json!({"kind": subject.kind.as_str(), "name": subject.name});
-            output.one(&body, || "What waits goes on: `wakeful pause list` shows how far it is.\n".to_owned())
-        }
+        Verb::End { what, pace } => end(store, output, &subject(&what)?, &pace).await,
         Verb::List => {
             let pauses = store.pauses().await?;
             output.items(&pauses, || table(&pauses))?;
@@ -116,6 +119,33 @@ async fn pauses(
             Ok(())
         }
     }
+}
+
+/// Pauses it, and says so.
+pub(super) async fn begin(
+    store: &Store,
+    output: &Output,
+    subject: &Subject,
+    how: &How,
+) -> anyhow::Result<Pause> {
+    if how.lasts.is_some_and(|lasts| !LASTS_S.contains(&lasts.as_secs())) {
+        return Err(Usage("--for is from 1s to 366d; without it, `pause end` ends it".to_owned()).into());
+    }
+    let pause = store.pause(subject, &how.reason, how.lasts, how.rate).await?;
+    output.one(&pause, || format!("{}\n", said(&pause)))?;
+    Ok(pause)
+}
+
+/// Ends the pause, and says so.
+pub(super) async fn end(
+    store: &Store,
+    output: &Output,
+    subject: &Subject,
+    pace: &Pace,
+) -> anyhow::Result<()> {
+    store.resume(subject, pace.rate).await?;
+    let body = serde_json::json!({"kind": subject.kind.as_str(), "name": subject.name});
+    output.one(&body, || "What waits goes on: `wakeful pause list` shows how far it is.\n".to_owned())
 }
 
 fn subject(what: &What) -> anyhow::Result<Subject> {

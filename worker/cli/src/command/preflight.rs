@@ -14,7 +14,7 @@ use wakeful_engine::jobs::notify::channel_of;
 use wakeful_engine::tool::registry;
 use wakeful_engine::web::{self, Reach};
 use wakeful_store::Store;
-use wakeful_workflow::preflight::{Kind, Obstacle, Offer, judge, judge_channel, judge_schedule};
+use wakeful_workflow::preflight::{Kind, Obstacle, Offer, judge, judge_channel, judge_rule, judge_schedule};
 
 /// Sessions that a finding names.
 const SAMPLES: usize = 3;
@@ -134,7 +134,7 @@ async fn report(
     }
     for name in store.untold_rules().await? {
         let rule = config.notify.iter().find(|one| one.rule.name == name);
-        if let Some(obstacle) = rule.and_then(|rule| judge_channel(channel_of(&rule.to), new)) {
+        if let Some(obstacle) = judge_rule(&name, rule.map(|rule| channel_of(&rule.to)), new) {
             found.entry(obstacle).or_default();
         }
     }

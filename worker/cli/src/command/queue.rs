@@ -6,8 +6,10 @@ use chrono::Utc;
 use serde_json::json;
 use std::fmt::Write as _;
 use wakeful_config::Config;
+use wakeful_store::Store;
 use wakeful_store::gate::ClosedGate;
 use wakeful_store::queue::{Depth, WorkerView};
+use wakeful_workflow::pause::{Kind, Subject};
 
 pub(super) type Args = super::Noun<Verb>;
 
@@ -15,6 +17,10 @@ pub(super) type Args = super::Noun<Verb>;
 pub(super) enum Verb {
     /// Show how many jobs are ready, leased or delayed, and which workers there are.
     Status,
+    /// Pause the whole queue, as `wakeful pause begin queue` does: sessions wait, and messages are still accepted.
+    Pause(super::pause::How),
+    /// Let a paused queue go on, the sessions that waited longest first.
+    Resume(super::pause::Pace),
 }
 
 pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
@@ -23,20 +29,29 @@ pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
     }
     let store = super::open_store(&config, "wakeful queue").await?;
     let output = Output::new(&args.output);
-    let Verb::Status = args.verb;
+    let whole = Subject { kind: Kind::Queue, name: String::new() };
+    let acted = match args.verb {
+        Verb::Status => return until_reader_goes(status(&config, store, &output).await),
+        Verb::Pause(how) => super::pause::begin(&store, &output, &whole, &how).await.map(|_| ()),
+        Verb::Resume(pace) => super::pause::end(&store, &output, &whole, &pace).await,
+    };
+    store.close().await;
+    until_reader_goes(acted.map(|()| Exit::Ok))
+}
+
+async fn status(config: &Config, store: Store, output: &Output) -> anyhow::Result<Exit> {
     let (depth, workers) = (store.queue_depth().await?, store.workers().await?);
     let gates = store.closed_gates().await?;
     let pauses = store.pauses().await?;
     store.close().await;
-    let silent_after_s = silent_after_s(&config);
+    let silent_after_s = silent_after_s(config);
     let printed =
         output.one(&json!({"queues": depth, "workers": workers, "gates": gates, "pauses": pauses}), || {
             if output.for_people() {
-                let paused: String = pauses
-                    .iter()
-                    .map(|pause| format!("{}\n", output.paint(Tone::Busy, &super::pause::said(pause))))
-                    .collect();
-                paused + &failing(&output, &gates) + &pretty(&output, &depth, &workers, silent_after_s)
+                let paused =
+                    pauses.iter().map(|one| output.painted_block(Tone::Busy, &super::pause::said(one)));
+                let paused: String = paused.collect();
+                paused + &failing(output, &gates) + &pretty(output, &depth, &workers, silent_after_s)
             } else {
                 plain(&depth, &workers, silent_after_s)
                     + &gates.iter().map(|gate| format!("gate\t{}\n", said(gate))).collect::<String>()
@@ -46,13 +61,12 @@ pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
                         .collect::<String>()
             }
         });
-    until_reader_goes(printed.map(|()| Exit::Ok))
+    printed.map(|()| Exit::Ok)
 }
 
 /// The providers that fail, and what waits for each.
 fn failing(output: &Output, gates: &[ClosedGate]) -> String {
-    let lines = gates.iter().map(|gate| format!("{}\n", output.paint(Tone::Bad, &said(gate))));
-    lines.collect()
+    gates.iter().map(|gate| output.painted_block(Tone::Bad, &said(gate))).collect()
 }
 
 /// Says what is wrong with a provider, and what comes next.

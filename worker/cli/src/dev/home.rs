@@ -13,6 +13,9 @@ use super::{Cluster, directory, postgres};
 /// Time that a process gets to end: to drain its steps, and to shut its server down.
 const TIMEOUT: Duration = Duration::from_secs(90);
 
+/// The name of the database.
+pub const DATABASE: &str = "wakeful";
+
 /// File of the webhook secret.
 const WEBHOOK_SECRET: &str = "webhook.secret";
 /// File of the key that signs mail addresses.
@@ -41,6 +44,17 @@ impl Home {
             None => directory::default_data_dir()?,
         };
         Ok(Home { dir })
+    }
+
+    /// Returns the directory of the `wakeful dev` that started the database of this URL. The socket is below the
+    /// data directory, or, where that path was too long for a socket, in the default place.
+    pub fn of_database(url: &str) -> Option<Home> {
+        let place = wakeful_store::diagnosis::address(url).ok()?;
+        let below = place.strip_suffix(&format!("/run/{DATABASE}")).map(PathBuf::from);
+        [below.as_deref(), None].into_iter().find_map(|dir| {
+            let home = Home::at(dir).ok()?;
+            (Cluster::future_url(home.dir(), DATABASE).ok()? == url).then_some(home)
+        })
     }
 
     pub fn dir(&self) -> &Path {

@@ -19,6 +19,6 @@ pub use banner::Banner;
 pub use binaries::Binaries;
 pub use directory::{default_data_dir, reachable};
 pub use exec::{Throwaway, exec};
-pub use home::{Home, Lock};
+pub use home::{DATABASE, Home, Lock};
 pub use postgres::{Cluster, Options};
 pub use style::Style;

@@ -93,7 +93,10 @@ impl Answer {
     fn take(&mut self, data: &str, deltas: &mut dyn Deltas) -> Result<bool, Fault> {
         let event: Value = serde_json::from_str(data).map_err(bad_response)?;
         match event["type"].as_str().unwrap_or_default() {
-            "message_start" => self.usage(&event["message"]["usage"]),
+            "message_start" => {
+                self.usage(&event["message"]["usage"]);
+                deltas.usage(self.total());
+            }
             "content_block_start" => self.start(index(&event)?, &event["content_block"], deltas),
             "content_block_delta" => self.delta(index(&event)?, &event["delta"], deltas)?,
             "message_delta" => {
@@ -203,6 +206,7 @@ impl Answer {
             // end_turn, stop_sequence, pause_turn, and any unknown reason: the message is complete.
             Some(_) => FinishReason::Stop,
         };
+        let usage = self.total();
         let last = self.parts.keys().next_back().copied();
         let mut content = Vec::new();
         for (index, part) in self.parts {
@@ -231,14 +235,18 @@ impl Answer {
                 _ => content.insert(0, Block::Text { text: prefill.to_owned() }),
             }
         }
-        let usage = Usage {
+        super::complete(Reply::new(content, finish_reason, usage))
+    }
+
+    /// What was counted so far.
+    fn total(&self) -> Usage {
+        Usage {
             input_tokens: self.input_tokens + self.cached_tokens + self.cache_write_tokens,
             output_tokens: self.output_tokens,
             cached_tokens: self.cached_tokens,
             cache_write_tokens: self.cache_write_tokens,
             cost_micros: 0,
-        };
-        super::complete(Reply::new(content, finish_reason, usage))
+        }
     }
 }
 

@@ -16,7 +16,7 @@ use tracing::warn;
 use wakeful_config::{Config, Provider};
 use wakeful_workflow::context::Context;
 use wakeful_workflow::fault::Fault;
-use wakeful_workflow::record::{FinishReason, Reply, ToolCall};
+use wakeful_workflow::record::{FinishReason, Reply, ToolCall, Usage};
 use wakeful_workflow::wire::{Protocol, Request};
 
 pub mod anthropic;
@@ -206,6 +206,10 @@ pub trait Deltas: Send {
 
     /// Reports that a part other than text has started: from now on the text alone is not the whole answer.
     fn not_text(&mut self) {}
+
+    /// Receives the tokens that the provider has counted so far, if it says so before the answer's end. They are
+    /// what a cancelled call counts.
+    fn usage(&mut self, _so_far: Usage) {}
 }
 
 /// Drops the deltas, for callers that only need the reply.
@@ -230,7 +234,7 @@ fn complete(reply: Reply) -> Result<Reply, Fault> {
         return Ok(reply);
     }
     let message = match reply.finish_reason {
-        FinishReason::Stop | FinishReason::ToolCalls => return Ok(reply),
+        FinishReason::Stop | FinishReason::ToolCalls | FinishReason::Cancelled => return Ok(reply),
         FinishReason::ContentFilter => "the provider withheld the whole answer",
         FinishReason::Length => "the output limit was reached before any text: raise the model's max_tokens",
     };

@@ -23,7 +23,7 @@ use wakeful_store::Store;
 use wakeful_store::generation::NewChunks;
 use wakeful_store::queue::Audience;
 use wakeful_workflow::id::{GenerationId, SessionId};
-use wakeful_workflow::record::without_nul;
+use wakeful_workflow::record::{Usage, without_nul};
 
 /// While somebody reads, text is written at least this often …
 const SHOWN: Duration = Duration::from_millis(250);
@@ -47,6 +47,8 @@ struct Text {
     open: String,
     /// The reply contains something other than text, so the attempt cannot be resumed.
     more_than_text: bool,
+    /// What the provider has counted so far.
+    counted: Usage,
     end: Option<End>,
 }
 
@@ -84,6 +86,17 @@ impl Said {
     pub(super) fn not_text(&self) {
         self.lock().more_than_text = true;
         self.changed.notify_one();
+    }
+
+    pub(super) fn counted(&self, so_far: Usage) {
+        self.lock().counted = so_far;
+    }
+
+    /// The bytes that have come and what the provider has counted. `None`: the call has ended.
+    pub(super) fn unfinished(&self) -> Option<(usize, Usage)> {
+        let text = self.lock();
+        let bytes = text.chunks.iter().map(String::len).sum::<usize>() + text.open.len();
+        text.end.is_none().then_some((bytes, text.counted))
     }
 
     /// The call is over.

@@ -3,6 +3,7 @@
 
 use super::Unperformed;
 use super::chunks::{Said, Writer};
+use super::cut::Cut;
 use super::tentative::{apply, undo};
 use crate::ctx::Ctx;
 use crate::model::{Deltas, Model};
@@ -190,6 +191,7 @@ pub(super) async fn call_model(
     let span = span_of_call(session, &agent.model);
     // The model adds text; `Writer` writes it as rows of `generation_chunks` for those who need it.
     let said = Said::starting_with(request.prefill.as_deref());
+    let watched = Watched { ctx, generation_id: &generation_id, said: &said };
     let calling = async {
         let mut to_writer = ToWriter { said: &said, began: Instant::now(), first: None };
         let what = format!("the call of model {} for session {}", agent.model, session.session_id);
@@ -207,6 +209,7 @@ pub(super) async fn call_model(
     let writer = Writer::new(ctx, &session.session_id, &generation_id, &said, model.takes_prefill());
     let writing = writer.write(request.prefill.is_some());
     let (replied, ()) = tokio::join!(calling.instrument(span.clone()), writing);
+    drop(watched);
     if let (Err(Fault::Refused { message, .. }), Some(_)) = (&replied, &request.prefill) {
         warn!(
             session.id = %session.session_id,
@@ -302,6 +305,21 @@ async fn resumable<'a>(
     Ok(resume::prefill(&text).map(|prefill| (attempt, prefill)))
 }
 
+/// A call that runs. If it is dropped before it ends, what came of it is remembered.
+struct Watched<'a> {
+    ctx: &'a Ctx,
+    generation_id: &'a GenerationId,
+    said: &'a Said,
+}
+
+impl Drop for Watched<'_> {
+    fn drop(&mut self) {
+        if let Some((bytes, counted)) = self.said.unfinished() {
+            self.ctx.cut.remember(self.generation_id, Cut { bytes, counted });
+        }
+    }
+}
+
 /// Hands the model's text to the chunk writer. One reply is all that it can hold.
 struct ToWriter<'a> {
     said: &'a Said,
@@ -321,6 +339,10 @@ impl Deltas for ToWriter<'_> {
 
     fn not_text(&mut self) {
         self.said.not_text();
+    }
+
+    fn usage(&mut self, so_far: Usage) {
+        self.said.counted(so_far);
     }
 }
 

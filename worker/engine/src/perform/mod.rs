@@ -4,13 +4,16 @@
 
 mod chunks;
 mod compact;
+mod cut;
 mod generate;
 mod intent;
 mod recorded;
 pub(crate) mod tentative;
 mod tools;
+mod used;
 
 pub use chunks::Chunks;
+pub use cut::CutCalls;
 pub(crate) use generate::next_call;
 pub use generate::{CommittedCall, PreparedCall};
 pub use tools::StartedCalls;
@@ -75,6 +78,10 @@ pub async fn perform(
         Action::CallModel => generate::call_model(ctx, lease, session, agent, committed).await,
         Action::Compact => compact::compact(ctx, lease, session, agent).await,
         Action::CallTools { calls } => tools::call_tools(ctx, lease, session, agent, calls, started).await,
+        Action::Stop(Stop::Cancelled) => Ok(match used::used(ctx, session, agent).await? {
+            Some(usage) => Performed::Cancelled(usage),
+            None => Performed::Stopped(Stop::Cancelled),
+        }),
         Action::Stop(stop) => Ok(Performed::Stopped(stop)),
         Action::Pause => Ok(Performed::Paused),
         // Never reached: the step job ends the job itself when nothing is left to do.

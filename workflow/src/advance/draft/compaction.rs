@@ -64,16 +64,7 @@ impl Draft<'_> {
             .records
             .iter()
             .filter(|record| record.is_summary() && uncounted(record.message_number));
-        let tokens = |sum: i64, one: i64| sum.saturating_add(one).min(i64::from(i32::MAX));
-        summaries.filter_map(|record| record.details.usage).chain([usage]).fold(
-            Usage::default(),
-            |sum, one| Usage {
-                input_tokens: tokens(sum.input_tokens, one.input_tokens),
-                output_tokens: tokens(sum.output_tokens, one.output_tokens),
-                cached_tokens: tokens(sum.cached_tokens, one.cached_tokens),
-                cache_write_tokens: tokens(sum.cache_write_tokens, one.cache_write_tokens),
-                cost_micros: sum.cost_micros.saturating_add(one.cost_micros),
-            },
-        )
+        let summaries = summaries.filter_map(|record| record.details.usage);
+        summaries.chain([usage]).fold(Usage::default(), |sum, one| sum.plus(&one))
     }
 }

@@ -7,7 +7,7 @@ use crate::derive::StateUpdate;
 use crate::event::{Event, UpdateValue};
 use crate::generation::InterruptedCall;
 use crate::id::GenerationId;
-use crate::record::{ToolCall, without_nul};
+use crate::record::{ToolCall, Usage, without_nul};
 use crate::session::SessionStatus;
 
 impl Draft<'_> {
@@ -22,7 +22,7 @@ impl Draft<'_> {
             if !attempt.purpose.is_reply() {
                 // Readers never saw the text of a summary, so no entry tells them to drop it.
                 let generation_id = attempt.generation_id.clone();
-                let end = Event::GenFailed { generation_id, reason: "cut off".to_owned() };
+                let end = Event::GenFailed { generation_id, reason: "cut off".to_owned(), estimated: None };
                 self.transition.events.extend([llm_called(attempt), end]);
                 continue;
             }
@@ -40,6 +40,7 @@ impl Draft<'_> {
                 (None, After::Nothing(reason)) => Event::GenFailed {
                     generation_id: attempt.generation_id.clone(),
                     reason: (*reason).to_owned(),
+                    estimated: None,
                 },
             };
             self.transition.events.extend([
@@ -47,6 +48,13 @@ impl Draft<'_> {
                 Event::GenStart { generation_id: attempt.generation_id.clone(), stream: true },
                 end,
             ]);
+        }
+    }
+
+    /// Says in the newest call's entry what it has used.
+    pub(super) fn journal_cut_off(&mut self, cut_off: Option<Usage>) {
+        if let Some(Event::GenFailed { estimated, .. }) = self.transition.events.last_mut() {
+            *estimated = cut_off;
         }
     }
 

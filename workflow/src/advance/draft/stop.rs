@@ -6,12 +6,13 @@ use crate::advance::{Next, Transition};
 use crate::effect::Effect;
 use crate::failure::Failure;
 use crate::fault::{Fault, Verdict};
-use crate::record::{ToolCall, without_nul};
+use crate::record::{FinishReason, ToolCall, Usage, without_nul};
 use crate::resolve::outcome_unknown;
 use crate::session::{Call, CallStatus, SessionStatus};
 
 impl Draft<'_> {
-    pub(in crate::advance) fn cancel(mut self) -> Transition {
+    /// `cut_off`: what the model call has used that the cancel cut off.
+    pub(in crate::advance) fn cancel(mut self, cut_off: Option<Usage>) -> Transition {
         let turn = self.session.open_turn();
         // A turn that waits for an answer was already counted as a step. Any other open turn must be counted
         // here.
@@ -39,11 +40,16 @@ impl Draft<'_> {
             }
         }
         self.journal_interrupted(&After::Nothing("cancelled"));
+        self.journal_cut_off(cut_off);
         self.drain_inbox();
         self.transition.generation_over = true;
+        let cut_off = cut_off.unwrap_or_default();
         if uncounted {
             let (usage, finish_reason) = self.turn_cost();
-            self.complete_step(usage, finish_reason, executed as i64);
+            self.complete_step(usage.plus(&cut_off), finish_reason, executed as i64);
+        } else if cut_off != Usage::default() {
+            // The provider bills it, so it is a step of its own, without a reply.
+            self.complete_step(cut_off, FinishReason::Cancelled, 0);
         }
         let reason = match &self.session.cancel_reason {
             Some(reason) => format!("cancelled: {reason}"),

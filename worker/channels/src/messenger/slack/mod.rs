@@ -2,6 +2,7 @@
 
 mod action;
 mod event;
+mod mrkdwn;
 mod send;
 mod text;
 

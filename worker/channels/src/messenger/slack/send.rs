@@ -2,6 +2,7 @@
 
 use super::super::http::{self, Answer, word};
 use super::super::limits::{Limits, Rate};
+use super::mrkdwn::mrkdwn;
 use super::{NAME, text::escaped};
 use async_trait::async_trait;
 use reqwest::StatusCode;
@@ -94,9 +95,11 @@ impl Channel for Slack {
         let buckets = [(WORKSPACE.to_owned(), IN_WORKSPACE), (channel.to_owned(), IN_CHANNEL)];
         self.limits
             .take(&buckets, "Slack takes one message a second in a channel: this one waits for its turn")?;
+        // A card of ours is no Markdown, and neither is the text beside it.
+        let has_blocks = content["blocks"].is_array();
         let mut body = json!({
             "channel": channel,
-            "text": escaped(text),
+            "text": if has_blocks { escaped(text) } else { mrkdwn(text) },
             // No name in the text becomes a mention and Slack fetches no link in it: the text may come from
             // anyone.
             "parse": "none",
@@ -105,7 +108,7 @@ impl Channel for Slack {
             "unfurl_media": false,
             "metadata": {"event_type": EVENT_TYPE, "event_payload": {"delivery_id": message.delivery_id}},
         });
-        if content["blocks"].is_array() {
+        if has_blocks {
             body["blocks"] = content["blocks"].clone();
         }
         if let Some(thread_ts) = content["to"]["thread_ts"].as_str() {

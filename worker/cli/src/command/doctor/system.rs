@@ -204,7 +204,7 @@ async fn ask(config: &Config, url: &str, since: Duration, report: &mut Report) -
     role(config, &store, report).await?;
     tokens(config, &store, report).await?;
     work(config, &store, report).await?;
-    schedules(&store, report).await?;
+    schedules(&store, crate::command::queue::silent_after_s(config), report).await?;
     troubles(&store.troubles(Duration::from_secs_f64(WAITING_S), since).await?, since, report);
     if config.chat.legacy.redis_url.is_some() {
         report.ok("old chats", legacy::advice(&config.chat.legacy, &store.legacy_counts().await?));
@@ -374,18 +374,27 @@ async fn faulty(store: &Store, report: &mut Report) -> Result<(), Error> {
 }
 
 /// Checks for schedules that no scheduler fires.
-async fn schedules(store: &Store, report: &mut Report) -> Result<(), Error> {
+async fn schedules(store: &Store, silent_after_s: f64, report: &mut Report) -> Result<(), Error> {
     let late = store.late_schedules().await?;
+    let live =
+        store.workers().await?.into_iter().filter(|one| one.is_fresh(silent_after_s)).collect::<Vec<_>>();
     for one in &late {
         let name = &one.name;
         if one.overdue_s > 0.0 {
+            let agent = &one.agent;
+            let (lacks, needs) = if live.iter().any(|worker| worker.has_agent(agent, &one.space_id)) {
+                (String::new(), String::new())
+            } else {
+                (
+                    format!(": no live worker has agent {agent}"),
+                    format!(" whose configuration has [agents.{agent}]"),
+                )
+            };
             report.warning(
                 "schedules",
-                format!("{name} should have fired {} ago", span(one.overdue_s)),
+                format!("{name} should have fired {} ago{lacks}", span(one.overdue_s)),
                 format!(
-                    "start a scheduler that has the agent {:?}: wakeful serve --roles scheduler; or pause it: wakeful \
-                     schedule pause {name}",
-                    one.agent
+                    "start a scheduler{needs}: wakeful serve --roles scheduler; or pause it: wakeful schedule pause {name}"
                 ),
             );
         } else {

@@ -3,6 +3,7 @@
 use super::super::output::count;
 use super::job::Finding;
 use wakeful_store::standing::Standing;
+use wakeful_workflow::session::SessionStatus;
 
 /// Explains each call whose outcome is unknown.
 pub(super) fn of_calls(standing: &Standing) -> Vec<Finding> {
@@ -25,7 +26,7 @@ pub(super) fn of_calls(standing: &Standing) -> Vec<Finding> {
                     "Look at the service behind {}, then say what you found:\n{}{}",
                     call.name,
                     resolve_call(&standing.session.session_id, &call.call_id),
-                    if call.told { "--tell sends the model a message of it." } else { "" }
+                    if call.told { "With --tell the model gets a message of it, and a run reads it." } else { "" }
                 )),
             }
         })
@@ -46,7 +47,12 @@ pub(super) fn of_failed_calls(standing: &Standing) -> Option<Finding> {
             last.message_number,
             error.unwrap_or_default()
         ),
-        remedy: None,
+        remedy: (standing.session.status == SessionStatus::Completed.as_str()).then(|| {
+            format!(
+                "If its answer suffers from that, mend the tool and ask again:\nwakeful session send {} 'TEXT'",
+                standing.session.session_id
+            )
+        }),
     })
 }
 

@@ -10,7 +10,7 @@ use wakeful_store::standing::JobView;
 
 /// Facts from outside the session's own rows.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Surroundings {
+pub(super) struct Surroundings<'a> {
     /// Workers whose heartbeat is fresh.
     pub workers_alive: usize,
     /// A worker without a heartbeat for longer than this counts as dead.
@@ -21,6 +21,12 @@ pub(super) struct Surroundings {
     pub attempts: Option<i64>,
     /// Seconds of a provider's outage after which the run fails. `None` if this configuration does not know the agent.
     pub outage_s: Option<f64>,
+    /// Seconds that a call of a tool may take. `None`: as above.
+    pub tool_s: Option<u64>,
+    /// The agent's model.
+    pub model: &'a str,
+    /// Seconds that a call of it may be silent, and that it may take in all. `None`: its provider is not built in.
+    pub call_s: Option<(u64, u64)>,
 }
 
 /// A reason, and what to do about it. No remedy means that nothing needs to be done.
@@ -60,7 +66,7 @@ pub(super) fn of_pause(job: &JobView) -> Option<Finding> {
 }
 
 /// Explains a job that waits for a worker that has its agent. `None`: it does not.
-pub(super) fn of_lacked_agent(job: &JobView, around: Surroundings) -> Option<Finding> {
+pub(super) fn of_lacked_agent(job: &JobView, around: Surroundings<'_>) -> Option<Finding> {
     let agent = job.lacks_agent.as_deref().filter(|_| !job.leased)?;
     let since = job.lacks_agent_s.map(|lasted| format!(" for {}", span(lasted))).unwrap_or_default();
     let (why, remedy) = match around.workers_with_agent {
@@ -84,7 +90,7 @@ pub(super) fn of_lacked_agent(job: &JobView, around: Surroundings) -> Option<Fin
 }
 
 /// Explains a job that a provider's outage holds up. `None`: none does, or a worker has the job.
-pub(super) fn of_outage(job: &JobView, around: Surroundings) -> Option<Finding> {
+pub(super) fn of_outage(job: &JobView, around: Surroundings<'_>) -> Option<Finding> {
     let lasted = job.outage_s.filter(|_| !job.leased)?;
     let step = job.step_number.unwrap_or(0);
     let last =

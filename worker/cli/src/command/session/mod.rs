@@ -18,6 +18,7 @@ mod resolve;
 pub(in crate::command) mod show;
 mod tail;
 mod tree;
+mod unheard;
 mod verify;
 mod wake;
 pub(in crate::command) mod why;

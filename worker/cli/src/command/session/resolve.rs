@@ -72,8 +72,16 @@ pub(super) async fn resolve(store: &Store, output: &Output, args: Args) -> anyho
         let goes_on =
             resolved.run_id.as_ref().map(|run| format!("; {} goes on", printable(run))).unwrap_or_default();
         let before = if resolved.duplicate { " (as it was said before)" } else { "" };
+        let told = match &resolved.told_run_id {
+            Some(run) => format!("; the session was told, and {} reads it", printable(run)),
+            None if resolved.model_believes_unknown => {
+                "\nIts model was told that the outcome is unknown. To send it this outcome, say the same again with --tell."
+                    .to_owned()
+            }
+            None => String::new(),
+        };
         format!(
-            "{}: {} is {}{goes_on}{before}\n",
+            "{}: {} is {}{goes_on}{before}{told}\n",
             printable(&resolved.session_id),
             printable(&resolved.effect),
             resolved.status

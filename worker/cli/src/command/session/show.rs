@@ -7,7 +7,9 @@ use super::{Exit, tokens};
 use serde_json::Value;
 use std::fmt::Write as _;
 use wakeful_store::Store;
-use wakeful_store::session::{CallView, DeliveryView, MessageView, RunView, SessionSummary, StepView};
+use wakeful_store::session::{
+    CallView, DeliveryView, EarlierMessage, MessageView, RunView, SessionSummary, StepView,
+};
 use wakeful_workflow::access::Reach;
 
 /// Number of the newest runs, messages and steps shown.
@@ -21,6 +23,7 @@ pub(super) async fn show(store: &Store, output: &Output, id: &str, full: bool) -
     let session = store.session(None, id).await?;
     let shown = Shown {
         runs: store.runs(id, NEWEST).await?,
+        earlier: store.earlier_messages(id, NEWEST).await?,
         messages: store.messages(id, None, NEWEST).await?,
         steps: store.steps(id, None, NEWEST).await?,
         calls: store.calls(id).await?,
@@ -34,6 +37,7 @@ pub(super) async fn show(store: &Store, output: &Output, id: &str, full: bool) -
 struct Shown {
     session: SessionSummary,
     runs: Vec<RunView>,
+    earlier: Vec<EarlierMessage>,
     messages: Vec<MessageView>,
     steps: Vec<StepView>,
     calls: Vec<CallView>,
@@ -45,6 +49,9 @@ impl Shown {
         let mut text = header(&self.session, output);
         text.push_str(&trouble(&self.session, output));
         heading(&mut text, output, "Transcript");
+        for one in &self.earlier {
+            say_earlier(&mut text, output, one, full);
+        }
         if let Some(first) = self.messages.first().filter(|_| self.messages.len() as i64 == NEWEST) {
             let _ = writeln!(
                 text,
@@ -188,6 +195,18 @@ fn section(text: &mut String, output: &Output, name: &str, table: &Table) {
         heading(text, output, name);
         text.push_str(&output.aligned(table, 2));
     }
+}
+
+fn say_earlier(text: &mut String, output: &Output, message: &EarlierMessage, full: bool) {
+    let at = message.said_at.map(|at| at.format(", %Y-%m-%d %H:%M:%S").to_string()).unwrap_or_default();
+    let _ = writeln!(
+        text,
+        "  {}{}",
+        output.paint(Tone::Head, &message.role),
+        output.paint(Tone::Faint, &format!("  before this session{at}"))
+    );
+    let shown = if full { message.text.as_str() } else { beginning(&message.text).0 };
+    text.push_str(&output.block(shown, 4));
 }
 
 fn say(text: &mut String, output: &Output, message: &MessageView, full: bool) {

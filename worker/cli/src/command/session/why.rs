@@ -3,16 +3,17 @@
 use super::super::delivery::{remedy, waits_for};
 use super::super::output::{Cell, Column, Output, Table, Tone, age, count, printable, span};
 use super::Exit;
-use super::effects::{of_calls, of_failed_calls};
+use super::effects::{of_calls, of_failed_calls, quoted};
 pub(in crate::command) use super::effects::{resolve_call, resolve_delivery};
 use super::job::{Finding, Surroundings, of_lacked_agent, of_outage, of_pause, of_replay};
 use super::show::header;
+use super::unheard::{loop_finding, missed};
 use serde_json::json;
 use std::fmt::Write as _;
 use wakeful_config::Config;
 use wakeful_store::Store;
-use wakeful_store::bounce::{How, Undelivered};
-use wakeful_store::outbox::Delivery;
+use wakeful_store::event::JournalEntry;
+use wakeful_store::session::SessionSummary;
 use wakeful_store::standing::{JobView, Standing};
 use wakeful_workflow::session::SessionStatus;
 
@@ -25,7 +26,14 @@ pub(super) async fn why(store: &Store, config: &Config, output: &Output, id: &st
     let standing = store.standing(None, id).await?;
     let silent_after_s = config.queue.heartbeat.as_secs_f64() * 3.0;
     let workers = store.workers().await?;
-    let limits = config.agent(&standing.session.agent).ok().map(|agent| agent.limits);
+    let agent = config.agent(&standing.session.agent).ok();
+    let limits = agent.as_ref().map(|agent| agent.limits);
+    let model = agent.as_ref().map_or(standing.session.model_id.as_str(), |agent| agent.model.as_str());
+    let provider = match model.split_once('/') {
+        Some(("anthropic", _)) => Some(&config.providers.anthropic),
+        Some(("openai", _)) => Some(&config.providers.openai),
+        _ => None,
+    };
     let around = Surroundings {
         workers_alive: workers.iter().filter(|worker| worker.is_fresh(silent_after_s)).count(),
         workers_with_agent: workers
@@ -36,12 +44,33 @@ pub(super) async fn why(store: &Store, config: &Config, output: &Output, id: &st
         silent_after_s,
         attempts: limits.map(|limits| limits.attempts),
         outage_s: limits.map(|limits| limits.outage_ms as f64 / 1000.0),
+        tool_s: limits.map(|limits| limits.tool_s),
+        call_s: provider.map(|provider| (provider.idle_s, provider.total_s)),
+        model,
     };
     let mut findings = explain(&standing, around);
+    if standing.session.status == SessionStatus::Cancelled.as_str() {
+        let who = cancelled_by(store, &standing.session.session_id).await?;
+        findings[0].why = format!("Its run was cancelled{who}. It is not retried.");
+    }
     findings.extend(store.loop_suspicion(&standing.session.session_id).await?.into_iter().map(loop_finding));
     output
         .one(&json!({"findings": findings, "standing": standing}), || text(&standing, &findings, output))?;
     Ok(Exit::Ok)
+}
+
+/// Says who cancelled the newest run and why, as the end of the journal has it.
+async fn cancelled_by(store: &Store, session_id: &str) -> anyhow::Result<String> {
+    const ENTRIES: i64 = 50;
+    let newest = store.newest(&[session_id.to_owned()]).await?;
+    let after = newest.iter().map(|(_, newest)| newest.seq - ENTRIES).max().unwrap_or(0).max(0);
+    let entries = store.journal(session_id, after, ENTRIES).await?;
+    let steered =
+        |entry: &&JournalEntry| entry.kind == "SESSION_STEERED" && entry.payload["verb"] == "cancel";
+    let Some(cancel) = entries.iter().rev().find(steered) else { return Ok(String::new()) };
+    let said = |key: &str| cancel.payload[key].as_str().map(|text| text.trim_end_matches('.'));
+    let by = said("by").map(|by| format!(" by {by}")).unwrap_or_default();
+    Ok(by + &said("reason").map(|why| format!(": {why}")).unwrap_or_default())
 }
 
 fn text(standing: &Standing, findings: &[Finding], output: &Output) -> String {
@@ -62,19 +91,8 @@ fn text(standing: &Standing, findings: &[Finding], output: &Output) -> String {
     text
 }
 
-/// Explains why the session's replies are not sent: its mails look like a loop.
-fn loop_finding(reason: String) -> Finding {
-    // Both reasons name a limit, but only the loop limit is configurable.
-    let remedy = if reason.contains("email.loop_limit") {
-        "Read who writes to it (`GET /v1/mails`). For a person, raise email.loop_limit, and answer this one by hand."
-    } else {
-        "Read who writes to it (`GET /v1/mails`): a sender that repeats one text is most likely a machine, and no setting changes this limit. For a person, answer this one by hand: a mail with another text gets an answer again."
-    };
-    Finding { why: format!("Its replies are not sent: {reason}."), remedy: Some(remedy.to_owned()) }
-}
-
 /// Explains the session's state: the main reason first, then everything else that is open.
-pub(super) fn explain(standing: &Standing, around: Surroundings) -> Vec<Finding> {
+pub(super) fn explain(standing: &Standing, around: Surroundings<'_>) -> Vec<Finding> {
     let session = &standing.session;
     let id = &session.session_id;
     let status = SessionStatus::parse(&session.status);
@@ -146,10 +164,19 @@ pub(super) fn explain(standing: &Standing, around: Surroundings) -> Vec<Finding>
         ),
         Some(SessionStatus::Failed) => {
             let (error, remedy) = error_of(standing);
+            let remedy = remedy.unwrap_or_else(|| "Mend the cause, then".to_owned());
             let retry = format!("wakeful session retry {id}");
-            let remedy =
-                remedy.map_or_else(|| "Mend the cause, then".to_owned(), |remedy| format!("{remedy}:"));
-            find(format!("Its run failed: {error}."), Some(format!("{remedy}\n{retry}")));
+            // Another way than a retry gets a command of its own.
+            let remedy = match remedy.split_once(ANEW) {
+                Some((remedy, _)) => {
+                    format!(
+                        "{remedy}:\n{retry}\nOr begin anew:\nwakeful session new {}",
+                        conversation_of(session)
+                    )
+                }
+                None => format!("{remedy}:\n{retry}"),
+            };
+            find(format!("Its run failed: {error}."), Some(remedy));
         }
         Some(SessionStatus::Completed) if unheard => find("Its run is complete.".to_owned(), None),
         Some(SessionStatus::Completed) => find("Nothing holds it up: its run is complete.".to_owned(), None),
@@ -185,6 +212,18 @@ pub(super) fn explain(standing: &Standing, around: Surroundings) -> Vec<Finding>
     findings
 }
 
+/// What a remedy says of another way than a retry.
+const ANEW: &str = ". Or begin anew: ";
+
+/// The session's conversation as an argument of a command.
+fn conversation_of(session: &SessionSummary) -> String {
+    let conversation = quoted(&printable(&session.conversation_id));
+    match session.space_id.as_str() {
+        "default" => conversation,
+        space => format!("{conversation} --space {}", printable(space)),
+    }
+}
+
 /// Splits the session's error into its text without the full stop, and the remedy in it.
 fn error_of(standing: &Standing) -> (String, Option<String>) {
     let error = standing.session.error.as_deref().unwrap_or("no reason was recorded");
@@ -209,7 +248,7 @@ fn no_job(session_id: &str) -> Finding {
     }
 }
 
-fn of_job(job: &JobView, standing: &Standing, around: Surroundings) -> Finding {
+fn of_job(job: &JobView, standing: &Standing, around: Surroundings<'_>) -> Finding {
     if standing.session.trigger_type == "replay" {
         return of_replay(job, &standing.session.session_id);
     }
@@ -276,9 +315,22 @@ fn of_job(job: &JobView, standing: &Standing, around: Surroundings) -> Finding {
                 let doing = if job.faults > 0 {
                     "the database fails it".to_owned()
                 } else if running.is_empty() {
-                    "most likely it waits for the model".to_owned()
+                    let limit = around.call_s.map(|(idle_s, total_s)| {
+                        format!(
+                            ", which may be silent for {} and may answer in all for {}",
+                            span(idle_s as f64),
+                            span(total_s as f64)
+                        )
+                    });
+                    format!(
+                        "most likely it waits for the model {}{}",
+                        printable(around.model),
+                        limit.unwrap_or_default()
+                    )
                 } else {
-                    format!("it runs {}", running.join(", "))
+                    let limit =
+                        around.tool_s.map(|limit| format!("; a call may take {}", span(limit as f64)));
+                    format!("it runs {}{}", running.join(", "), limit.unwrap_or_default())
                 };
                 let quiet = standing.quiet_s.unwrap_or(0.0);
                 let odd = (quiet > QUIET_S).then(|| {
@@ -351,7 +403,7 @@ fn of_job(job: &JobView, standing: &Standing, around: Surroundings) -> Finding {
     Finding { why, remedy }
 }
 
-fn of_deliveries(standing: &Standing, around: Surroundings) -> Vec<Finding> {
+fn of_deliveries(standing: &Standing, around: Surroundings<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
     for delivery in &standing.unsent {
         findings.extend(missed(delivery));
@@ -386,29 +438,6 @@ fn of_deliveries(standing: &Standing, around: Surroundings) -> Vec<Finding> {
         findings.push(Finding { why, remedy });
     }
     findings
-}
-
-/// Reports the recipients that a sent message did not reach.
-fn missed(delivery: &Delivery) -> impl Iterator<Item = Finding> {
-    let missed: Vec<Undelivered> = serde_json::from_value(delivery.undelivered.clone()).unwrap_or_default();
-    missed.into_iter().map(|one| {
-        let how = match one.how {
-            How::Refused => "was refused by the server that it was handed to",
-            How::Bounced => "came back",
-        };
-        Finding {
-            why: format!(
-                "A message by {} ({}) did not reach {}: it {how} ({}: {}). The agent is told with the conversation's next \
-                 message.",
-                delivery.channel,
-                delivery.delivery_id,
-                one.recipient,
-                one.status,
-                one.reason.trim_end_matches('.')
-            ),
-            remedy: Some("Correct the address, then send it by hand or ask the agent to.".to_owned()),
-        }
-    })
 }
 
 /// Formats the rows that the explanation is based on.

@@ -1,17 +1,21 @@
 use super::*;
 use chrono::Utc;
+use wakeful_store::outbox::Delivery;
 use wakeful_store::session::SessionSummary;
 use wakeful_store::standing::{Holder, OpenCall};
 use wakeful_workflow::mail::policy::Exchange;
 use wakeful_workflow::session::{DebugMeta, Totals};
 use wakeful_workflow::trigger::TriggerSource;
 
-const AROUND: Surroundings = Surroundings {
+const AROUND: Surroundings<'static> = Surroundings {
     workers_alive: 2,
     workers_with_agent: 2,
     silent_after_s: 30.0,
     attempts: Some(5),
     outage_s: Some(21_600.0),
+    tool_s: Some(60),
+    model: "openai/test",
+    call_s: Some((120, 900)),
 };
 
 fn standing(status: &str) -> Standing {
@@ -100,7 +104,7 @@ fn running(job: JobView) -> Standing {
 }
 
 /// Returns the first finding as one text.
-fn first(standing: &Standing, around: Surroundings) -> String {
+fn first(standing: &Standing, around: Surroundings<'_>) -> String {
     let findings = explain(standing, around);
     format!("{} | {}", findings[0].why, findings[0].remedy.as_deref().unwrap_or("-"))
 }

@@ -1,0 +1,173 @@
+//! Troubles outside of a session's own step: no worker, no database, no way out, a schedule without its agent.
+
+use super::*;
+use crate::support::Server;
+
+#[tokio::test]
+async fn without_a_worker_the_command_that_starts_one_is_said() {
+    let scene = Scene::new("", "").await;
+    let api = scene.shell("wakeful serve --roles api");
+    api.wait_for_log("\"Listening\"").await;
+    let client = api.client();
+    let id = ask(&client, "Hello?").await;
+    let remedy = scene.why(&id).await.because(&["no worker has taken it"]);
+    assert!(remedy.contains("No worker is alive"), "{remedy}");
+    assert!(scene.doctor("workers").await.contains("wakeful serve"));
+    let worker = scene.shell(&command(&remedy, "wakeful serve --roles worker"));
+    client.wait_for(&id, "completed").await;
+    assert!(worker.terminate().success());
+}
+
+#[tokio::test]
+async fn a_database_that_is_away_is_named_and_the_run_goes_on_when_it_is_back() {
+    let mut server = Server::start().await;
+    let database = Database::on(&server.url(), "pg_default").await;
+    let scene = Scene::on(database, "", "").await;
+    let process = scene.serve().await;
+    let client = process.client();
+    scene.model.hold();
+    let id = ask(&client, "Hello?").await;
+    scene.model.asked(1).await;
+    server.stop().await;
+    let (status, ran) = scene.shell(&format!("wakeful session why {id}")).ended().await;
+    let said = ran.log();
+    assert_eq!(status.code(), Some(6), "{said}");
+    assert!(said.contains("cannot be reached") && said.contains("wakeful doctor"), "{said}");
+    let told = scene.doctor("database").await;
+    assert!(told.contains("is Postgres up") && told.contains("DATABASE_URL"), "{told}");
+    eventually("/readyz to say so", || async {
+        let (_, ready) = client.get("/readyz").await;
+        ready["checks"]["database"].as_str().unwrap().contains("cannot be reached").then_some(())
+    })
+    .await;
+    scene.model.release();
+    server.start_again().await;
+    client.wait_for(&id, "completed").await;
+}
+
+#[tokio::test]
+async fn a_message_that_is_not_sent_is_sent_again_under_its_id() {
+    let scene = Scene::new("", "").await;
+    let path = |name: &str| scene.options.path(name).display().to_string();
+    let (sent, says) = (path("sent"), path("says"));
+    let options = scene.options.clone().env("FIXTURE_POST", "idempotent");
+    let options = options.env("FIXTURE_SENT", sent).env("FIXTURE_POST_SAYS", says);
+    let scene = Scene { options, ..scene };
+    let process = scene.serve().await;
+    let client = process.client();
+    let says = |answer: &str| std::fs::write(scene.options.path("says"), answer).unwrap();
+    // First the way out is closed for a while.
+    says("later the line is busy");
+    let id = ask(&client, "mail").await;
+    client.wait_for(&id, "completed").await;
+    eventually("a try", || async {
+        let tried = "select count(*) from deliveries where last_error is not null and $1 <> ''";
+        (scene.database.value::<i64>(tried, "all").await == 1).then_some(())
+    })
+    .await;
+    scene.why(&id).await.because(&["is not sent yet", "the line is busy"]);
+    // Then it is refused for good.
+    says("refused the mailbox is unknown");
+    eventually("the refusal", || async {
+        let failed = "select count(*) from deliveries where status = 'failed' and $1 <> ''";
+        (scene.database.value::<i64>(failed, "all").await == 1).then_some(())
+    })
+    .await;
+    let remedy = scene.why(&id).await.because(&["was not sent", "the mailbox is unknown"]);
+    assert!(scene.doctor("deliveries").await.contains("wakeful delivery resend"));
+    assert!(
+        scene.said("wakeful delivery list --status failed -o table").await.contains("the mailbox is unknown")
+    );
+    says("");
+    scene.said(&command(&remedy, "wakeful delivery resend")).await;
+    eventually("the mail", || async {
+        (client.session(&id).await["deliveries"][0]["status"] == "sent").then_some(())
+    })
+    .await;
+    let sent = std::fs::read_to_string(scene.options.path("sent")).unwrap();
+    assert_eq!(sent.lines().count(), 1);
+    scene.why(&id).await.because(&["Nothing holds it up"]);
+}
+
+#[tokio::test]
+async fn a_schedule_whose_agent_is_gone_names_it() {
+    const REPORTER: &str = "[agents.reporter]\nsystem_prompt = \"You report.\"\nmodel = \"openai/test\"";
+    let scene = Scene::new("", REPORTER).await;
+    let made = "wakeful schedule create daily --cron '* * * * *' --agent reporter --prompt 'What is new?'";
+    scene.said("wakeful migrate").await;
+    scene.said(made).await;
+    // The agent leaves the configuration, and the time comes.
+    let scene = scene.configured("", "");
+    let process = scene.serve().await;
+    let client = process.client();
+    sqlx::query("update schedules set next_at = clock_timestamp() - interval '3 minutes'")
+        .execute(&scene.database.pool)
+        .await
+        .unwrap();
+    let told = scene.doctor("schedules").await;
+    for part in ["daily should have fired 3m ago", "no live worker has agent reporter", "[agents.reporter]"] {
+        assert!(told.contains(part), "{part}: {told}");
+    }
+    let list = scene.said("wakeful schedule list -o table").await;
+    assert!(list.contains("late 3m"), "{list}");
+    assert!(told.contains("wakeful serve --roles scheduler"), "{told}");
+    // It comes back on a scheduler first. The session that it fires waits for a worker.
+    let scene = scene.configured("", REPORTER);
+    let scheduler = scene.shell("wakeful serve --roles scheduler");
+    let id = eventually("the firing", || async {
+        let (_, page) = client.get("/v1/schedules/daily/firings").await;
+        page["items"][0]["session_id"].as_str().map(str::to_owned)
+    })
+    .await;
+    eventually("the worker to leave it to others", || async {
+        let left = "select count(*) from jobs where held_by = 'lacks:reporter' and $1 <> ''";
+        (scene.database.value::<i64>(left, "all").await == 1).then_some(())
+    })
+    .await;
+    let remedy = scene.why(&id).await.because(&["no live worker has agent reporter"]);
+    assert!(remedy.contains("[agents.reporter]"), "{remedy}");
+    let worker = scene.shell(&command(&remedy, "wakeful serve --roles worker"));
+    client.wait_for(&id, "completed").await;
+    assert!(worker.terminate().success() && scheduler.terminate().success() && process.terminate().success());
+}
+
+#[tokio::test]
+async fn a_paused_queue_says_who_paused_it_and_why_and_goes_on() {
+    let scene = Scene::new("", "").await;
+    let process = scene.serve().await;
+    let client = process.client();
+    for way in ["the remedy", "the queue's own command"] {
+        scene.said("wakeful queue pause --reason 'a deploy of another system' --as eve").await;
+        let id = ask(&client, "Hello?").await;
+        eventually("the session to be held", || async {
+            let held = "select count(*) from jobs where held_by is not null and $1 <> ''";
+            (scene.database.value::<i64>(held, "all").await == 1).then_some(())
+        })
+        .await;
+        let remedy =
+            scene.why(&id).await.because(&["It is paused with queue by eve", "a deploy of another system"]);
+        assert!(scene.list().await.contains("paused (queue"), "{}", scene.list().await);
+        assert!(scene.doctor("pauses").await.contains("wakeful pause end queue"));
+        match way {
+            "the remedy" => scene.said(&command(&remedy, "wakeful pause end")).await,
+            _ => scene.said("wakeful queue resume").await,
+        };
+        client.wait_for(&id, "completed").await;
+    }
+}
+
+#[tokio::test]
+async fn a_cancelled_run_says_who_cancelled_it_and_why() {
+    let scene = Scene::new("", "").await;
+    scene.provider_is(503);
+    let process = scene.serve().await;
+    let client = process.client();
+    let id = ask(&client, "Hello?").await;
+    waits(&scene).await;
+    scene.said(&format!("wakeful session cancel {id} --reason 'the guest left' --as eve")).await;
+    client.wait_for(&id, "cancelled").await;
+    let remedy = scene.why(&id).await.because(&["cancelled by eve: the guest left", "not retried"]);
+    scene.provider_is(0);
+    scene.said(&command(&remedy, "wakeful session send")).await;
+    client.wait_for(&id, "completed").await;
+}
