@@ -29,8 +29,8 @@ const OF_THE_INSTALLATION: [(&str, &str); 14] = [
 const SEARCHED: [&str; 2] = ["search_documents", "search_sessions"];
 
 /// The one policy of a table with rows of spaces: for all commands and roles.
-const POLICY: &str = "of_its_space * t {0} (( SELECT current_setting('wakeful.space'::text, true) AS current_setting) = \
-    ANY (ARRAY[space_id, '*'::text])) check (current_setting('wakeful.space'::text, true) = ANY (ARRAY[space_id, '*'::text]))";
+const POLICY: &str = "of_its_space * t {0} (NULLIF((( SELECT current_setting('wakeful.space'::text, true) AS current_setting) = \
+    ANY (ARRAY[space_id, '*'::text])), false) IS NOT NULL) check (current_setting('wakeful.space'::text, true) = ANY (ARRAY[space_id, '*'::text]))";
 
 #[tokio::test]
 async fn every_table_belongs_to_spaces_or_says_why_it_is_the_installations() {

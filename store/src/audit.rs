@@ -7,6 +7,7 @@
 //! places of their own, so they do not hide what others are refused.
 
 pub mod act;
+mod list;
 
 use crate::erase::needs_role;
 use crate::{Error, Result, Store};
@@ -28,7 +29,7 @@ pub const VERBS: usize = 8;
 const BATCH: i64 = 10_000;
 
 /// One row of the audit.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, sqlx::FromRow)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Audited {
     pub audit_id: i64,
@@ -251,38 +252,6 @@ impl Store {
             days
         )
         .fetch_one(&self.pool)
-        .await?)
-    }
-
-    /// The audit, newest first.
-    ///
-    /// # Errors
-    /// [`crate::Error::Database`].
-    pub async fn audited(&self, filter: &AuditFilter) -> Result<Vec<Audited>> {
-        Ok(sqlx::query_as!(
-            Audited,
-            "select audit_id, at, actor_kind, actor, token_id, user_id, verb, target, space_id, reason, address,
-                outcome, status, times
-            from audit_log
-            where ($1::text is null or actor = $1 or token_id = $1 or user_id = $1)
-                and ($2::text is null or verb = $2 or starts_with(verb, $2 || '.'))
-                and ($3::text is null or target = $3)
-                and ($4::text is null or outcome = $4)
-                and ($5::timestamptz is null or at >= $5)
-                and ($6::bigint is null or audit_id < $6)
-                and ($8::text is null or space_id = $8)
-            order by audit_id desc
-            limit $7",
-            filter.actor,
-            filter.verb,
-            filter.target,
-            filter.outcome,
-            filter.since,
-            filter.before,
-            filter.limit,
-            filter.space
-        )
-        .fetch_all(&self.pool.of_installation())
         .await?)
     }
 }

@@ -213,6 +213,7 @@ impl Store {
         before: Option<&str>,
         limit: i64,
     ) -> Result<Vec<Batch>> {
+        let mut tx = self.pool.planned().await?;
         let rows = sqlx::query!(
             r#"select b.*, m.pending as "pending!", m.acted as "acted!", m.refused as "refused!", m.passed as "passed!",
                 m.failed_again as "failed_again!", m.open as "open!"
@@ -241,8 +242,9 @@ impl Store {
             before,
             limit
         )
-        .fetch_all(&self.pool)
+        .fetch_all(&mut *tx)
         .await?;
+        tx.rollback().await?;
         rows.into_iter()
             .map(|row| {
                 let proof = row.proof.map(serde_json::from_value).transpose();
@@ -291,7 +293,8 @@ impl Store {
         after: Option<i32>,
         limit: i64,
     ) -> Result<Vec<Member>> {
-        Ok(sqlx::query_as!(
+        let mut tx = self.pool.planned().await?;
+        let found = sqlx::query_as!(
             Member,
             "select ordinal, session_id, stage, outcome, detail, acted_at, result, result_at
             from batch_members
@@ -309,8 +312,10 @@ impl Store {
             limit,
             space_id
         )
-        .fetch_all(&self.pool)
-        .await?)
+        .fetch_all(&mut *tx)
+        .await?;
+        tx.rollback().await?;
+        Ok(found)
     }
 
     /// Pauses, resumes or cancels a batch. Members that are in hand now may still be acted on. Doing it twice changes nothing. Who

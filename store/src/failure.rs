@@ -73,7 +73,8 @@ impl Store {
     /// [`Error::Database`].
     pub async fn error_groups(&self, filter: &ErrorFilter) -> Result<Vec<ErrorGroup>> {
         let (before_at, before) = filter.before.clone().unzip();
-        Ok(sqlx::query_as!(
+        let mut tx = self.pool.planned().await?;
+        let found = sqlx::query_as!(
             ErrorGroup,
             r#"select fingerprint, space_id, kind, source, text, example, count, first_at, last_at, first_version,
                 last_version, sample, coalesce(muted_until > clock_timestamp(), false) as "muted!",
@@ -100,8 +101,10 @@ impl Store {
             before,
             filter.limit
         )
-        .fetch_all(&self.pool)
-        .await?)
+        .fetch_all(&mut *tx)
+        .await?;
+        tx.rollback().await?;
+        Ok(found)
     }
 
     /// One group. `space_id`: none for the newest of all spaces.

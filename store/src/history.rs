@@ -100,9 +100,12 @@ impl Store {
                         json_build_object('message_number', r.message_number, 'sender', i.sender,
                             'attachments', i.attachments)::text,
                         r.content::text
-                    from conversation_records r
-                    left join session_inbox i
-                        on i.session_id = r.session_id and i.inbox_id = (r.details ->> 'inbox_id')::bigint
+                    -- Taken out before the join: a policy lets no `->>` into an index condition.
+                    from (
+                        select *, (details ->> 'inbox_id')::bigint as inbox_id from conversation_records
+                        where conversation_id = any ($1) offset 0
+                    ) r
+                    left join session_inbox i on i.session_id = r.session_id and i.inbox_id = r.inbox_id
                     where r.conversation_id = any ($1)
                         and (r.role = 'user' or i.inbox_id is not null or (r.role = 'assistant' and not r.internal))
                         and ($2::timestamptz is null or (r.created_at, 2, r.message_id) < ($2, $3, $4))

@@ -247,7 +247,8 @@ impl Store {
         before: Option<&MailPlace>,
         limit: i64,
     ) -> Result<Vec<MailView>> {
-        Ok(sqlx::query_as!(
+        let mut tx = self.pool.planned().await?;
+        let found = sqlx::query_as!(
             MailView,
             "select mailbox_id, message_id, from_address, subject, session_id, joined, dropped, received_at
             from mails
@@ -263,8 +264,10 @@ impl Store {
             before.map(|place| place.mailbox_id.as_str()),
             limit
         )
-        .fetch_all(&self.pool)
-        .await?)
+        .fetch_all(&mut *tx)
+        .await?;
+        tx.rollback().await?;
+        Ok(found)
     }
 }
 

@@ -102,7 +102,8 @@ impl Store {
     /// # Errors
     /// [`Error::Database`].
     pub async fn outbox(&self, filter: &DeliveryFilter) -> Result<Vec<Delivery>> {
-        Ok(sqlx::query_as!(
+        let mut tx = self.pool.planned().await?;
+        let found = sqlx::query_as!(
             Delivery,
             r#"
             select d.delivery_id, d.session_id, right(d.conversation_id, -length(d.space_id) - 1) as "conversation_id!",
@@ -147,8 +148,10 @@ impl Store {
             filter.limit,
             filter.only_live
         )
-        .fetch_all(&self.pool)
-        .await?)
+        .fetch_all(&mut *tx)
+        .await?;
+        tx.rollback().await?;
+        Ok(found)
     }
 
     /// One outgoing message with its content.

@@ -35,8 +35,9 @@ impl Store {
     /// # Errors
     /// [`crate::Error::Database`].
     pub async fn count_sessions(&self, reach: &Reach) -> Result<Vec<Counted>> {
+        let mut tx = self.pool.planned().await?;
         // Each status stands in a condition of its own, because the planner uses a partial index only for a status it sees.
-        Ok(sqlx::query_as!(
+        let counted = sqlx::query_as!(
             Counted,
             r#"
             select status as "status!", count(*) as "count!"
@@ -73,8 +74,10 @@ impl Store {
             reach.agent,
             COUNTED
         )
-        .fetch_all(&self.pool)
-        .await?)
+        .fetch_all(&mut *tx)
+        .await?;
+        tx.rollback().await?;
+        Ok(counted)
     }
 
     /// Writes how deep the queue is, once a minute whichever process comes first, and forgets what is older than two days.

@@ -183,6 +183,14 @@ impl Pool {
         Transaction::begin(self.acquire().await?).await
     }
 
+    /// Begins a transaction for a list. Each statement in it is planned for the values that it has: the plan that a connection
+    /// keeps for all values walks through every row, in the order of the list, to find a rare one.
+    pub async fn planned(&self) -> Result<Transaction, sqlx::Error> {
+        let mut tx = self.begin().await?;
+        sqlx::raw_sql("set local plan_cache_mode = force_custom_plan").execute(&mut *tx).await?;
+        Ok(tx)
+    }
+
     /// Closes all connections, and waits for those that are in use.
     pub async fn close(&self) {
         for door in &self.shared.doors {

@@ -16,7 +16,7 @@ use crate::session::SessionFilter;
 use crate::{Error, Result, Store};
 use chrono::{DateTime, TimeDelta, Utc};
 use serde_json::Value;
-use sqlx::{Execute, Postgres, QueryBuilder, Row};
+use sqlx::{Execute, PgConnection, Postgres, QueryBuilder, Row};
 use wakeful_workflow::failure::is_fingerprint;
 
 /// How far the clock of the process that named a session may be from the database's, in hours.
@@ -25,13 +25,31 @@ const CLOCKS_H: i64 = 1;
 /// The most groups of errors that a part of a text may name.
 const GROUPS: i64 = 200;
 
+/// A user with more conversations is looked for session by session, the newest first.
+const CONVERSATIONS: i64 = 1000;
+
+/// A word, a sender or a tool of at most so many sessions is few: these sessions are looked at, and no others.
+const FEW: i64 = 1000;
+
+/// What is read before a search, because its statement depends on it.
+#[derive(Debug, Default)]
+struct Beside {
+    /// The only sessions that can be found, where that is known. Postgres guesses how often a value is there, and a guess that is
+    /// too high would lead it through all sessions.
+    few: Option<Vec<String>>,
+    /// The fingerprints of the errors that are asked for.
+    groups: Option<Vec<String>>,
+    /// The user who is asked for has many conversations.
+    talks_much: bool,
+}
+
 impl Store {
     /// The ids of the sessions that a filter names, newest first.
     pub(crate) async fn find_sessions(&self, filter: &SessionFilter) -> Result<Vec<String>> {
-        let groups = self.groups_of(filter).await?;
-        let mut statement = statement(filter, groups.as_deref());
+        let beside = self.beside(filter).await?;
+        let mut statement = statement(filter, &beside);
         let query = statement.build_query_scalar::<String>().persistent(false);
-        if !looks_beside(filter, groups.as_deref()) {
+        if !looks_beside(filter, &beside) {
             return Ok(query.fetch_all(&self.pool).await?);
         }
         let mut tx = self.with_bitmaps().await?;
@@ -48,26 +66,68 @@ impl Store {
         Ok(tx)
     }
 
-    /// How Postgres would find these sessions, as EXPLAIN says it. For tests.
+    /// What Postgres does to find these sessions, as EXPLAIN ANALYZE says it. For tests.
     ///
     /// # Errors
     /// [`Error::Database`].
     #[doc(hidden)]
     pub async fn explain_sessions(&self, filter: &SessionFilter) -> Result<Value> {
-        let groups = self.groups_of(filter).await?;
-        let mut statement = statement(filter, groups.as_deref());
-        let mut query = statement.build();
-        let arguments = query.take_arguments().map_err(|error| Error::corrupt("filter", error))?;
-        let text = format!("explain (format json) {}", query.sql().as_str());
-        let query = sqlx::query_with(sqlx::AssertSqlSafe(text), arguments.unwrap_or_default());
-        let query = query.persistent(false);
-        if !looks_beside(filter, groups.as_deref()) {
-            return Ok(query.fetch_one(&self.pool).await?.try_get(0)?);
+        let beside = self.beside(filter).await?;
+        let mut statement = statement(filter, &beside);
+        if !looks_beside(filter, &beside) {
+            return explain(&mut statement, &mut *self.pool.acquire().await?).await;
         }
         let mut tx = self.with_bitmaps().await?;
-        let plan = query.fetch_one(&mut *tx).await?.try_get(0)?;
+        let plan = explain(&mut statement, &mut tx).await?;
         tx.rollback().await?;
         Ok(plan)
+    }
+
+    async fn beside(&self, filter: &SessionFilter) -> Result<Beside> {
+        let groups = self.groups_of(filter).await?;
+        let few = self.few_of(filter).await?;
+        let Some(user) = filter.user.as_ref().or(filter.user_id.as_ref()) else {
+            return Ok(Beside { groups, few, talks_much: false });
+        };
+        let conversations = sqlx::query_scalar!(
+            r#"select count(*) as "count!" from (
+                select from conversation_counters where user_id = $1 and ($2::text is null or space_id = $2) limit $3
+            ) talks"#,
+            user,
+            filter.space_id,
+            CONVERSATIONS + 1
+        );
+        let conversations = conversations.fetch_one(&self.pool).await?;
+        Ok(Beside { groups, few, talks_much: conversations > CONVERSATIONS })
+    }
+
+    /// The sessions of the rarest word, sender or tool that is asked for, if they are [`FEW`].
+    async fn few_of(&self, filter: &SessionFilter) -> Result<Option<Vec<String>>> {
+        const WORDS: &str =
+            "select session_id from search_documents where words @@ websearch_to_tsquery('simple', $1) limit $2";
+        const SENDER: &str = "select session_id from search_sessions where senders @> array[$1] limit $2";
+        const TOOL: &str = "select session_id from search_sessions where tools @> array[$1] limit $2";
+        let asked = [(WORDS, &filter.text), (SENDER, &filter.from), (TOOL, &filter.tool)];
+        let asked: Vec<_> =
+            asked.into_iter().filter_map(|(sql, value)| Some((sql, value.as_ref()?))).collect();
+        if asked.is_empty() {
+            return Ok(None);
+        }
+        let mut few: Option<Vec<String>> = None;
+        let mut tx = self.with_bitmaps().await?;
+        // Only their own indexes say at once whether there are few.
+        sqlx::raw_sql("set local enable_indexscan = off; set local enable_indexonlyscan = off")
+            .execute(&mut *tx)
+            .await?;
+        for (sql, value) in asked {
+            let found = sqlx::query_scalar::<_, String>(sql).bind(value).bind(FEW + 1).persistent(false);
+            let found = found.fetch_all(&mut *tx).await?;
+            if found.len() as i64 <= FEW && few.as_ref().is_none_or(|few| found.len() < few.len()) {
+                few = Some(found);
+            }
+        }
+        tx.rollback().await?;
+        Ok(few)
     }
 
     /// The fingerprints that `filter.error` names.
@@ -89,29 +149,49 @@ impl Store {
     }
 }
 
+/// Carries a statement out, and says how.
+pub(crate) async fn explain(
+    statement: &mut QueryBuilder<Postgres>,
+    connection: &mut PgConnection,
+) -> Result<Value> {
+    let mut query = statement.build();
+    let arguments = query.take_arguments().map_err(|error| Error::corrupt("filter", error))?;
+    let text = format!("explain (analyze, timing off, format json) {}", query.sql().as_str());
+    let query = sqlx::query_with(sqlx::AssertSqlSafe(text), arguments.unwrap_or_default());
+    Ok(query.persistent(false).fetch_one(connection).await?.try_get(0)?)
+}
+
 /// Whether a search reads the tables that a worker fills beside the steps.
-fn looks_beside(filter: &SessionFilter, groups: Option<&[String]>) -> bool {
-    filter.text.is_some() || joins_beside(filter, groups)
+fn looks_beside(filter: &SessionFilter, beside: &Beside) -> bool {
+    filter.text.is_some() || joins_beside(filter, beside)
 }
 
 /// Whether it joins `search_sessions`.
-fn joins_beside(filter: &SessionFilter, groups: Option<&[String]>) -> bool {
+fn joins_beside(filter: &SessionFilter, beside: &Beside) -> bool {
     filter.from.is_some()
         || filter.tool.is_some()
-        || groups.is_some()
+        || beside.groups.is_some()
         || filter.cost_over_micros.is_some()
         || filter.steps_over.is_some()
         || filter.failed_calls
         || filter.by_activity
 }
 
-/// The statement of a filter. `groups` are the fingerprints of its errors.
-fn statement(filter: &SessionFilter, groups: Option<&[String]>) -> QueryBuilder<Postgres> {
+/// The statement of a filter.
+fn statement(filter: &SessionFilter, beside: &Beside) -> QueryBuilder<Postgres> {
     let mut sql = QueryBuilder::new("select s.session_id from conversation_sessions s");
-    if filter.user_id.is_some() || filter.user.is_some() {
-        sql.push(" join conversation_counters c on c.conversation_id = s.conversation_id");
+    for (n, user) in [&filter.user_id, &filter.user].into_iter().flatten().enumerate() {
+        if beside.talks_much {
+            // Postgres does not turn around what has a limit: the sessions are read in their order.
+            sql.push(" cross join lateral (select from conversation_counters");
+            sql.push(" where conversation_id = s.conversation_id and user_id = ").push_bind(user.clone());
+            sql.push(format_args!(" limit 1) c{n}"));
+        } else {
+            sql.push(format_args!(" join conversation_counters c{n} on c{n}.conversation_id = s.conversation_id"));
+            sql.push(format_args!(" and c{n}.user_id = ")).push_bind(user.clone());
+        }
     }
-    let joins = joins_beside(filter, groups);
+    let joins = joins_beside(filter, beside);
     if joins {
         sql.push(" join search_sessions h on h.session_id = s.session_id");
     }
@@ -122,13 +202,14 @@ fn statement(filter: &SessionFilter, groups: Option<&[String]>) -> QueryBuilder<
         ("s.conversation_id", &filter.conversation_id),
         ("s.trigger_type", &filter.trigger_type),
         ("s.agent", &filter.agent),
-        ("c.user_id", &filter.user_id),
-        ("c.user_id", &filter.user),
     ];
     for (column, value) in equal {
         if let Some(value) = value {
             sql.push(format_args!(" and {column} = ")).push_bind(value.clone());
         }
+    }
+    if let Some(few) = &beside.few {
+        sql.push(" and s.session_id = any (").push_bind(few.clone()).push(")");
     }
     bounds(&mut sql, "s", filter);
     if joins {
@@ -154,7 +235,7 @@ fn statement(filter: &SessionFilter, groups: Option<&[String]>) -> QueryBuilder<
             sql.push(format_args!(" and {column} @> ")).push_bind(vec![value.clone()]);
         }
     }
-    if let Some(groups) = groups {
+    if let Some(groups) = beside.groups.as_deref() {
         // A session that was retried and went on has no error any more.
         sql.push(" and s.status = 'failed'");
         match groups {
@@ -172,6 +253,9 @@ fn statement(filter: &SessionFilter, groups: Option<&[String]>) -> QueryBuilder<
         sql.push(" and h.failed_calls > 0");
     }
     if filter.by_activity {
+        if let Some(space) = &filter.space_id {
+            sql.push(" and h.space_id = ").push_bind(space.clone());
+        }
         if let Some(before) = &filter.before {
             sql.push(" and (h.active_at, h.session_id) < (select active_at, session_id from search_sessions where session_id = ");
             sql.push_bind(before.clone()).push(")");
@@ -223,7 +307,7 @@ mod tests {
     #[test]
     fn a_statement_has_only_what_was_asked_for() {
         let filter = SessionFilter { limit: 1, ..SessionFilter::default() };
-        let text = |filter: &SessionFilter| statement(filter, None).sql().as_str().to_owned();
+        let text = |filter: &SessionFilter| statement(filter, &Beside::default()).sql().as_str().to_owned();
         assert!(!text(&filter).contains("join"));
         let filter =
             SessionFilter { tool: Some("reserve".to_owned()), text: Some("two".to_owned()), ..filter };

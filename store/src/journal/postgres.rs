@@ -27,12 +27,15 @@ pub(crate) async fn last_checkpoint(
 ) -> Result<Option<Checkpoint>> {
     let Some(row) = sqlx::query!(
         r#"
-        select e.seq, e.payload, b.bytes as "bytes?"
-        from session_events e
-        left join blobs b on b.sha256 = e.payload ->> 'state_sha256' and b.space_id = e.space_id
-        where e.session_id = $1 and e.type = 'checkpoint'
-        order by e.seq desc
-        limit 1
+        select e.seq as "seq!", e.payload as "payload!", b.bytes as "bytes?"
+        from (
+            select seq, payload, space_id, payload ->> 'state_sha256' as sha256
+            from session_events
+            where session_id = $1 and type = 'checkpoint'
+            order by seq desc
+            limit 1
+        ) e
+        left join blobs b on b.sha256 = e.sha256 and b.space_id = e.space_id
         "#,
         session_id
     )
@@ -52,11 +55,16 @@ pub(crate) async fn entries_after(
 ) -> Result<Vec<Entry>> {
     let rows = sqlx::query!(
         r#"
-        select e.seq, e.type as kind, e.payload, b.bytes as "bytes?"
-        from session_events e
-        left join blobs b
-            on b.sha256 = e.payload ->> 'value_sha256' and b.space_id = e.space_id and e.type = 'context_update'
-        where e.session_id = $1 and e.seq > $2
+        -- A policy lets no `->>` into an index condition, so the hash is taken out before the join.
+        with entries as materialized (
+            select seq, type, payload, space_id,
+                case when type = 'context_update' then payload ->> 'value_sha256' end as sha256
+            from session_events
+            where session_id = $1 and seq > $2
+        )
+        select e.seq as "seq!", e.type as "kind!", e.payload as "payload!", b.bytes as "bytes?"
+        from entries e
+        left join blobs b on b.sha256 = e.sha256 and b.space_id = e.space_id
         order by e.seq
         "#,
         session_id,

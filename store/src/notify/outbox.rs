@@ -289,18 +289,34 @@ impl Store {
     /// # Errors
     /// [`Error::Database`].
     pub async fn notifications(&self, filter: &NotificationFilter) -> Result<Vec<Notification>> {
-        Ok(sqlx::query_as!(
+        let mut tx = self.pool.planned().await?;
+        let found = sqlx::query_as!(
             Notification,
-            r#"select n.notification_id, n.space_id, n.group_id, n.rule, n.kind, n.phase, g.label, n.count, n.total, n.status,
-                n.attempt, n.last_error, n.receipt, n.created_at, n.settled_at,
+            r#"select n.notification_id as "notification_id!", n.space_id as "space_id!", n.group_id as "group_id!",
+                n.rule as "rule!", n.kind as "kind!", n.phase as "phase!", g.label, n.count as "count!", n.total as "total!",
+                n.status as "status!", n.attempt as "attempt!", n.last_error, n.receipt, n.created_at as "created_at!", n.settled_at,
                 case when n.status in ('queued', 'sending') then n.next_at end as next_attempt_at
-            from notifications n
+            from (
+                -- Those of the space and those of the installation, each in their order.
+                (select * from notifications
+                where ($1::text is null or space_id = $1)
+                    and ($3::text is null or notification_id = $3)
+                    and ($4::text[] is null or status = any ($4))
+                    and ($5::text is null or rule = $5)
+                    and ($6::text is null or notification_id < $6)
+                order by notification_id desc
+                limit $7)
+                union all
+                (select * from notifications
+                where $1 <> '*' and $2 and space_id = '*'
+                    and ($3::text is null or notification_id = $3)
+                    and ($4::text[] is null or status = any ($4))
+                    and ($5::text is null or rule = $5)
+                    and ($6::text is null or notification_id < $6)
+                order by notification_id desc
+                limit $7)
+            ) n
             join notification_groups g using (group_id)
-            where ($1::text is null or n.space_id = $1 or $2 and n.space_id = '*')
-                and ($3::text is null or n.notification_id = $3)
-                and ($4::text[] is null or n.status = any ($4))
-                and ($5::text is null or n.rule = $5)
-                and ($6::text is null or n.notification_id < $6)
             order by n.notification_id desc
             limit $7"#,
             filter.space_id,
@@ -311,8 +327,10 @@ impl Store {
             filter.before,
             filter.limit
         )
-        .fetch_all(&self.pool)
-        .await?)
+        .fetch_all(&mut *tx)
+        .await?;
+        tx.rollback().await?;
+        Ok(found)
     }
 
     /// Sends a notification again that failed or may not have been sent. Returns whether it was one of those.

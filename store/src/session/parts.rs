@@ -275,7 +275,8 @@ impl Store {
             .collect())
     }
 
-    /// The session's tool calls, in the order of the messages that asked for them.
+    /// The session's tool calls, in the order of the messages that asked for them. Of more than 1000, those that are open or
+    /// uncertain, and the newest.
     ///
     /// # Errors
     /// [`Error::Database`].
@@ -291,10 +292,13 @@ impl Store {
                         and r.message_number = c.message_number and block ->> 'call_id' = c.call_id
                     limit 1
                 ) end as arguments
-            from tool_calls c
-            where c.session_id = $1
-            order by c.message_number, c.call_id
-            limit 1000",
+            from (
+                select * from tool_calls
+                where session_id = $1
+                order by result_message_number is null or status = 'uncertain' desc, message_number desc, call_id desc
+                limit 1000
+            ) c
+            order by c.message_number, c.call_id",
             session_id
         )
         .fetch_all(&self.pool)
