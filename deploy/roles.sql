@@ -75,7 +75,7 @@ declare
     logs constant text[] := array['conversation_records', 'session_events', 'audit_log'];
     -- What goes away when it is done.
     passing constant text[] := array['jobs', 'generations', 'generation_chunks', 'workers', 'webhook_tokens', 'schedules',
-        'schedule_firings', 'search_due', 'queue_samples', 'pauses'];
+        'schedule_firings', 'search_due', 'queue_samples', 'pauses', 'blob_removals'];
     secrets constant text[] := array['api_tokens', 'signing_keys'];
     -- Rows of all spaces without a policy.
     unguarded constant text[] := array['search_sessions', 'search_documents'];

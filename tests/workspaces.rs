@@ -187,6 +187,27 @@ async fn a_pack_of_no_commit_is_collected_after_its_grace_and_no_other() {
 }
 
 #[tokio::test]
+async fn the_erasure_of_a_session_takes_its_pack_of_no_commit_and_no_other() {
+    let sample = Sample::new().await;
+    sample.database.with_roles().await;
+    let other = sample.client.chat("c2", "Take notes.").await["session_id"].as_str().unwrap().to_owned();
+    sample.client.wait_for(&other, "completed").await;
+    let store = sample.database.store().await;
+    for id in [&sample.id, &other] {
+        let orphan = format!("an orphan of {id}").into_bytes();
+        store.put_pack(id, &wakeful_store::workspace::name_of(&orphan), &orphan).await.unwrap();
+    }
+    let packs = async |id: &str| {
+        let sql = "select count(*) from blobs where media_type like '%pack' and stored_for = $1";
+        sample.database.value::<i64>(sql, id).await
+    };
+    assert_eq!((packs(&sample.id).await, packs(&other).await), (4, 4));
+    let (status, out, log) = sample.cli(&["conversation", "erase", "c1", "--yes"]).await;
+    assert_eq!(status, 0, "{out}{log}");
+    assert_eq!((packs(&sample.id).await, packs(&other).await), (0, 4));
+}
+
+#[tokio::test]
 async fn a_store_that_lies_or_forgets_is_told_to_the_model_and_no_file_is_shown() {
     let sample = Sample::new().await;
     let folder = sample.options.path("workspaces").join(&sample.id);

@@ -52,6 +52,14 @@ pub enum Error {
         /// Why, and which request would be accepted.
         reason: String,
     },
+    /// A store of blobs outside of Postgres did not do what it was asked.
+    #[error("the blob store {store} is away: {reason}")]
+    BlobStore {
+        /// Its address.
+        store: String,
+        /// What it said.
+        reason: String,
+    },
     /// The erasure is not allowed now; the reason says why.
     #[error("nothing was erased: {reason}")]
     NotErased {
@@ -128,6 +136,7 @@ impl Error {
     pub fn outage(&self) -> Option<Outage> {
         match self {
             Error::Database(error) => outage_of(error),
+            Error::BlobStore { .. } => Some(Outage::Blobs),
             Error::NotFound { .. }
             | Error::Conflict { .. }
             | Error::Refused { .. }
@@ -165,6 +174,8 @@ pub enum Outage {
     Ailing,
     /// A statement ran into a lock, a time limit or a deadlock.
     Contended,
+    /// The database is well, but a store of blobs outside of it is away.
+    Blobs,
 }
 
 impl Outage {
@@ -177,6 +188,7 @@ impl Outage {
             Outage::DiskFull => "the database takes no writes: its disk is full",
             Outage::Ailing => "the database is out of a resource",
             Outage::Contended => "the database was too slow, or its transactions are in each other's way",
+            Outage::Blobs => "a blob store cannot be reached",
         }
     }
 
@@ -184,7 +196,7 @@ impl Outage {
     pub fn refuses_writes(self) -> bool {
         match self {
             Outage::ReadOnly | Outage::DiskFull | Outage::Ailing => true,
-            Outage::Away | Outage::Crowded | Outage::Contended => false,
+            Outage::Away | Outage::Crowded | Outage::Contended | Outage::Blobs => false,
         }
     }
 }

@@ -168,7 +168,9 @@ impl App {
         }
         let intake_wait = Duration::from_millis(config.server.ingest_wait_ms);
         let connections = config.database.max_connections.saturating_sub(wakeful_store::OWN_CONNECTIONS);
+        let blobs = wakeful_engine::blobs::stores(&config.blobs).map_err(anyhow::Error::msg)?;
         let store = Store::connect(url, connections, wakeful_store::queue::APPLICATION).await?;
+        let store = store.with_blob_stores(blobs);
         store.check_schema().await?;
         let models = self.models(&config)?;
         // This signal also ends the LISTEN task. After it the process only closes its connections.

@@ -146,7 +146,11 @@ impl From<wakeful_store::Error> for Problem {
             },
             Error::Bundle(_) => Problem::new(StatusCode::UNPROCESSABLE_ENTITY, detail),
             // The database's message may quote stored data, so it goes to the log and not to the client.
-            Error::Database(_) | Error::Schema(_) | Error::File { .. } | Error::Corrupt { .. } => {
+            Error::Database(_)
+            | Error::BlobStore { .. }
+            | Error::Schema(_)
+            | Error::File { .. }
+            | Error::Corrupt { .. } => {
                 error!(error = %detail, "A request failed");
                 Problem::new(
                     StatusCode::INTERNAL_SERVER_ERROR,

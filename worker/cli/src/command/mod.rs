@@ -293,7 +293,9 @@ fn exit_of(error: &anyhow::Error) -> Exit {
                     Exit::Auth
                 }
                 wakeful_store::Error::Schema(_) | wakeful_store::Error::InboxFull { .. } => Exit::Unavailable,
-                wakeful_store::Error::Database(_) => Exit::Unavailable,
+                wakeful_store::Error::Database(_) | wakeful_store::Error::BlobStore { .. } => {
+                    Exit::Unavailable
+                }
                 wakeful_store::Error::Bundle(_)
                 | wakeful_store::Error::File { .. }
                 | wakeful_store::Error::Corrupt { .. } => Exit::Failed,
@@ -336,7 +338,8 @@ async fn open_store(config: &Config, application: &str) -> anyhow::Result<Store>
     wakeful_store::diagnosis::reach(&url, CONNECT)
         .await
         .with_context(|| wakeful_store::diagnosis::address(&url).unwrap_or_default())?;
-    let store = Store::connect(&url, 2, application).await?;
+    let blobs = wakeful_engine::blobs::stores(&config.blobs).map_err(Usage)?;
+    let store = Store::connect(&url, 2, application).await?.with_blob_stores(blobs);
     store.check_schema().await?;
     Ok(store)
 }
