@@ -75,7 +75,8 @@ declare
     logs constant text[] := array['conversation_records', 'session_events', 'audit_log'];
     -- What goes away when it is done.
     passing constant text[] := array['jobs', 'generations', 'generation_chunks', 'workers', 'webhook_tokens', 'schedules',
-        'schedule_firings', 'search_due', 'queue_samples', 'pauses', 'blob_removals'];
+        'schedule_firings', 'search_due', 'queue_samples', 'pauses', 'idempotency_keys',
+        'blob_removals'];
     secrets constant text[] := array['api_tokens', 'signing_keys'];
     -- Rows of all spaces without a policy.
     unguarded constant text[] := array['search_sessions', 'search_documents'];
@@ -111,7 +112,7 @@ begin
     loop
         execute format('revoke all on public.%I from public, wakeful_runtime, wakeful_reader, wakeful_retention, wakeful_scaler,
             wakeful_auditor', one.name);
-        if one.name = '_sqlx_migrations' then
+        if one.name in ('_sqlx_migrations', 'schema_serves') then
             execute format('grant select on public.%I to wakeful_runtime, wakeful_reader, wakeful_retention, wakeful_auditor',
                 one.name);
             continue;

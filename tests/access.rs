@@ -109,7 +109,7 @@ fn every_route_of_the_sources_is_in_the_table() {
 }
 
 /// The methods and paths of all routes in the sources below `dir`.
-fn routes(dir: &Path, found: &mut Vec<(String, String)>) {
+pub(crate) fn routes(dir: &Path, found: &mut Vec<(String, String)>) {
     for entry in std::fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() {

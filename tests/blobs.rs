@@ -140,7 +140,7 @@ async fn files_are_in_a_directory_that_may_go_away_and_may_be_left_at_any_time()
     assert!(process.terminate().success());
 
     // Moved into Postgres: nothing is left in the directory, and a process that does not know it reads the files.
-    let also = format!("[{address:?}]");
+    let also = address.clone();
     let here = [("WAKEFUL_BLOBS__STORE", "postgres"), ("WAKEFUL_BLOBS__ALSO", also.as_str())];
     assert!(sample.cli(&here, &["blobs", "verify"]).await.contains("Read "));
     assert!(sample.cli(&here, &["blobs", "move"]).await.contains("Moved 2 blobs"));
@@ -199,7 +199,7 @@ async fn packs_are_moved_to_and_fro_while_sessions_write_and_none_is_lost() {
             id
         }
     }));
-    let also = format!("[{:?}]", sample.folder.display().to_string());
+    let also = sample.folder.display().to_string();
     let here = [("WAKEFUL_BLOBS__STORE", "postgres"), ("WAKEFUL_BLOBS__ALSO", also.as_str())];
     let moves = async {
         for _ in 0..3 {
@@ -241,8 +241,7 @@ async fn whatever_dies_while_a_pack_is_put_or_moved_nothing_is_left_of_an_erased
     // A move dies after it has put a pack, before its row says so.
     let elsewhere = sample.outside.path("elsewhere");
     std::fs::create_dir(&elsewhere).unwrap();
-    let (to, from) =
-        (elsewhere.display().to_string(), format!("[{:?}]", sample.folder.display().to_string()));
+    let (to, from) = (elsewhere.display().to_string(), sample.folder.display().to_string());
     let moving = [
         ("WAKEFUL_BLOBS__STORE", to.as_str()),
         ("WAKEFUL_BLOBS__ALSO", from.as_str()),

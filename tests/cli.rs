@@ -224,6 +224,7 @@ async fn the_doctor_says_what_is_wrong_and_what_to_do() {
     .execute(&newer.pool)
     .await
     .unwrap();
+    sqlx::query("update schema_serves set oldest = 99990101000000").execute(&newer.pool).await.unwrap();
     let ran = run(&sound, &newer.url, &["doctor"]).await;
     assert_eq!(ran.code, 9);
     assert!(ran.out.contains("newer than this binary"), "{}", ran.out);

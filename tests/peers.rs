@@ -12,6 +12,7 @@ mod legacy_chat;
 mod mail;
 mod pgbouncer;
 mod roundtrip;
+mod schemathesis;
 #[cfg(feature = "ses")]
 mod ses;
 

@@ -268,7 +268,7 @@ async fn k60_k61_k62_a_scheduler_that_dies_around_a_firing_loses_no_tick_and_fir
         assert!(!status.success(), "{place}");
         let before = {
             let store = database.store().await;
-            let firings = store.firings(SPACE, "often", 100).await.unwrap();
+            let firings = store.firings(SPACE, "often", None, 100).await.unwrap();
             store.close().await;
             firings.len()
         };

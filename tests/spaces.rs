@@ -7,8 +7,9 @@ use sqlx::postgres::PgPool;
 use sqlx::{AssertSqlSafe, Row};
 
 /// Tables without rows of a space, and why.
-const OF_THE_INSTALLATION: [(&str, &str); 11] = [
+const OF_THE_INSTALLATION: [(&str, &str); 12] = [
     ("_sqlx_migrations", "the schema is one for all spaces"),
+    ("schema_serves", "the schema is one for all spaces"),
     ("api_tokens", "a token is looked up before its space is known"),
     ("audit_log", "only admin tokens of the installation read it"),
     ("legacy_chat_counts", "counts by day"),

@@ -101,6 +101,15 @@ async fn files_are_listed_read_and_checked_out_as_they_were_after_any_message() 
     assert!(status != 0 && log.contains("exists"), "a folder that is there is not touched: {log}");
     let (status, out, _) = sample.cli(&["session", "files", &sample.id]).await;
     assert!(status == 0 && out.contains("notes/a.md"), "{out}");
+    let fork = json!({"at": first + 2, "start": false});
+    let (_, forked) = sample.client.post(&format!("/v1/sessions/{}/fork", sample.id), &fork).await;
+    let forked = forked["session_id"].as_str().unwrap_or_else(|| panic!("{forked}"));
+    let (_, out, log) = sample.cli(&["session", "diff", &sample.id, forked, "-o", "json"]).await;
+    let report: Value = serde_json::from_str(&out).unwrap_or_else(|_| panic!("{out}{log}"));
+    let changed = json!([{"path": "b.md", "how": "removed"}, {"path": "notes/a.md", "how": "changed"}]);
+    assert_eq!(report["files"], changed, "{out}");
+    let (_, _, log) = sample.cli(&["session", "diff", &sample.id, forked]).await;
+    assert!(log.contains("Files: 2 differ"), "{log}");
     drop(sample.process);
 }
 

@@ -28,6 +28,7 @@ const BATCH: i64 = 10_000;
 
 /// One row of the audit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Audited {
     pub audit_id: i64,
     pub at: DateTime<Utc>,

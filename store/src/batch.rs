@@ -35,6 +35,7 @@ pub const STOP_SHARE: f64 = 0.2;
 
 /// What a batch does with its members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Verb {
     /// Continues failed runs, and those that need attention.
@@ -76,6 +77,7 @@ impl Verb {
 
 /// How many members are where.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Counts {
     pub pending: i64,
     pub acted: i64,
@@ -89,6 +91,7 @@ pub struct Counts {
 
 /// What trying members dry has found.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Proof {
     pub asked: i64,
     pub passed: i64,
@@ -101,6 +104,7 @@ pub struct Proof {
 
 /// An error that dry tries ended with.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ProofError {
     pub text: String,
     pub count: i64,
@@ -110,6 +114,7 @@ pub struct ProofError {
 
 /// A batch for display.
 #[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Batch {
     pub batch_id: String,
     /// `*`: of the whole installation.
@@ -136,6 +141,7 @@ pub struct Batch {
 
 /// A member for display.
 #[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Member {
     pub ordinal: i32,
     pub session_id: String,

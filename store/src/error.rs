@@ -44,6 +44,14 @@ pub enum Error {
         /// Why, and which request would be accepted.
         reason: String,
     },
+    /// The row has changed since the caller read it.
+    #[error("{what} {id} has changed: read it again, and send the change for its present version")]
+    Outdated {
+        /// The kind of row, such as "schedule".
+        what: &'static str,
+        /// The id that the caller gave.
+        id: String,
+    },
     /// The batch does not allow the request, or cannot be made; the reason says why.
     #[error("batch {batch_id}: {reason}")]
     Batch {

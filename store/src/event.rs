@@ -8,6 +8,7 @@ use serde_json::Value;
 
 /// One journal entry with the contents that it refers to.
 #[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub struct JournalEntry {
     /// Number within the session, from 1 on, without gaps.

@@ -20,6 +20,7 @@ const FAILED: i64 = 10_000;
 
 /// A group of failed runs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ErrorGroup {
     pub fingerprint: String,
     pub space_id: String,

@@ -83,6 +83,7 @@ pub struct Model {
 
 /// The answer to a fork.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Forked {
     pub session_id: String,
     /// Without the space, as in the API.

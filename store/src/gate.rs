@@ -30,6 +30,7 @@ pub struct GateView {
 
 /// A gate that is not open, for people.
 #[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ClosedGate {
     pub provider: String,
     /// `shut`, or `opening` while the waiting jobs are let through.

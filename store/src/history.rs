@@ -12,6 +12,7 @@ use wakeful_workflow::trigger::TriggerSource;
 
 /// One entry of the history.
 #[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct HistoryItem {
     pub at: DateTime<Utc>,
     /// `session`, `message` (came in), `reply`, `tool_call` or `delivery` (went out).
@@ -31,6 +32,7 @@ pub struct HistoryItem {
 
 /// Sums over all sessions of the conversations.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct HistoryTotals {
     pub conversations: i64,
     pub sessions: i64,

@@ -35,6 +35,7 @@ pub enum CacheMiss {
 
 /// One day's count of one outcome.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct LegacyCount {
     pub day: NaiveDate,
     /// `imported`, `missed` or `failed`.

@@ -37,6 +37,7 @@
 //! | make, find and revoke tokens; sign those of users | [`token`] |
 //! | keep the spaces apart | [`space`] |
 //! | detect a webhook token that was used before | [`webhook`] |
+//! | say what an upgrade would stop | [`preflight`] |
 //! | diagnose the whole system | [`diagnosis`] |
 //!
 //! All code takes locks in one order: schedule, conversation, session, job. A statement sees one snapshot.
@@ -65,6 +66,7 @@ pub mod generation;
 pub mod heal;
 pub mod history;
 pub mod hydrate;
+pub mod idempotency;
 pub mod import;
 pub mod journal;
 pub mod ledger;
@@ -75,6 +77,7 @@ pub mod outputs;
 pub mod overview;
 pub mod pause;
 mod pool;
+pub mod preflight;
 pub mod question;
 pub mod queue;
 pub mod readiness;

@@ -54,8 +54,17 @@ pub enum KnownMail {
     },
 }
 
+/// A place in the list of mails.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MailPlace {
+    pub received_at: DateTime<Utc>,
+    pub message_id: String,
+    pub mailbox_id: String,
+}
+
 /// A mail as shown in a list.
 #[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct MailView {
     pub mailbox_id: String,
     pub message_id: String,
@@ -231,16 +240,27 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::Database`].
-    pub async fn mails(&self, space_id: &str, only_dropped: bool, limit: i64) -> Result<Vec<MailView>> {
+    pub async fn mails(
+        &self,
+        space_id: &str,
+        only_dropped: bool,
+        before: Option<&MailPlace>,
+        limit: i64,
+    ) -> Result<Vec<MailView>> {
         Ok(sqlx::query_as!(
             MailView,
             "select mailbox_id, message_id, from_address, subject, session_id, joined, dropped, received_at
             from mails
             where space_id = $1 and (dropped is not null or not $2)
-            order by received_at desc
-            limit $3",
+                and ($3::timestamptz is null
+                    or received_at <= $3 and (received_at, message_id, mailbox_id) < ($3, $4, $5))
+            order by received_at desc, message_id desc, mailbox_id desc
+            limit $6",
             space_id,
             only_dropped,
+            before.map(|place| place.received_at),
+            before.map(|place| place.message_id.as_str()),
+            before.map(|place| place.mailbox_id.as_str()),
             limit
         )
         .fetch_all(&self.pool)

@@ -13,6 +13,7 @@ const WAITING: &str = "waiting";
 
 /// One outgoing message for display. Relative times use the database's clock.
 #[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Delivery {
     pub delivery_id: String,
     pub session_id: String,

@@ -19,6 +19,7 @@ pub struct Counted {
 
 /// The queue at one minute.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct QueueSample {
     pub at: DateTime<Utc>,
     pub ready: i64,

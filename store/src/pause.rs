@@ -20,6 +20,7 @@ const COUNTED: i64 = 100_000;
 
 /// One pause.
 #[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Pause {
     pub kind: String,
     pub name: String,

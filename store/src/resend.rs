@@ -20,6 +20,7 @@ pub struct Resend {
 
 /// A delivery that waits to be sent once more.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Resent {
     pub delivery_id: String,
     pub session_id: String,

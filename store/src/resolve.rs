@@ -41,6 +41,7 @@ pub struct Decision {
 
 /// Result of the decision. The same decision again gets the same answer.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Resolved {
     pub session_id: String,
     /// Id of the call or the delivery.

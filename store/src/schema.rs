@@ -1,4 +1,4 @@
-//! Migrations: the schema, and whether it is the one that this binary was built for.
+//! Migrations: the schema, which binaries it serves, and whether this one is among them.
 
 use crate::{Error, Result, Store};
 use sqlx::migrate::{AppliedMigration, Migrate, MigrateError, Migrator};
@@ -7,6 +7,48 @@ use sqlx::{AssertSqlSafe, Connection, PgConnection};
 static MIGRATIONS: Migrator = sqlx::migrate!("../migrations");
 /// The table in which sqlx records applied migrations.
 const TABLE: &str = "_sqlx_migrations";
+
+/// The oldest binary that this binary's schema serves, named by the newest migration that it knows. Raise it with a migration
+/// that takes something away, when no binary below it still runs anywhere: expand first, contract a release later.
+pub const OLDEST: i64 = 20261124120000;
+
+/// How the schema and this binary fit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fit {
+    /// The schema is this binary's.
+    Same {
+        /// The oldest binary that it serves.
+        oldest: i64,
+    },
+    /// A newer binary made it, and it serves this one too.
+    Newer {
+        /// Its newest migration.
+        newest: i64,
+        /// The oldest binary that it serves.
+        oldest: i64,
+    },
+}
+
+impl Fit {
+    /// Says it in words.
+    pub fn said(self) -> String {
+        match self {
+            Fit::Same { oldest } => {
+                format!("the schema is this binary's ({}), and serves binaries from {oldest} on", number())
+            }
+            Fit::Newer { newest, oldest } => format!(
+                "the schema is newer than this binary and serves it: it has migration {newest} and serves binaries from \
+                 {oldest} on, and this one is {}",
+                number()
+            ),
+        }
+    }
+}
+
+/// The number of this binary: the newest migration that it knows.
+pub fn number() -> i64 {
+    MIGRATIONS.iter().map(|migration| migration.version).max().unwrap_or(0)
+}
 
 /// One migration of this binary.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,9 +83,17 @@ impl Store {
     /// `progress` for each migration that this call applied, and returns their number.
     ///
     /// # Errors
-    /// [`Error::Schema`] when the database is newer than the binary or a migration failed. Earlier migrations stay
-    /// applied.
+    /// [`Error::Schema`] when the database is newer than the binary and does not serve it, when live workers are older than
+    /// what the new schema serves, or when a migration failed. Earlier migrations stay applied.
     pub async fn migrate(&self, progress: impl Fn(&Migration)) -> Result<usize> {
+        self.migrate_and(false, progress).await
+    }
+
+    /// The same. `leave_behind`: also when live workers are older than what the new schema serves.
+    ///
+    /// # Errors
+    /// As [`Store::migrate`].
+    pub async fn migrate_and(&self, leave_behind: bool, progress: impl Fn(&Migration)) -> Result<usize> {
         // Uses its own connection: a migration may take longer than the pool's time limits, and the schema lock ends
         // with the connection in every case.
         let mut connection = self.server.connect(&[("statement_timeout", "0")]).await?;
@@ -54,8 +104,14 @@ impl Store {
             return Err(Error::Schema(format!("migration {version} was left half-done: repair it by hand")));
         }
         let applied = applied(&mut connection).await?;
-        if let Some(newer) = newer_than_binary(&applied) {
-            return Err(Error::Schema(newer));
+        if let Some(newest) = newest_unknown(&applied) {
+            // A schema that serves this binary needs nothing of it.
+            served(&mut connection, newest, &missing(&applied)).await?;
+            return Ok(0);
+        }
+        let serves = oldest(&mut connection).await?;
+        if !leave_behind && serves.is_some_and(|oldest| oldest < OLDEST) {
+            nobody_left_behind(&mut connection).await?;
         }
         let mut count = 0;
         for migration in MIGRATIONS.iter() {
@@ -72,6 +128,11 @@ impl Store {
                     });
                 }
             }
+        }
+        if serves.is_none_or(|oldest| oldest < OLDEST) {
+            sqlx::query!("update schema_serves set oldest = $1 where oldest < $1", OLDEST)
+                .execute(&mut connection)
+                .await?;
         }
         connection.close().await?;
         Ok(count)
@@ -93,19 +154,19 @@ impl Store {
             .collect())
     }
 
-    /// Returns an error unless the schema is exactly this binary's.
+    /// Returns how schema and binary fit: the schema is this binary's, or a newer one that serves it.
     ///
     /// # Errors
-    /// [`Error::Schema`], for an older and for a newer schema, with the remedy.
-    pub async fn check_schema(&self) -> Result<()> {
-        let applied = applied(&mut *self.pool.acquire().await?).await?;
-        if let Some(newer) = newer_than_binary(&applied) {
-            return Err(Error::Schema(newer));
+    /// [`Error::Schema`] for an older schema and for a newer one that does not serve this binary, with the remedy.
+    pub async fn check_schema(&self) -> Result<Fit> {
+        let mut connection = self.pool.acquire().await?;
+        let applied = applied(&mut connection).await?;
+        let missing = missing(&applied);
+        if let Some(newest) = newest_unknown(&applied) {
+            return served(&mut connection, newest, &missing).await;
         }
-        let missing: Vec<i64> =
-            self.migrations().await?.into_iter().filter(|one| !one.applied).map(|one| one.version).collect();
         match missing.len() {
-            0 => Ok(()),
+            0 => Ok(Fit::Same { oldest: oldest(&mut connection).await?.unwrap_or(OLDEST) }),
             count => Err(Error::Schema(format!(
                 "the database's schema is older than this binary: {count} migrations are missing, from {}. Run `wakeful migrate`.",
                 missing[0]
@@ -114,12 +175,69 @@ impl Store {
     }
 }
 
-fn newer_than_binary(applied: &[AppliedMigration]) -> Option<String> {
-    let unknown = applied.iter().rfind(|one| !MIGRATIONS.version_exists(one.version))?;
-    Some(format!(
-        "the database's schema is newer than this binary: it has migration {}, which this binary does not know. Use the newer binary.",
-        unknown.version
-    ))
+/// The newest applied migration that this binary does not know.
+fn newest_unknown(applied: &[AppliedMigration]) -> Option<i64> {
+    let unknown = applied.iter().filter(|one| !MIGRATIONS.version_exists(one.version));
+    unknown.map(|one| one.version).max()
+}
+
+fn missing(applied: &[AppliedMigration]) -> Vec<i64> {
+    let is_applied = |version: i64| applied.iter().any(|one| one.version == version);
+    MIGRATIONS.iter().map(|migration| migration.version).filter(|version| !is_applied(*version)).collect()
+}
+
+/// Returns how a schema with the unknown migration `newest` fits.
+async fn served(connection: &mut PgConnection, newest: i64, missing: &[i64]) -> Result<Fit> {
+    let newer = "the database's schema is newer than this binary";
+    if let Some(missing) = missing.first() {
+        return Err(Error::Schema(format!(
+            "{newer}, which does not know its migration {newest}, and lacks the binary's {missing}: they were built from \
+             different sources. Use a binary that knows both."
+        )));
+    }
+    match oldest(connection).await? {
+        Some(oldest) if oldest <= number() => Ok(Fit::Newer { newest, oldest }),
+        Some(oldest) => Err(Error::Schema(format!(
+            "{newer} and does not serve it any more: it has migration {newest} and serves binaries from {oldest} on, and this \
+             one is {}. Use the newer binary.",
+            number()
+        ))),
+        None => Err(Error::Schema(format!(
+            "{newer}: it has migration {newest}, which this binary does not know. Use the newer binary."
+        ))),
+    }
+}
+
+/// The oldest binary that the schema serves. `None`: it does not say.
+async fn oldest(connection: &mut PgConnection) -> Result<Option<i64>> {
+    let says = sqlx::query_scalar!("select to_regclass('schema_serves') is not null")
+        .fetch_one(&mut *connection)
+        .await?;
+    if says != Some(true) {
+        return Ok(None);
+    }
+    Ok(sqlx::query_scalar!("select oldest from schema_serves").fetch_optional(connection).await?)
+}
+
+/// Refuses to take the schema away from workers that are alive.
+async fn nobody_left_behind(connection: &mut PgConnection) -> Result<()> {
+    let left = sqlx::query_scalar!(
+        "select worker_id from workers
+        where beat_at > clock_timestamp() - interval '1 minute' and coalesce(schema_number, 0) < $1
+        order by worker_id",
+        OLDEST
+    )
+    .fetch_all(connection)
+    .await?;
+    if left.is_empty() {
+        return Ok(());
+    }
+    Err(Error::Schema(format!(
+        "the new schema serves binaries from {OLDEST} on, and {} live workers are older: {}. Drain them (`wakeful worker drain \
+         NAME`), or migrate with --leave-behind.",
+        left.len(),
+        left.join(", ")
+    )))
 }
 
 async fn applied(connection: &mut PgConnection) -> Result<Vec<AppliedMigration>> {

@@ -15,6 +15,7 @@ use wakeful_workflow::trigger::{self, TriggerSource};
 
 /// A session's row as it is shown.
 #[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct SessionSummary {
     pub session_id: String,
     /// As the API gives it: without the space.

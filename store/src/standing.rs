@@ -86,6 +86,9 @@ pub struct JobView {
     pub next_probe_in_s: Option<f64>,
     /// The pause that holds the job: `kind`, `name`, `reason`, `by`, `since`, `until`, `resuming`.
     pub held: Option<Value>,
+    /// The agent that the workers which claimed the job lack, and for how many seconds it has waited for one that has it.
+    pub lacks_agent: Option<String>,
+    pub lacks_agent_s: Option<f64>,
 }
 
 /// An unsettled call for display.
@@ -160,7 +163,10 @@ impl Store {
                     select json_build_object('kind', p.kind, 'name', p.name, 'reason', p.reason, 'by', p.paused_by,
                         'since', p.since, 'until', p.ends_at, 'resuming', p.resuming_since is not null)
                     from pauses p where p.pause_id = j.held_by
-                ) as held
+                ) as held,
+                case when j.held_by like 'lacks:%' then substr(j.held_by, 7) end as lacks_agent,
+                case when j.held_by like 'lacks:%'
+                    then extract(epoch from clock_timestamp() - j.held_since)::float8 end as lacks_agent_s
             from conversation_sessions s
             join jobs j on j.conversation_id = s.conversation_id
                 and (j.session_id = s.session_id or j.kind = 'deliver')

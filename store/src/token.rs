@@ -42,6 +42,7 @@ impl Lookups {
 
 /// A token as it is shown: everything but its secret.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Token {
     /// Public; the token itself begins with `wkt_` and the digits of this id.
     pub token_id: String,

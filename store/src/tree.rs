@@ -9,6 +9,7 @@ pub const TREE_LIMIT: i64 = 5000;
 
 /// A session in its tree of forks.
 #[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Branch {
     pub session_id: String,
     /// Without the space, as in the API.

@@ -49,6 +49,7 @@ pub struct NewAttachment {
 
 /// What the sender of a message gets back.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Woken {
     /// The session that got the message.
     pub session_id: String,

@@ -1,6 +1,6 @@
 //! A server with a token, and requests under other tokens.
 
-use crate::support::{Answer, Database, ModelServer, Options, Process};
+use crate::support::{Answer, Database, ModelServer, Options, Process, documented};
 use reqwest::{Method, RequestBuilder, StatusCode};
 use serde_json::{Value, json};
 
@@ -90,10 +90,15 @@ impl Stage {
 }
 
 pub(crate) async fn send(request: RequestBuilder) -> (StatusCode, Value) {
-    let response = request.send().await.expect("the server answers");
+    let (client, request) = request.build_split();
+    let request = request.expect("a request");
+    let (method, path) = (request.method().clone(), request.url().path().to_owned());
+    let response = client.execute(request).await.expect("the server answers");
     let status = response.status();
     let text = response.text().await.expect("a body");
-    (status, serde_json::from_str(&text).unwrap_or(Value::String(text)))
+    let body = serde_json::from_str(&text).unwrap_or(Value::String(text));
+    documented::check(&method, &path, status, &body);
+    (status, body)
 }
 
 /// The sentence of a problem.

@@ -115,6 +115,7 @@ impl Claims {
             concurrency,
             lease: Duration::from_secs(3600),
             poll: Duration::from_millis(20),
+            agents: [].into(),
         };
         let draining = CancellationToken::new();
         let news = News::listen(store, draining.clone());

@@ -2,7 +2,7 @@
 import { createRequire } from "node:module";
 import { appendFileSync, existsSync, readFileSync } from "node:fs";
 const require = createRequire(`${process.env.WAKEFUL_PEERS}/absurd/`);
-const { Absurd, TaskContext } = require("absurd-sdk");
+const { Absurd, TaskContext } = require(process.env.ABSURD_SDK ?? "absurd-sdk");
 const pg = require("pg");
 
 // The tests' server has no TLS, and this driver takes `prefer` for a demand.
@@ -87,6 +87,22 @@ const agents = {
         tokens: [step, 1] }));
     }
   },
+  // (a) later: the messages are in a table of the program, and a step points at the last one
+  "reply-slim": async (params, ctx) => {
+    const record = async (message) => (await pool.query(`insert into conversation_records (conversation_id, message_number, body)
+      select $1, coalesce(max(message_number), 0) + 1, $2 from conversation_records where conversation_id = $1
+      returning message_number::int as n`, [params.conversationId, message])).rows[0].n;
+    await record({ role: "user", content: params.prompt });
+    for (let step = 1; step <= params.steps; step++) {
+      await ctx.step("agent-loop", async () => {
+        const said = step < params.steps ? vercelTurn(params.i, step, "") : [{ role: "assistant", content: `Done ${params.i}.` }];
+        let toMessageNumber;
+        for (const message of said) toMessageNumber = await record(message);
+        return { toMessageNumber, finishReason: step < params.steps ? "tool-calls" : "stop",
+          usage: { inputTokens: 100 + step, outputTokens: 7, cachedInputTokens: 50, costCents: 0.25 }, executedLocalToolCount: said.length - 1 };
+      });
+    }
+  },
   // no agent
   "nightly-report": async (params, ctx) => {
     const rows = await ctx.step("fetch", async () => [1, 2, 3]);
@@ -114,7 +130,7 @@ async function settled(queue, open) {
 
 const verbs = {
   async schema() {
-    await pool.query(readFileSync(`${process.env.WAKEFUL_PEERS}/absurd/absurd.sql`, "utf8"));
+    await pool.query(readFileSync(`${process.env.WAKEFUL_PEERS}/absurd/${process.env.ABSURD_SQL ?? "absurd.sql"}`, "utf8"));
   },
   // FINISHED tasks that end well, of three shapes, and some of every other kind, in two queues.
   async fill() {
@@ -164,6 +180,21 @@ const verbs = {
     await pool.query(`insert into absurd.c_default (task_id, checkpoint_name, state, status, owner_run_id) values
       ($1, 'agent-loop#77', '{"newMessages": [{"role": "assistant", "content": "hidden"}]}', 'committed', '00000000-0000-7000-8000-000000000001'),
       ($1, 'agent-loop#78', '{"newMessages": [{"role": "assistant", "content": "pending"}]}', 'pending', null)`, [ids.hidden]);
+    console.log(JSON.stringify(ids));
+  },
+  // Tasks of the slim shape: three of one conversation, one after the other, and one of another.
+  async slim() {
+    await pool.query(`create table conversation_records (conversation_id text, message_number bigint, body jsonb not null,
+      primary key (conversation_id, message_number))`);
+    const app = registered("default");
+    await app.createQueue("default");
+    const ids = {};
+    for (const [i, conversationId] of ["thread", "thread", "other", "thread"].entries()) {
+      ids[`slim ${i}`] = (await app.spawn("reply-slim", { i, steps: 11 + i, conversationId, prompt: `Question ${i}?` })).taskID;
+    }
+    const worker = await app.startWorker({ concurrency: 1, pollInterval: 0.02, onError() {} });
+    await settled("default", 0);
+    await worker.close();
     console.log(JSON.stringify(ids));
   },
   // Spawns RATE tasks a second until the file STOP exists. Where they go is the switch: the file SWITCH.

@@ -103,7 +103,7 @@ async fn serves_sessions(options: Options, address: &str, forgotten: &str) {
         let (status, process) = options.spawn(&database.url).ended().await;
         (status.code().unwrap(), process.output() + &process.log())
     };
-    let also = format!("[{address:?}]");
+    let also = address.to_owned();
     let here = [("WAKEFUL_BLOBS__STORE", "postgres"), ("WAKEFUL_BLOBS__ALSO", also.as_str())];
     let (code, told) = cli(&[], &["blobs", "verify"]).await;
     assert_eq!(code, 0, "{told}");

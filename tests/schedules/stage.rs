@@ -74,7 +74,7 @@ impl Stage {
     }
 
     pub(super) async fn firings(&self) -> Vec<Firing> {
-        let mut firings = self.store.firings(SPACE, &self.name, 100).await.unwrap();
+        let mut firings = self.store.firings(SPACE, &self.name, None, 100).await.unwrap();
         firings.reverse();
         firings
     }
@@ -103,7 +103,7 @@ impl Stage {
 /// number.
 pub(super) async fn each_second_once(database: &Database) -> usize {
     let store = database.store().await;
-    let mut firings = store.firings(SPACE, "often", 100).await.unwrap();
+    let mut firings = store.firings(SPACE, "often", None, 100).await.unwrap();
     firings.reverse();
     assert!(firings.iter().all(|one| one.reason.is_none()), "{firings:?}");
     for pair in firings.windows(2) {

@@ -2,6 +2,8 @@
 //! files; `tests/peers/absurd/` runs against the real one.
 
 mod races;
+mod slim;
+mod versions;
 
 use super::world::{World, message, new_session};
 use crate::support::Database;

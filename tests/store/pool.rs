@@ -172,6 +172,7 @@ async fn a_process_with_few_connections_lets_other_jobs_take_turns_and_tells_oth
         concurrency: 64,
         lease: LEASE,
         poll: Duration::from_secs(3600),
+        agents: Arc::default(),
     };
     // The server refuses the fourth connection again and again.
     let busy = async {

@@ -279,8 +279,14 @@ impl Claims {
     pub(super) fn start(store: &Store, kind: Kind, concurrency: usize, lease: Duration) -> Claims {
         let stop = CancellationToken::new();
         let news = News::listen(store, stop.clone());
-        let settings =
-            Settings { kind, runner: Arc::from(""), concurrency, lease, poll: Duration::from_millis(10) };
+        let settings = Settings {
+            kind,
+            runner: Arc::from(""),
+            concurrency,
+            lease,
+            poll: Duration::from_millis(10),
+            agents: Arc::default(),
+        };
         let worker_id = Arc::from(&new_id("w")[..20]);
         let holdings = Arc::new(Holdings::default());
         let queue = Queue::start(store.clone(), settings, worker_id, holdings, &news, stop.clone());

@@ -1,9 +1,9 @@
 //! An HTTP client that knows Wakeful's API.
 
-use super::eventually;
+use super::{documented, eventually};
 use eventsource_stream::{Event, Eventsource};
 use futures::{Stream, StreamExt};
-use reqwest::{RequestBuilder, Response, StatusCode};
+use reqwest::{Method, RequestBuilder, StatusCode};
 use serde_json::{Value, json};
 
 #[derive(Clone)]
@@ -27,11 +27,11 @@ impl Client {
 
     /// Status and JSON body.
     pub async fn get(&self, path: &str) -> (StatusCode, Value) {
-        read(self.get_request(path).send().await.expect("the server answers")).await
+        read(Method::GET, self.get_request(path)).await
     }
 
     pub async fn post(&self, path: &str, body: &Value) -> (StatusCode, Value) {
-        read(self.post_request(path).body(body.to_string()).send().await.expect("the server answers")).await
+        read(Method::POST, self.post_request(path).body(body.to_string())).await
     }
 
     /// Posts a chat message that must be accepted, and returns the answer.
@@ -78,10 +78,13 @@ impl Client {
     }
 }
 
-async fn read(response: Response) -> (StatusCode, Value) {
-    let status = response.status();
+async fn read(method: Method, request: RequestBuilder) -> (StatusCode, Value) {
+    let response = request.send().await.expect("the server answers");
+    let (status, path) = (response.status(), response.url().path().to_owned());
     let text = response.text().await.expect("a body");
-    (status, serde_json::from_str(&text).unwrap_or(Value::String(text)))
+    let body = serde_json::from_str(&text).unwrap_or(Value::String(text));
+    documented::check(&method, &path, status, &body);
+    (status, body)
 }
 
 /// The texts of the session's messages with one role.

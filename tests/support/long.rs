@@ -143,6 +143,7 @@ impl Claim {
             concurrency: 1,
             lease: Duration::from_secs(3600),
             poll: Duration::from_millis(10),
+            agents: Arc::default(),
         };
         let holdings = Arc::new(Holdings::default());
         let mut queue = Queue::start(store.clone(), settings, "long".into(), holdings, &news, stop.clone());

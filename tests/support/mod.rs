@@ -5,6 +5,7 @@ pub mod captured;
 pub mod checker;
 pub mod client;
 pub mod database;
+pub mod documented;
 pub mod end;
 pub mod long;
 pub mod messengers;

@@ -144,6 +144,7 @@ pub enum OnExpired {
 
 /// A tool as described to the model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub struct ToolDefinition {
     /// The name that the model calls. Unique in a process.

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 /// How often a tool may be run for one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Effect {
     /// Changes nothing outside, so it may run any number of times.

@@ -281,6 +281,7 @@ impl Line {
 
 /// A change of the parent's system prompt.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum SystemPromptPatch {
     Replace(String),

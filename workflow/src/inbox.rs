@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 /// What became of a message. Its sender gets this back; the inbox row keeps it in the column `outcome`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Acceptance {
     /// The message waits in the inbox for the next step boundary.

@@ -26,6 +26,7 @@
 //! | the files of a session at one moment | [`workspace`] |
 //! | what the model sees | [`prefix`], [`context`], [`wire`] |
 //! | how a session is carried to another database | [`bundle`] |
+//! | what an upgrade would stop | [`preflight`] |
 //! | how a task of Absurd becomes a session | [`mod@absurd`] |
 //! | which kinds of ids exist | [`id`] |
 
@@ -56,6 +57,7 @@ pub mod pause;
 pub mod plan;
 pub mod policy;
 pub mod prefix;
+pub mod preflight;
 pub mod record;
 pub mod recover;
 pub mod replay;

@@ -117,6 +117,7 @@ pub fn may_write_to(allowed: &[String], participants: &[String], address: &str) 
 
 /// Whether a session's tool calls have real effects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum ToolMode {
     /// Tools run, and messages are sent.

@@ -50,6 +50,7 @@ impl Role {
 /// One part of a message. The order of blocks must not change: providers reject signed thinking at another
 /// position.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Block {
     /// Plain text.
@@ -74,6 +75,7 @@ pub enum Block {
 /// The blocks of one message. Copies share them, because the context of each model call holds all messages of its
 /// session.
 #[derive(Clone, Debug, Default, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(with = "Vec<Block>"))]
 #[serde(from = "Vec<Block>")]
 pub struct Content(Arc<Vec<Block>>);
 
@@ -138,6 +140,7 @@ impl Serialize for Content {
 
 /// A tool call that the model asked for.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ToolCall {
     /// Unique within the session.
     pub call_id: CallId,
@@ -153,6 +156,7 @@ pub struct ToolCall {
 
 /// The result of one tool call.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ToolResult {
     /// The id of the call whose result it is.
     pub call_id: CallId,
@@ -173,6 +177,7 @@ pub struct ToolResult {
 
 /// The blob that holds a tool's whole output.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct OutputPointer {
     /// SHA-256 of the output, in lower-case hex.
     pub sha256: String,
@@ -182,6 +187,7 @@ pub struct OutputPointer {
 
 /// Tokens and money of one model call. Counts are the provider's; `input_tokens` includes the cached ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Usage {
     /// Tokens of the request, the cached ones included.
     pub input_tokens: i64,

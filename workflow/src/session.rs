@@ -60,6 +60,7 @@ impl Totals {
 ///
 /// Derived, never stored. The totals come from the session's row, which the commit of each step updates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct DebugMeta {
     pub turns: i64,
     pub input_tokens: i64,

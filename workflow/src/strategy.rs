@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 /// How the context of a model call is selected from the session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Strategy {
     /// The whole transcript.
@@ -72,6 +73,7 @@ impl Default for ContextPolicy {
 
 /// Where the context begins: pointers into the session. Copies nothing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Rebase {
     pub strategy: Strategy,
     /// The newest message when the rebase was decided. The rebase applies to all requests after this message.

@@ -51,6 +51,7 @@ pub fn answers_in_place(trigger_type: &str) -> bool {
 
 /// Who or what created a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum TriggerSource {
     /// A person wrote.

@@ -171,14 +171,14 @@ pub(super) async fn shape_of(source: &mut Source, task: &Task, listed: &[Listed]
 }
 
 /// Reads one batch of checkpoints, and the messages that slim steps point at. `after`: the last message that a slim step
-/// before has pointed at.
+/// before has pointed at; `None`: this task has read no slim step yet.
 pub(super) async fn read_batch(
     source: &mut Source,
     task: &Task,
     shape: &Shape,
     batch: &[Listed],
     records: (&str, &str),
-    after: &mut i64,
+    after: &mut Option<i64>,
 ) -> Result<std::result::Result<Vec<Read>, String>> {
     let (sql, conversation) = records;
     let states = source.states(&task.queue, &task.task_id, batch).await?;
@@ -195,8 +195,25 @@ pub(super) async fn read_batch(
                     listed.name
                 )));
             }
-            reading.messages = source.records(sql, conversation, *after, to).await?;
-            *after = to;
+            if conversation.is_empty() {
+                return Ok(Err(format!(
+                    "{}: the messages are elsewhere, and the params name no conversation",
+                    listed.name
+                )));
+            }
+            // The conversation's messages before this task belong to its earlier tasks.
+            let from = match *after {
+                Some(after) => after,
+                None => source.records_before(&task.queue, &task.task_id, conversation).await?,
+            };
+            reading.messages = source.records(sql, conversation, from, to).await?;
+            if reading.messages.is_empty() && to > from {
+                return Ok(Err(format!(
+                    "{}: `records_sql` finds no message of {conversation} above {from} and up to {to}",
+                    listed.name
+                )));
+            }
+            *after = Some(to);
         }
         read.push(Read { listed: listed.clone(), reading });
     }

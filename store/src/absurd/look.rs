@@ -113,7 +113,7 @@ impl Source {
         let sorted = shape.sort(listed, looked.task.attempt);
         (looked.said, looked.others) = (sorted.said, sorted.others);
         let conversation = looked.opening.conversation.clone().unwrap_or_default();
-        let mut after = 0;
+        let mut after = None;
         for batch in batches(&looked.said) {
             let records = (records_sql, conversation.as_str());
             let read = match read_batch(self, &looked.task, &shape, batch, records, &mut after).await {

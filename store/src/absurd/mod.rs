@@ -24,6 +24,7 @@ mod look;
 mod park;
 mod source;
 mod verify;
+mod version;
 mod writing;
 
 pub use back::{GivenBack, Held};

@@ -22,9 +22,9 @@ const AT_ONCE_BYTES: i64 = 64 << 10;
 pub struct Source {
     pub(super) connection: PgConnection,
     pub(super) schema: &'static str,
-    version: String,
-    has_status: bool,
-    has_key: bool,
+    pub(super) version: String,
+    pub(super) has_status: bool,
+    pub(super) has_key: bool,
     /// A transaction is open. After an error it is rolled back before the next one.
     pub(super) is_open: bool,
 }
@@ -107,7 +107,8 @@ impl Source {
     /// Connects to the database and looks for the schema.
     ///
     /// # Errors
-    /// [`Error::Database`], [`Error::NotFound`] if it has neither schema.
+    /// [`Error::Database`], [`Error::NotFound`] if it has neither schema, [`Error::Schema`] if its tables are of a version that
+    /// cannot be read.
     pub async fn open(url: &str, application: &str, may: May) -> Result<Source> {
         let read_only = if may == May::Read { "on" } else { "off" };
         let options = PgConnectOptions::from_str(url)?.application_name(application);
@@ -137,7 +138,7 @@ impl Source {
             has_key: true,
             is_open: false,
         };
-        source.version = source.find_version().await?;
+        source.find_version().await?;
         Ok(source)
     }
 
@@ -149,44 +150,6 @@ impl Source {
     /// Absurd's own word for the version: a number, or `main`.
     pub fn version(&self) -> &str {
         &self.version
-    }
-
-    async fn find_version(&mut self) -> Result<String> {
-        let columns: Vec<String> = sqlx::query_scalar(
-            "select distinct left(table_name, 1) || '.' || column_name from information_schema.columns
-            where table_schema = $1 and column_name in ('status', 'idempotency_key', 'storage_mode')",
-        )
-        .bind(self.schema)
-        .fetch_all(&mut self.connection)
-        .await?;
-        let has = |column: &str| columns.iter().any(|one| one == column);
-        let any_queue: bool = sqlx::query_scalar(
-            "select exists (select from pg_class c join pg_namespace n on n.oid = c.relnamespace
-                where n.nspname = $1 and c.relname like 'c\\_%')",
-        )
-        .bind(self.schema)
-        .fetch_one(&mut self.connection)
-        .await?;
-        if any_queue {
-            (self.has_status, self.has_key) = (has("c.status"), has("t.idempotency_key"));
-        }
-        let says: bool = sqlx::query_scalar(
-            "select exists (select from pg_proc p join pg_namespace n on n.oid = p.pronamespace
-                where n.nspname = $1 and p.proname = 'get_schema_version')",
-        )
-        .bind(self.schema)
-        .fetch_one(&mut self.connection)
-        .await?;
-        Ok(match (self.schema, says) {
-            ("durable", _) => "of its own".to_owned(),
-            (_, true) => {
-                sqlx::query_scalar("select absurd.get_schema_version()")
-                    .fetch_one(&mut self.connection)
-                    .await?
-            }
-            (_, false) if has("q.storage_mode") => "unknown".to_owned(),
-            (_, false) => "0.1 or older".to_owned(),
-        })
     }
 
     pub(super) fn table(&self, kind: char, queue: &str) -> String {
@@ -416,6 +379,32 @@ impl Source {
             "checkpoints",
             format!("{} of the task {task_id} went away", listed.len() - states.len()),
         ))
+    }
+
+    /// The last message that a slim step of an earlier task of the same conversation points at, or 0. Ids of tasks are in the
+    /// order in which they were spawned.
+    ///
+    /// # Errors
+    /// [`Error::Database`].
+    pub(super) async fn records_before(
+        &mut self,
+        queue: &str,
+        task_id: &str,
+        conversation: &str,
+    ) -> Result<i64> {
+        let sql = format!(
+            "select coalesce(max((c.state ->> 'toMessageNumber')::numeric), 0)::bigint
+            from {} t join {} c on c.task_id = t.task_id
+            where t.task_id < $1::uuid
+                and (t.params @> jsonb_build_object('conversationId', $2::text)
+                    or t.params @> jsonb_build_object('conversation_id', $2::text))
+                and jsonb_typeof(c.state -> 'toMessageNumber') = 'number'{}",
+            self.table('t', queue),
+            self.table('c', queue),
+            if self.has_status { " and c.status = 'committed'" } else { "" }
+        );
+        let sql = sqlx::query_scalar(AssertSqlSafe(sql)).bind(task_id).bind(conversation);
+        Ok(sql.fetch_one(&mut self.connection).await?)
     }
 
     /// Messages that the slim shape of a step points at. `sql` takes the conversation's id and two message numbers, and

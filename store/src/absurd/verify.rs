@@ -81,7 +81,7 @@ impl Store {
         let conversation = opening.conversation.clone().unwrap_or_default();
         // The same rows are made again, only for the state and the ids of the ledger.
         let mut builder = Builder::new(Ids::of("", "", "", 0), 0, &task);
-        let (mut theirs, mut after) = (Vec::new(), 0);
+        let (mut theirs, mut after) = (Vec::new(), None);
         for batch in batches(&sorted.said) {
             let records = (records_sql, conversation.as_str());
             let read = read_batch(source, &task, &shape, batch, records, &mut after).await?;

@@ -118,7 +118,7 @@ impl<'a> Writing<'a> {
         sorted: &Sorted,
     ) -> Result<std::result::Result<(), String>> {
         let conversation = self.opening.conversation.clone().unwrap_or_default();
-        let mut after = 0;
+        let mut after = None;
         for batch in batches(&sorted.said) {
             let sql = (self.import.records_sql, conversation.as_str());
             let read = match read_batch(source, self.task, self.shape, batch, sql, &mut after).await? {

@@ -45,6 +45,7 @@ pub struct NewBatch {
 
 /// What a batch would do.
 #[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Preview {
     pub verb: Verb,
     pub members: i64,

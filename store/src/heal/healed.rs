@@ -4,6 +4,7 @@ use serde::Serialize;
 
 /// One thing that was wrong and has been corrected.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(tag = "what", rename_all = "snake_case")]
 pub enum Healed {
     /// The session's conversation had no row.

@@ -27,6 +27,7 @@ const BATCH_BYTES: usize = 1 << 20;
 
 /// The result of an import or of a check.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Imported {
     /// `None` if the bundle was only checked.
     pub session_id: Option<String>,

@@ -16,7 +16,7 @@ use futures::future::BoxFuture;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::{Notify, Semaphore, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
@@ -25,6 +25,8 @@ use tracing::warn;
 /// for several.
 const ENOUGH: usize = 4;
 const GATHER: Duration = Duration::from_millis(5);
+/// How often a worker looks for steps that others left, if it hears of none.
+const LEFT_EVERY: Duration = Duration::from_secs(30);
 
 /// The table `jobs` as a backend of apalis.
 pub struct Queue {
@@ -136,6 +138,7 @@ struct Claimer {
 impl Claimer {
     async fn run(self, draining: CancellationToken) {
         let (mut faults, mut horizon) = (0, Horizon::default());
+        let mut looked_for_left = None;
         // The last claim found as many jobs as it asked for.
         let mut backlog = false;
         while !draining.is_cancelled() && !self.feed.is_closed() {
@@ -143,6 +146,7 @@ impl Claimer {
                 self.gather().await;
             }
             let only_here = self.news.begin_claim();
+            self.take_left(&mut looked_for_left).await;
             let free = self.room.free();
             // Read the clock before the statement, so that this value is never later than the lease's end in
             // the database.
@@ -200,6 +204,35 @@ impl Claimer {
             }
         }
         self.news.close();
+    }
+
+    /// Takes the steps that others left, if this process has agents that others may lack.
+    async fn take_left(&self, looked: &mut Option<Instant>) {
+        let free = self.room.free();
+        if self.settings.agents.is_empty() || self.settings.kind != super::Kind::Step || free == 0 {
+            return;
+        }
+        let is_due = looked.is_none_or(|at| at.elapsed() > LEFT_EVERY);
+        if !self.news.left.swap(false, Ordering::AcqRel) && !is_due {
+            return;
+        }
+        *looked = Some(Instant::now());
+        let ends_ms = boottime_ms() + self.settings.lease.as_millis() as u64;
+        let lock = self.holdings.lock();
+        match self.store.claim_left(&self.settings, &self.worker_id, free, lock).await {
+            Ok(rows) => {
+                // There may be more.
+                self.news.left.fetch_or(rows.len() == free, Ordering::AcqRel);
+                for row in rows {
+                    self.hand_over(row, ends_ms).await;
+                }
+            }
+            Err(error) => {
+                self.news.left.store(true, Ordering::Release);
+                warn!(%error, "Steps that other workers left were not claimed; trying again");
+            }
+        }
+        self.holdings.written(&self.store, lock);
     }
 
     /// Waits until several slots are free, but not for long.

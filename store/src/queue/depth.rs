@@ -120,6 +120,7 @@ pub struct FaultyStep {
 
 /// Number of jobs of one kind.
 #[derive(Clone, Debug, serde::Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Depth {
     pub kind: String,
     pub ready: i64,

@@ -4,7 +4,7 @@
 //! while statements are slow, and while the process drains.
 
 use super::{Hold, Holdings, boottime_ms};
-use crate::Store;
+use crate::{Store, schema};
 use sqlx::PgConnection;
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -25,9 +25,13 @@ pub struct Heartbeat {
     pub concurrency: i32,
     /// The most connections that the process opens.
     pub connections: i32,
+    /// What the list of workers says of its agents.
+    pub agents: Vec<String>,
     pub lease: Duration,
     pub every: Duration,
     pub holdings: Arc<Holdings>,
+    /// Fires when an operator has asked this worker to drain.
+    pub drain_asked: CancellationToken,
 }
 
 impl Heartbeat {
@@ -118,19 +122,25 @@ impl Heartbeat {
         if !self.listed {
             return Ok(());
         }
-        sqlx::query!(
-            "insert into workers (worker_id, host, pid, version, concurrency, connections)
-            values ($1, $2, $3, $4, $5, $6)
-            on conflict (worker_id) do update set beat_at = clock_timestamp()",
+        let drains = sqlx::query_scalar!(
+            r#"insert into workers (worker_id, host, pid, version, concurrency, connections, schema_number, agents)
+            values ($1, $2, $3, $4, $5, $6, $7, $8)
+            on conflict (worker_id) do update set beat_at = clock_timestamp()
+            returning drain_asked_at is not null as "drains!""#,
             &*self.worker_id,
             self.host,
             std::process::id() as i32,
             env!("CARGO_PKG_VERSION"),
             self.concurrency,
-            self.connections
+            self.connections,
+            schema::number(),
+            &self.agents
         )
-        .execute(connection)
+        .fetch_one(connection)
         .await?;
+        if drains {
+            self.drain_asked.cancel();
+        }
         Ok(())
     }
 

@@ -17,6 +17,7 @@ mod delay;
 mod depth;
 mod heartbeat;
 mod horizon;
+mod left;
 mod liveness;
 mod notify;
 mod proven;
@@ -28,6 +29,7 @@ pub use backend::Queue;
 pub use delay::{delay, jittered};
 pub use depth::{DeadlyStep, Depth, Faults, FaultyStep};
 pub use heartbeat::Heartbeat;
+pub use left::{LACKS, LackedAgent, Served};
 pub use liveness::Liveness;
 pub(crate) use notify::{CANCEL, GATES, SESSIONS};
 pub use notify::{EVERY_SESSION, News, Notifier, heard, heard_cancel};
@@ -77,6 +79,8 @@ pub struct Settings {
     pub lease: Duration,
     /// How often the queue looks for work when no notification comes.
     pub poll: Duration,
+    /// The agents that this process has: it takes jobs that others left to those that have them.
+    pub agents: Arc<[Served]>,
 }
 
 /// One claim of a job. Clones share it.
@@ -278,6 +282,11 @@ impl Holdings {
         if let Some(key) = key {
             tokio::spawn(liveness::disown(store.clone(), key));
         }
+    }
+
+    /// Lets the heartbeat beat now, and hear what it is told.
+    pub fn beat(&self) {
+        self.beat_now.notify_one();
     }
 
     /// How many leases are held.

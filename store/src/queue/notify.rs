@@ -21,7 +21,9 @@ use tokio::sync::{Notify, broadcast, mpsc};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
-const JOBS: &str = "wakeful_jobs";
+pub(super) const JOBS: &str = "wakeful_jobs";
+/// A worker lacks an agent, and left its step to the others. Earlier versions ignore it.
+pub(super) const LEFT: &str = "left";
 pub(crate) const SESSIONS: &str = "wakeful_sessions";
 /// A provider's gate shuts or opens.
 pub(crate) const GATES: &str = "wakeful_gates";
@@ -134,6 +136,8 @@ pub(super) struct Claimant {
     /// Set while a job was announced to this queue and to no other process.
     only_here: Mutex<Option<mpsc::UnboundedSender<Note>>>,
     closed: AtomicBool,
+    /// Whether another worker may have left a step to those that have its agent.
+    pub(super) left: AtomicBool,
 }
 
 impl Claimant {
@@ -299,6 +303,7 @@ impl News {
             ready: Notify::new(),
             only_here: Mutex::default(),
             closed: AtomicBool::new(false),
+            left: AtomicBool::new(true),
         });
         let mut all = self.claimants.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.push(Arc::downgrade(&claimant));
@@ -353,7 +358,7 @@ impl News {
             ProvenListener::connect(store, &[JOBS, SESSIONS, GATES, schedule::CHANNEL]).await?;
         *faults = 0;
         // Postgres does not repeat notifications that were sent while we did not listen. So wake every waiter once.
-        self.tell(JOBS, "");
+        self.tell(JOBS, LEFT);
         self.tell(SESSIONS, EVERY_SESSION);
         self.tell(GATES, "");
         self.tell(schedule::CHANNEL, "");
@@ -366,7 +371,9 @@ impl News {
     fn tell(&self, channel: &str, payload: &str) {
         // An error only means that there is no subscriber.
         if channel == JOBS {
-            for claimant in self.claimants.with_payload(payload) {
+            let left = payload == LEFT;
+            for claimant in self.claimants.with_payload(if left { EVERY_JOB } else { payload }) {
+                claimant.left.fetch_or(left, Ordering::AcqRel);
                 claimant.ready.notify_one();
             }
         } else if channel == schedule::CHANNEL {
@@ -414,6 +421,7 @@ mod tests {
             ready: Notify::new(),
             only_here: Mutex::default(),
             closed: AtomicBool::new(false),
+            left: AtomicBool::new(false),
         });
         claimants.0.lock().unwrap().push(Arc::downgrade(&claimant));
         assert!(!claimants.tell_here(Kind::Deliver, "", &notes), "no queue of this kind");

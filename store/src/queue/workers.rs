@@ -1,6 +1,8 @@
 //! The list of worker processes, read from their heartbeats.
 
-use crate::{Result, Store};
+use super::GATES;
+use crate::audit::act;
+use crate::{Error, Result, Store};
 use chrono::{DateTime, Utc};
 
 /// The name that processes of the fleet have in `pg_stat_activity`.
@@ -8,6 +10,7 @@ pub const APPLICATION: &str = "wakeful";
 
 /// One worker process as the CLI and the API show it.
 #[derive(Clone, Debug, serde::Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct WorkerView {
     pub worker_id: String,
     pub host: String,
@@ -20,6 +23,27 @@ pub struct WorkerView {
     pub beat_age_s: f64,
     /// Number of leases that the process holds now.
     pub leases: i64,
+    /// The newest migration that its binary knows. `None`: a version before the first that said so.
+    pub schema_number: Option<i64>,
+    /// The agents of its configuration: `NAME`, or `SPACE/NAME` if it has the agent for some spaces only.
+    pub agents: Option<Vec<String>>,
+    /// Since when it takes no more jobs, because `drain_asked_by` asked for it.
+    pub drain_asked_at: Option<DateTime<Utc>>,
+    pub drain_asked_by: Option<String>,
+}
+
+impl WorkerView {
+    /// Whether its last heartbeat is younger than `silent_after_s`.
+    pub fn is_fresh(&self, silent_after_s: f64) -> bool {
+        self.beat_age_s < silent_after_s
+    }
+
+    /// Whether it takes steps of this agent's sessions in `space_id`.
+    pub fn has_agent(&self, agent: &str, space_id: &str) -> bool {
+        let of_space = format!("{space_id}/{agent}");
+        self.drain_asked_at.is_none()
+            && self.agents.iter().flatten().any(|served| served == agent || *served == of_space)
+    }
 }
 
 /// What the fleet wants of the server's connections.
@@ -100,7 +124,8 @@ impl Store {
                     where jobs.worker_id = w.worker_id
                         and jobs.lease is not null
                         and jobs.run_at > clock_timestamp()
-                ) as "leases!"
+                ) as "leases!",
+                w.schema_number, w.agents, w.drain_asked_at, w.drain_asked_by
             from workers w
             where w.beat_at > clock_timestamp() - interval '1 day'
             order by w.beat_at desc
@@ -109,5 +134,32 @@ impl Store {
         )
         .fetch_all(&self.pool)
         .await?)
+    }
+
+    /// Asks a worker, or all that sent a heartbeat within the last day, to take no more jobs, to finish what they hold, and to end.
+    /// Returns their names.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] if there is no such worker, [`Error::Database`].
+    pub async fn drain_workers(&self, worker_id: Option<&str>) -> Result<Vec<String>> {
+        act::on(worker_id.unwrap_or("all"));
+        let mut tx = self.pool.begin().await?;
+        let asked = sqlx::query_scalar!(
+            "update workers
+            set drain_asked_at = coalesce(drain_asked_at, clock_timestamp()), drain_asked_by = coalesce(drain_asked_by, $2)
+            where ($1::text is null or worker_id = $1) and beat_at > clock_timestamp() - interval '1 day'
+            returning worker_id",
+            worker_id,
+            act::actor()
+        )
+        .fetch_all(&mut *tx)
+        .await?;
+        if let (true, Some(id)) = (asked.is_empty(), worker_id) {
+            return Err(Error::NotFound { what: "worker", id: id.to_owned() });
+        }
+        // Workers send a heartbeat at this, and its answer tells them.
+        sqlx::query!("select pg_notify($1, 'drain')", GATES).execute(&mut *tx).await?;
+        tx.commit().await?;
+        Ok(asked)
     }
 }

@@ -2,7 +2,7 @@
 //! writes all others.
 
 use super::{Definition, Schedule, Source, clock, find, refused, tell, timing};
-use crate::{Result, Store};
+use crate::{Error, Result, Store};
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
@@ -45,6 +45,16 @@ pub struct Synced {
     pub withdrawn: Vec<String>,
     /// Names that belong to schedules of the API, which stay unchanged.
     pub name_conflicts: Vec<String>,
+}
+
+/// Says whether the locked schedule is the version that the caller means. `None`: any is.
+pub type Expected<'a> = Option<&'a (dyn Fn(&Schedule) -> bool + Send + Sync)>;
+
+fn expect(schedule: &Schedule, expected: Expected<'_>) -> Result<()> {
+    if expected.is_none_or(|is_it| is_it(schedule)) {
+        return Ok(());
+    }
+    Err(Error::Outdated { what: "schedule", id: schedule.definition.name.clone() })
 }
 
 impl Store {
@@ -123,19 +133,23 @@ impl Store {
         Ok((schedule, created))
     }
 
-    /// Changes the definition of a schedule of the API. A new pattern or zone counts from now on.
+    /// Changes the definition of a schedule of the API, if `expected` says that it is the version that the caller means. A new
+    /// pattern or zone counts from now on.
     ///
     /// # Errors
-    /// [`crate::Error::NotFound`], [`crate::Error::Schedule`] for one of a configuration, [`crate::Error::Database`].
+    /// [`crate::Error::NotFound`], [`crate::Error::Outdated`], [`crate::Error::Schedule`] for one of a configuration,
+    /// [`crate::Error::Database`].
     pub async fn change_schedule(
         &self,
         space_id: &str,
         definition: &Definition,
+        expected: Expected<'_>,
         now: Option<DateTime<Utc>>,
     ) -> Result<Schedule> {
         let mut tx = self.pool.begin().await?;
         let now = clock(&mut tx, now).await?;
         let before = find(&mut tx, space_id, &definition.name).await?;
+        expect(&before, expected)?;
         if before.source != Source::Api {
             return Err(refused(&before, OF_CONFIGURATION));
         }
@@ -146,13 +160,16 @@ impl Store {
         Ok(schedule)
     }
 
-    /// Removes a schedule and the records of its firings. The sessions that it created stay.
+    /// Removes a schedule and the records of its firings, if `expected` says that it is the version that the caller means. The
+    /// sessions that it created stay.
     ///
     /// # Errors
-    /// [`crate::Error::NotFound`], [`crate::Error::Schedule`] for one that a configuration still has, [`crate::Error::Database`].
-    pub async fn delete_schedule(&self, space_id: &str, name: &str) -> Result<()> {
+    /// [`crate::Error::NotFound`], [`crate::Error::Outdated`], [`crate::Error::Schedule`] for one that a configuration still has,
+    /// [`crate::Error::Database`].
+    pub async fn delete_schedule(&self, space_id: &str, name: &str, expected: Expected<'_>) -> Result<()> {
         let mut tx = self.pool.begin().await?;
         let schedule = find(&mut tx, space_id, name).await?;
+        expect(&schedule, expected)?;
         if schedule.source == Source::Config && schedule.paused_by.as_deref() != Some("config") {
             return Err(refused(&schedule, OF_CONFIGURATION));
         }

@@ -8,7 +8,7 @@
 mod define;
 mod fire;
 
-pub use define::Synced;
+pub use define::{Expected, Synced};
 pub use fire::{Compose, Fired};
 
 use crate::{Error, Result, Store};
@@ -28,6 +28,7 @@ pub const FIRINGS_KEPT: i64 = 100;
 
 /// Who defined a schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Source {
     Config,
@@ -54,6 +55,7 @@ impl Source {
 
 /// The definition of a schedule. [`Timing::parse`] has accepted its pattern and its zone.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Definition {
     pub name: String,
     pub cron: String,
@@ -71,6 +73,7 @@ pub struct Definition {
 
 /// A stored schedule.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Schedule {
     pub schedule_id: String,
     #[serde(skip)]
@@ -92,7 +95,11 @@ pub struct Schedule {
 
 /// The result of a tick.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Firing {
+    /// Where the page before it begins.
+    #[serde(skip)]
+    pub firing_id: i64,
     pub tick: DateTime<Utc>,
     /// Whether a person asked for it.
     pub manual: bool,
@@ -201,21 +208,55 @@ impl Store {
         rows.into_iter().map(Row::read).collect()
     }
 
-    /// The firings of a schedule, newest first. At most [`FIRINGS_KEPT`] are kept.
+    /// Schedules by name, from the one after `after` on.
+    ///
+    /// # Errors
+    /// [`Error::Database`].
+    pub async fn schedules_after(
+        &self,
+        space_id: &str,
+        after: Option<&str>,
+        limit: i64,
+    ) -> Result<Vec<Schedule>> {
+        let rows = sqlx::query_as!(
+            Row,
+            "select schedule_id, space_id, name, source, cron, time_zone, agent, conversation_id, prompt, mail_to,
+                missed, missed_limit, overlap, paused_at, paused_by, last_tick, next_at, revision, deployment
+            from schedules
+            where space_id = $1 and name > coalesce($2, '')
+            order by name
+            limit $3",
+            space_id,
+            after,
+            limit
+        )
+        .fetch_all(&self.pool)
+        .await?;
+        rows.into_iter().map(Row::read).collect()
+    }
+
+    /// The firings of a schedule, newest first, of those before `before`. At most [`FIRINGS_KEPT`] are kept.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Database`].
-    pub async fn firings(&self, space_id: &str, name: &str, limit: i64) -> Result<Vec<Firing>> {
+    pub async fn firings(
+        &self,
+        space_id: &str,
+        name: &str,
+        before: Option<i64>,
+        limit: i64,
+    ) -> Result<Vec<Firing>> {
         let schedule = self.schedule(space_id, name).await?;
         Ok(sqlx::query_as!(
             Firing,
-            r#"select f.tick, f.manual, f.session_id, s.status as "status?", f.reason, f.at
+            r#"select f.firing_id, f.tick, f.manual, f.session_id, s.status as "status?", f.reason, f.at
             from schedule_firings f
             left join conversation_sessions s on s.session_id = f.session_id
-            where f.schedule_id = $1
+            where f.schedule_id = $1 and ($2::bigint is null or f.firing_id < $2)
             order by f.firing_id desc
-            limit $2"#,
+            limit $3"#,
             schedule.schedule_id,
+            before,
             limit
         )
         .fetch_all(&self.pool)

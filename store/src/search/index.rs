@@ -41,6 +41,7 @@ pub struct Indexed {
 
 /// How far the search is behind.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Behind {
     /// Sessions with messages that may not be found yet.
     pub waiting: i64,

@@ -8,6 +8,7 @@ use wakeful_workflow::record::{Block, text_of};
 
 /// One run as it is shown.
 #[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct RunView {
     pub run_id: String,
     pub status: String,
@@ -27,6 +28,7 @@ pub struct RunView {
 
 /// One message as it is shown.
 #[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct MessageView {
     pub message_number: i64,
     pub message_id: String,
@@ -41,6 +43,7 @@ pub struct MessageView {
 
 /// One committed step as it is shown.
 #[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct StepView {
     pub step_number: i64,
     pub run_id: String,
@@ -57,6 +60,7 @@ pub struct StepView {
 
 /// One tool call as it is shown: a row of the ledger.
 #[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct CallView {
     pub call_id: String,
     pub name: String,
@@ -70,6 +74,7 @@ pub struct CallView {
 
 /// One outgoing message as it is shown.
 #[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct DeliveryView {
     pub delivery_id: String,
     pub channel: String,

@@ -2,6 +2,7 @@
 
 mod live;
 mod stage;
+mod versions;
 
 use crate::support::{Database, Options};
 use serde_json::{Value, json};

@@ -12,19 +12,37 @@ pub(super) struct Peer {
     pub database: Database,
     /// Ids of tasks with something particular.
     pub ids: Value,
+    version: Version,
 }
+
+/// A version of Absurd: what `scripts/setup peers` names its SDK and the file of its schema.
+#[derive(Clone, Copy)]
+pub(super) struct Version {
+    pub sdk: &'static str,
+    pub sql: &'static str,
+}
+
+const NEWEST: Version = Version { sdk: "absurd-sdk", sql: "absurd.sql" };
 
 impl Peer {
     pub async fn new() -> Peer {
-        let peer = Peer { database: Database::without_schema().await, ids: Value::Null };
+        Peer::of(NEWEST).await
+    }
+
+    pub async fn of(version: Version) -> Peer {
+        let peer = Peer { database: Database::without_schema().await, ids: Value::Null, version };
         peer.node("schema", &[]).await;
         peer
     }
 
     pub async fn filled(finished: u32) -> Peer {
         let mut peer = Peer::new().await;
-        peer.ids = peer.node("fill", &[("FINISHED", &finished.to_string())]).await;
+        peer.fill(finished).await;
         peer
+    }
+
+    pub async fn fill(&mut self, finished: u32) {
+        self.ids = self.node("fill", &[("FINISHED", &finished.to_string())]).await;
     }
 
     pub fn id(&self, name: &str) -> &str {
@@ -38,6 +56,8 @@ impl Peer {
             .arg(verb)
             .env("ABSURD_URL", &self.database.url)
             .env("WAKEFUL_PEERS", peers)
+            .env("ABSURD_SDK", self.version.sdk)
+            .env("ABSURD_SQL", self.version.sql)
             .envs(env.iter().copied())
             .stdout(Stdio::piped())
             .kill_on_drop(true)

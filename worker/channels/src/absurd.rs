@@ -11,6 +11,7 @@ use axum::extract::rejection::BytesRejection;
 use axum::http::{HeaderMap, StatusCode};
 use axum::routing::post;
 use axum::{Json, Router};
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::Value;
 use sha2::Digest;
@@ -19,6 +20,7 @@ use wakeful_engine::ctx::Ctx;
 use wakeful_engine::{ingest, new_session};
 use wakeful_http::access::Caller;
 use wakeful_http::body::{accepted, check_text, idempotency_key, message_text, parse};
+use wakeful_http::openapi::{Operation, of};
 use wakeful_http::problem::Problem;
 use wakeful_store::new_id;
 use wakeful_store::wake::{Continues, NewMessage, NewSession, Woken};
@@ -37,7 +39,7 @@ pub(super) fn routes() -> Router<Arc<Ctx>> {
 }
 
 /// The body of `POST /v1/triggers/absurd`: the arguments of `spawn`.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Spawned {
     #[serde(alias = "taskName", alias = "name")]
@@ -49,8 +51,9 @@ struct Spawned {
 }
 
 /// The options of `spawn`. Headers, attempts, retries and rules of cancellation mean nothing here.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(rename = "SpawnOptions")]
 struct Options {
     queue: Option<String>,
     #[serde(alias = "idempotencyKey")]
@@ -123,4 +126,15 @@ async fn accept(
         attachments: Vec::new(),
     };
     Ok(accepted(ingest::accept(&ctx, new, message).await?))
+}
+
+/// What the API's document says of these routes.
+pub(crate) fn operations() -> Vec<Operation> {
+    vec![
+        Operation::post("/v1/triggers/absurd", "What Absurd's `spawn` was given begins a session")
+            .body::<Spawned>()
+            .answers(StatusCode::ACCEPTED, "accepted", of::<Woken>())
+            .answers(StatusCode::OK, "the first answer to this key, here or in Absurd", of::<Woken>())
+            .refuses(&[StatusCode::NOT_FOUND]),
+    ]
 }

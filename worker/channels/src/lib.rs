@@ -11,6 +11,7 @@ use std::sync::Arc;
 use wakeful_config::Config;
 use wakeful_engine::channel::Channel;
 use wakeful_engine::ctx::Ctx;
+use wakeful_http::openapi::Operation;
 
 pub mod absurd;
 pub mod chat;
@@ -42,6 +43,21 @@ pub fn webhooks(ctx: &Arc<Ctx>) -> Router<Arc<Ctx>> {
 pub fn guarded(ctx: &Arc<Ctx>) -> anyhow::Result<Router<Arc<Ctx>>> {
     let chat = chat::routes(ctx)?;
     Ok(chat.merge(absurd::routes()).merge(herald::routes()).merge(cron::routes()).merge(email::routes()))
+}
+
+/// What the OpenAPI document says of the routes of this crate.
+pub fn operations() -> Vec<Operation> {
+    [
+        chat::operations(),
+        absurd::operations(),
+        herald::operations(),
+        cron::operations(),
+        email::operations(),
+        messenger::operations(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 /// Runs the listeners other than HTTP (LMTP) until the process drains.

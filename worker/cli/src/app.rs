@@ -17,6 +17,7 @@ use wakeful_engine::identity::Identity;
 use wakeful_engine::ingest::Intake;
 use wakeful_engine::model::renderings::Renderings;
 use wakeful_engine::model::{Model, Models};
+use wakeful_engine::offer::offer;
 use wakeful_engine::pauses::Pauses;
 use wakeful_engine::perform::Chunks;
 use wakeful_engine::replay::Recordings;
@@ -27,7 +28,9 @@ use wakeful_engine::web::Web;
 use wakeful_engine::workspace::{Settings, Workspaces};
 use wakeful_store::Store;
 use wakeful_store::queue::{News, Notifier};
+use wakeful_store::schema::Fit;
 use wakeful_workflow::fault::Fault;
+use wakeful_workflow::preflight::Offer;
 
 /// Builds extra routes that use the process.
 type Routes = Arc<dyn Fn(Process) -> axum::Router + Send + Sync>;
@@ -110,6 +113,16 @@ impl App {
         Ok(models)
     }
 
+    /// Returns what this program can do under `config`, for `wakeful preflight`.
+    ///
+    /// # Errors
+    /// Those of [`App::context`] about tools and channels.
+    pub(crate) fn offer(&self, config: &Config) -> anyhow::Result<Offer> {
+        let (tools, channels) = (self.registry()?, self.channels(config)?);
+        let providers = self.providers.iter().map(|(name, _)| name.as_str());
+        Ok(offer(config, &tools, providers, channels.keys().map(String::as_str)))
+    }
+
     /// Reads the configuration, which may name this program's own providers.
     ///
     /// # Errors
@@ -171,7 +184,9 @@ impl App {
         let blobs = wakeful_engine::blobs::stores(&config.blobs).map_err(anyhow::Error::msg)?;
         let store = Store::connect(url, connections, wakeful_store::queue::APPLICATION).await?;
         let store = store.with_blob_stores(blobs);
-        store.check_schema().await?;
+        if let fit @ Fit::Newer { .. } = store.check_schema().await? {
+            tracing::warn!("A rolling deploy, or a rollback: {}", fit.said());
+        }
         let models = self.models(&config)?;
         // This signal also ends the LISTEN task. After it the process only closes its connections.
         let abort = CancellationToken::new();
@@ -191,7 +206,7 @@ impl App {
             identity: Identity::of_this_process(),
             web: Web::new(&config.web)?,
             workspaces: Workspaces::new(Settings::of(&config.workspace)),
-            shutdown: Shutdown { draining: CancellationToken::new(), abort },
+            shutdown: Shutdown { abort, ..Shutdown::default() },
             plugins: Plugins { tools, models, channels },
             store,
             config,
@@ -233,7 +248,14 @@ impl App {
         let (guarded, webhooks) = (wakeful_channels::guarded(ctx)?, wakeful_channels::webhooks(ctx));
         let own = own.fold(axum::Router::new(), axum::Router::merge);
         let door = wakeful_http::Door::new(Arc::clone(ctx));
-        let api = wakeful_http::router(Arc::clone(ctx), guarded, webhooks, own, &door);
+        let api = wakeful_http::router(
+            Arc::clone(ctx),
+            guarded,
+            webhooks,
+            own,
+            &door,
+            wakeful_channels::operations,
+        );
         let server = &ctx.config.server;
         let settings = wakeful_console::Settings {
             token: server.token.as_ref().map(|token| token.expose_secret().to_owned()),

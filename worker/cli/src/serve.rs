@@ -117,6 +117,7 @@ pub(crate) async fn drain_on_signal(ctx: Arc<Ctx>) {
         _ = interrupt.recv() => {}
     }
     info!("Draining: no new work is started");
+    ctx.shutdown.signalled.cancel();
     ctx.shutdown.draining.cancel();
     tokio::select! {
         _ = terminate.recv() => {}

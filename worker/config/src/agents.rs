@@ -66,6 +66,14 @@ impl Config {
         self.agent_names().into_iter().filter(serves).collect()
     }
 
+    /// The agents that a worker with this configuration can run, and the spaces of those that are limited to some.
+    pub fn served_agents(&self) -> Vec<(String, Option<Vec<String>>)> {
+        let names = self.agent_names().into_iter().filter(|name| self.agent(name).is_ok());
+        names
+            .map(|name| (name.clone(), self.agents.get(&name).and_then(|agent| agent.spaces.clone())))
+            .collect()
+    }
+
     /// A space in which the agent may be used.
     pub fn space_of_agent(&self, name: &str) -> &str {
         let spaces = self.agents.get(name).and_then(|agent| agent.spaces.as_ref());

@@ -70,11 +70,15 @@ pub struct Bus {
     pub news: News,
 }
 
-/// The two signals that end a process.
+/// The signals that end a process.
 #[derive(Clone, Debug, Default)]
 pub struct Shutdown {
     /// Fires when the process begins no new work. `/readyz` reports that.
     pub draining: CancellationToken,
+    /// Fires before `draining` when an operator asked for the drain: then it may take as long as what runs.
+    pub asked: CancellationToken,
+    /// Fires when a signal has asked for the process's end. Then a drain has a time limit.
+    pub signalled: CancellationToken,
     /// Fires when the time for the drain is over. Jobs that still run are then dropped and given back.
     pub abort: CancellationToken,
 }

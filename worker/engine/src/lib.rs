@@ -32,6 +32,7 @@ pub mod ingest;
 pub mod jobs;
 pub mod model;
 pub mod new_session;
+pub mod offer;
 pub mod pauses;
 pub mod perform;
 pub mod printable;

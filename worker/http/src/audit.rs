@@ -2,6 +2,7 @@
 
 use crate::access::{Caller, Rule, Who};
 use crate::front::Peer;
+use crate::openapi::Operation;
 use crate::problem::Problem;
 use crate::sessions::{Answer, limit, next_page, page};
 use axum::extract::rejection::QueryRejection;
@@ -9,6 +10,7 @@ use axum::extract::{Query, Request, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 use chrono::{DateTime, Utc};
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::json;
 use std::net::IpAddr;
@@ -17,6 +19,7 @@ use std::time::Duration;
 use tracing::error;
 use wakeful_engine::ctx::Ctx;
 use wakeful_store::audit::AuditFilter;
+use wakeful_store::audit::Audited;
 use wakeful_store::audit::act::{Act, acting};
 
 /// How often it is asked whether counted refusals are to be written.
@@ -122,7 +125,7 @@ pub(crate) fn count_refusals(ctx: &Arc<Ctx>) {
     });
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ListQuery {
     actor: Option<String>,
@@ -160,6 +163,11 @@ pub(crate) async fn list(
     let items = ctx.store.audited(&filter).await?;
     let next = next_page(&items, limit, |last| json!(last.audit_id));
     page(&items, next)
+}
+
+/// What the API's document says of these routes.
+pub(crate) fn operations() -> Vec<Operation> {
+    vec![Operation::get("/v1/audit", "Who did what, newest first").query::<ListQuery>().lists::<Audited>()]
 }
 
 #[cfg(test)]

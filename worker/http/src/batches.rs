@@ -4,6 +4,7 @@ use super::sessions::{Answer, limit, next_page, page};
 use super::steer::REASON_BYTES;
 use crate::access::Caller;
 use crate::body::{Id, check_text, idempotency_key, parse};
+use crate::openapi::{Operation, either, of};
 use crate::problem::Problem;
 use crate::search::{Refused, Search};
 use axum::Json;
@@ -11,12 +12,14 @@ use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, QueryRejection};
 use axum::extract::{Query, State};
 use axum::http::{HeaderMap, StatusCode};
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use wakeful_engine::ctx::Ctx;
 use wakeful_store::batch::{Batch, Chosen, NewBatch, Steer, Verb};
+use wakeful_store::batch::{Member, Preview};
 use wakeful_store::fork::Model;
 use wakeful_store::session::SessionFilter;
 use wakeful_store::space::{Scope, within};
@@ -31,8 +34,9 @@ const PROVE_LIMIT: i32 = 1000;
 const STAGES: usize = 10;
 
 /// The body of `POST /v1/batches`.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(rename = "NewBatch")]
 pub struct Input {
     pub verb: Verb,
     pub filter: Option<Search>,
@@ -160,7 +164,7 @@ pub(super) async fn create(
     Ok((status, Json(json!(batch))))
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ListQuery {
     status: Option<String>,
@@ -195,7 +199,7 @@ pub(super) async fn show(
     Ok(Json(ctx.store.batch(Some(caller.space()), &id).await?))
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct MembersQuery {
     outcome: Option<String>,
@@ -223,8 +227,9 @@ pub(super) async fn members(
     page(&items, next)
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(rename = "BatchReason")]
 struct Reason {
     reason: Option<String>,
 }
@@ -249,4 +254,34 @@ async fn steer(ctx: &Ctx, caller: &Caller, id: &str, body: &[u8], steer: Steer) 
     check_text("reason", given.reason.as_deref(), REASON_BYTES)?;
     let batch = ctx.store.steer_batch(Some(caller.space()), id, steer, given.reason.as_deref()).await?;
     Ok((StatusCode::ACCEPTED, Json(batch)))
+}
+
+/// What the API's document says of these routes.
+pub(crate) fn operations() -> Vec<Operation> {
+    vec![
+        Operation::post("/v1/batches", "Makes a batch; with `dry_run`, says what it would do")
+            .body::<Input>()
+            .answers(StatusCode::CREATED, "made", of::<Batch>())
+            .answers(
+                StatusCode::OK,
+                "with `dry_run` what it would do, else the first answer to this key",
+                either(of::<Preview>(), of::<Batch>()),
+            ),
+        Operation::get("/v1/batches", "Batches, newest first").query::<ListQuery>().lists::<Batch>(),
+        Operation::get("/v1/batches/{id}", "A batch").shows::<Batch>(),
+        Operation::get("/v1/batches/{id}/members", "A batch's members, in their order")
+            .query::<MembersQuery>()
+            .lists::<Member>(),
+        steering("/v1/batches/{id}/pause", "Pauses a batch"),
+        steering("/v1/batches/{id}/resume", "Goes on with a batch"),
+        steering("/v1/batches/{id}/cancel", "Ends a batch: members that were acted on stay as they are"),
+    ]
+}
+
+fn steering(path: &'static str, summary: &'static str) -> Operation {
+    Operation::post(path, summary).body_if_any::<Reason>().answers(
+        StatusCode::ACCEPTED,
+        "the batch",
+        of::<Batch>(),
+    )
 }

@@ -4,6 +4,7 @@ use crate::access::{Caller, named_space};
 use crate::audit::shown;
 use crate::body::Id;
 use crate::front::Peer;
+use crate::openapi::{Operation, Proof, of};
 use crate::problem::Problem;
 use crate::scope;
 use axum::body::{Body, Bytes};
@@ -14,6 +15,7 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use futures::TryStreamExt as _;
+use schemars::JsonSchema;
 use secrecy::ExposeSecret;
 use serde::Deserialize;
 use std::sync::Arc;
@@ -32,13 +34,13 @@ use wakeful_workflow::id::DEFAULT_SPACE;
 /// The header with the token for exports.
 pub const INTERNAL_TOKEN: &str = "x-internal-token";
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ExportQuery {
     redact: Option<String>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ImportQuery {
     verify_only: Option<String>,
@@ -179,4 +181,30 @@ fn flag(name: &str, given: Option<&str>) -> Result<bool, Problem> {
 fn file_name(id: &str) -> String {
     let allowed = |c: char| if c.is_ascii_alphanumeric() || "_-".contains(c) { c } else { '_' };
     id.chars().take(128).map(allowed).collect()
+}
+
+/// What the API's document says of these routes.
+pub(crate) fn operations() -> Vec<Operation> {
+    vec![
+        exporting("/v1/sessions/{id}/export"),
+        exporting("/sessions/{id}/export"),
+        Operation::post("/v1/sessions/import", "Takes a bundle; it becomes a session of a new conversation")
+            .query::<ImportQuery>()
+            .bytes(&["application/x-ndjson", "application/gzip"])
+            .answers(StatusCode::CREATED, "imported", of::<Imported>())
+            .answers(
+                StatusCode::OK,
+                "with `verify_only`: its contents, and nothing is written",
+                of::<Imported>(),
+            ),
+    ]
+}
+
+fn exporting(path: &'static str) -> Operation {
+    Operation::get(path, "The session as a bundle, line by line")
+        .query::<ExportQuery>()
+        .text("X-Wakeful-Space", "header", "The space; without it `default`.")
+        .proved_by(Proof::Own(&["internalToken"]))
+        .answers_bytes(StatusCode::OK, "the bundle", "application/x-ndjson")
+        .refuses(&[StatusCode::CONFLICT])
 }

@@ -2,13 +2,17 @@
 
 use crate::access::Caller;
 use crate::body::Id;
+use crate::openapi::Operation;
+use crate::openapi::{either, of};
 use crate::problem::Problem;
 use axum::Json;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use std::sync::Arc;
 use wakeful_config::Config;
 use wakeful_engine::ctx::Ctx;
@@ -21,7 +25,8 @@ use wakeful_workflow::record::{Content, Usage};
 use wakeful_workflow::strategy::{ContextPolicy, Rebase, Strategy};
 
 /// A preview of a session's next model call.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Context")]
 pub struct View {
     pub session_id: String,
     pub agent: String,
@@ -49,7 +54,8 @@ pub struct View {
 }
 
 /// One message that the model would see.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "ContextMessage")]
 pub struct Shown {
     /// `None` for a seed, and for a message that waits in the inbox.
     pub message_number: Option<i64>,
@@ -59,7 +65,7 @@ pub struct Shown {
 }
 
 /// The size and cost of the request under one strategy.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub struct Outlook {
     pub strategy: Strategy,
     pub current: bool,
@@ -184,7 +190,7 @@ pub fn strategy(word: &str) -> Result<Strategy, String> {
     })
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ContextQuery {
     strategy: Option<String>,
@@ -213,4 +219,21 @@ pub(super) async fn show(
         Some(body) => ([(header::CONTENT_TYPE, "application/json")], body).into_response(),
         None => Json(view).into_response(),
     })
+}
+
+/// What the API's document says of these routes.
+pub(crate) fn operations() -> Vec<Operation> {
+    vec![
+        Operation::get(
+            "/v1/sessions/{id}/context",
+            "What the model would see now; with `raw`, the request's bytes",
+        )
+        .query::<ContextQuery>()
+        .answers(
+            StatusCode::OK,
+            "the context, or the request of the model's provider",
+            either(of::<View>(), of::<Value>()),
+        )
+        .refuses(&[StatusCode::CONFLICT]),
+    ]
 }

@@ -4,21 +4,24 @@ use super::sessions::{Answer, limit, next_page, page};
 use crate::access::Caller;
 use crate::body::Id;
 use crate::body::{check_text, idempotency_key, parse};
+use crate::openapi::{Operation, Shape, both, page_of};
 use crate::problem::Problem;
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, QueryRejection};
 use axum::extract::{Query, State};
 use axum::http::{HeaderMap, StatusCode};
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use wakeful_engine::ctx::Ctx;
 use wakeful_engine::new_session;
 use wakeful_store::history;
+use wakeful_store::session::SessionSummary;
 use wakeful_store::wake::NewSession;
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ChainQuery {
     cursor: Option<String>,
@@ -67,8 +70,9 @@ pub(super) async fn history(
     Ok(Json(json!({"items": items, "next": next, "totals": totals})))
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(rename = "NewSession")]
 struct Anew {
     agent: Option<String>,
     repository_id: Option<String>,
@@ -104,4 +108,37 @@ pub(super) async fn restart(
             "session_id": begun.session_id, "conversation_id": id, "status": begun.status, "agent": new.agent,
         })),
     ))
+}
+
+/// What the API's document says of these routes.
+pub(crate) fn operations() -> Vec<Operation> {
+    vec![
+        Operation::get(
+            "/v1/conversations/{id}/sessions",
+            "The sessions of a conversation and of its forks, newest first",
+        )
+        .query::<ChainQuery>()
+        .lists::<SessionSummary>(),
+        Operation::get(
+            "/v1/conversations/{id}/history",
+            "The history of a conversation and its forks, newest first",
+        )
+        .query::<ChainQuery>()
+        .answers(
+            StatusCode::OK,
+            "a page, with totals over all of it",
+            both(page_of::<history::HistoryItem>(), crate::object! {"totals": history::HistoryTotals}),
+        ),
+        Operation::post(
+            "/v1/conversations/{id}/new",
+            "A new session, to which the conversation's next message goes",
+        )
+        .body_if_any::<Anew>()
+        .answers(StatusCode::CREATED, "made", made())
+        .answers(StatusCode::OK, "the first answer to this key", made()),
+    ]
+}
+
+fn made() -> Shape {
+    crate::object! {"session_id": String, "conversation_id": String, "status": String, "agent": String}
 }

@@ -5,12 +5,15 @@ use super::steer::REASON_BYTES;
 use crate::access::Caller;
 use crate::body::Id;
 use crate::body::{check_text, parse};
+use crate::openapi::Operation;
+use crate::openapi::of;
 use crate::problem::Problem;
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, QueryRejection};
 use axum::extract::{Query, State};
 use axum::http::StatusCode;
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::json;
 use std::sync::Arc;
@@ -19,7 +22,7 @@ use wakeful_engine::telemetry;
 use wakeful_store::outbox::{Delivery, DeliveryFilter, statuses};
 use wakeful_store::resend::{Resend, Resent};
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ListQuery {
     /// A status, or `waiting` for deliveries that are still to be sent.
@@ -70,7 +73,7 @@ pub(super) async fn show(
     Ok(Json(ctx.store.delivery(Some(caller.space()), &id).await?))
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct ResendInput {
     reason: Option<String>,
@@ -94,4 +97,21 @@ pub(super) async fn resend(
     ctx.bus.notifier.session(&resent.session_id);
     let status = if resent.duplicate { StatusCode::OK } else { StatusCode::ACCEPTED };
     Ok((status, Json(resent)))
+}
+
+/// What the API's document says of these routes.
+pub(crate) fn operations() -> Vec<Operation> {
+    vec![
+        Operation::get("/v1/deliveries", "Outgoing messages, newest first")
+            .query::<ListQuery>()
+            .lists::<Delivery>(),
+        Operation::get("/v1/deliveries/{id}", "An outgoing message with its content").shows::<Delivery>(),
+        Operation::post(
+            "/v1/deliveries/{id}/resend",
+            "Sends a failed or expired message again, under its id",
+        )
+        .body_if_any::<ResendInput>()
+        .answers(StatusCode::ACCEPTED, "queued", of::<Resent>())
+        .answers(StatusCode::OK, "an earlier resend has not ended yet", of::<Resent>()),
+    ]
 }

@@ -4,12 +4,16 @@ use super::sessions::{Answer, limit, page};
 use super::steer::REASON_BYTES;
 use crate::access::Caller;
 use crate::body::{Id, check_text, parse};
+use crate::openapi::Operation;
+use crate::openapi::{both, of};
 use crate::problem::Problem;
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, QueryRejection};
 use axum::extract::{Query, State};
+use axum::http::StatusCode;
 use chrono::{DateTime, Utc};
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -21,7 +25,7 @@ use wakeful_store::space::{Scope, within};
 /// The longest time that a group is muted for: ten years. Without a time it is muted for good.
 pub const LONGEST_S: u64 = 10 * 366 * 24 * 3600;
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ListQuery {
     /// `true`, `false` (the default) or `all`.
@@ -91,7 +95,7 @@ pub fn detail(group: &ErrorGroup, failed_now: i64) -> Value {
     body
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Mute {
     reason: Option<String>,
@@ -118,7 +122,7 @@ pub(super) async fn mute(
     Ok(Json(ctx.store.error_group(Some(caller.space()), &id).await?))
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Note {
     note: String,
@@ -137,4 +141,24 @@ pub(super) async fn note(
     }
     ctx.store.note_errors(Some(caller.space()), &id, &given.note).await?;
     Ok(Json(ctx.store.error_group(Some(caller.space()), &id).await?))
+}
+
+/// What the API's document says of these routes.
+pub(crate) fn operations() -> Vec<Operation> {
+    vec![
+        Operation::get("/v1/errors", "Failed runs in groups, the newest last failure first")
+            .query::<ListQuery>()
+            .lists::<ErrorGroup>(),
+        Operation::get("/v1/errors/{id}", "One group; the id is its fingerprint").answers(
+            StatusCode::OK,
+            "the group, and how many of its sessions are still failed",
+            both(of::<ErrorGroup>(), crate::object! {"failed_now": i64}),
+        ),
+        Operation::post("/v1/errors/{id}/mute", "Leaves a group out of the list, or ends that")
+            .body_if_any::<Mute>()
+            .shows::<ErrorGroup>(),
+        Operation::post("/v1/errors/{id}/note", "Writes the group's note")
+            .body::<Note>()
+            .shows::<ErrorGroup>(),
+    ]
 }

@@ -2,6 +2,7 @@
 
 use crate::access::Caller;
 use crate::body::Id;
+use crate::openapi::Operation;
 use crate::problem::Problem;
 use axum::Json;
 use axum::body::{Body, Bytes};
@@ -10,14 +11,15 @@ use axum::extract::{Query, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use futures::stream::try_unfold;
+use schemars::JsonSchema;
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::sync::Arc;
 use tracing::error;
 use wakeful_engine::ctx::Ctx;
 use wakeful_engine::workspace::{Files, Limits, Unreadable, list_at};
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct FilesQuery {
     /// As they were after this message.
@@ -88,4 +90,20 @@ async fn file(ctx: Arc<Ctx>, id: String, at: Option<i64>, path: String) -> Resul
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff".to_owned()),
     ];
     Ok((headers, Body::from_stream(pieces)).into_response())
+}
+
+/// What the API's document says of these routes.
+pub(crate) fn operations() -> Vec<Operation> {
+    vec![
+        Operation::get(
+            "/v1/sessions/{id}/files",
+            "The files of a session; with `path`, the bytes of one file",
+        )
+        .query::<FilesQuery>()
+        .answers(
+            StatusCode::OK,
+            "the list, or the file's bytes",
+            crate::object! {"snapshot": Option<Value>, "items": Vec<Value>, "next": Option<i64>},
+        ),
+    ]
 }

@@ -3,12 +3,15 @@
 use crate::access::Caller;
 use crate::body::Id;
 use crate::body::{check_text, idempotency_key, message_text, parse};
+use crate::openapi::Operation;
+use crate::openapi::of;
 use crate::problem::Problem;
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
 use axum::http::{HeaderMap, StatusCode};
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -18,12 +21,13 @@ use wakeful_engine::ingest::send_span;
 use wakeful_engine::telemetry::{self, names};
 use wakeful_store::fork::{ForkRequest, Forked, Model};
 use wakeful_store::session::SessionSummary;
+use wakeful_store::tree::Branch;
 use wakeful_workflow::agent::ToolDefinition;
 use wakeful_workflow::fork::{CutPoint, SystemPromptPatch};
 use wakeful_workflow::policy::ToolMode;
 
 /// The body of `POST /v1/sessions/{id}/fork`. An empty body means all defaults.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Fork {
     at: Option<Place>,
@@ -49,7 +53,7 @@ fn yes() -> bool {
 }
 
 /// A message's number, or a named place.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(untagged)]
 enum Place {
     Number(i64),
@@ -180,4 +184,16 @@ fn prompt(patch: SystemPromptPatch) -> Result<SystemPromptPatch, Problem> {
         return Err(Problem::bad_request("`system_prompt_patch` contains a NUL character"));
     }
     Ok(patch)
+}
+
+/// What the API's document says of these routes.
+pub(crate) fn operations() -> Vec<Operation> {
+    vec![
+        Operation::post("/v1/sessions/{id}/fork", "A new session that begins with this one's messages")
+            .body_if_any::<Fork>()
+            .answers(StatusCode::CREATED, "made", of::<Forked>())
+            .answers(StatusCode::OK, "the first answer to this key", of::<Forked>()),
+        Operation::get("/v1/sessions/{id}/tree", "The tree of forks, each session followed by its forks")
+            .lists::<Branch>(),
+    ]
 }

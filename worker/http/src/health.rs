@@ -1,10 +1,12 @@
 //! Liveness and readiness of the process.
 
+use crate::openapi::{Operation, Proof, Shape};
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use serde_json::json;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::Mutex;
@@ -82,4 +84,23 @@ pub(super) async fn ready(State(ctx): State<Arc<Ctx>>, Extension(looks): Extensi
     });
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     (status, Json(body)).into_response()
+}
+
+/// What the API's document says of these routes.
+pub(crate) fn operations() -> Vec<Operation> {
+    vec![
+        Operation::get("/healthz", "Whether the process is alive").proved_by(Proof::Open).answers(
+            StatusCode::OK,
+            "it is alive",
+            crate::object! {"status": String},
+        ),
+        Operation::get("/readyz", "Whether the process is ready, with the check that fails")
+            .proved_by(Proof::Open)
+            .answers(StatusCode::OK, "it is ready", readiness())
+            .answers(StatusCode::SERVICE_UNAVAILABLE, "it is not ready", readiness()),
+    ]
+}
+
+fn readiness() -> Shape {
+    crate::object! {"status": String, "checks": BTreeMap<String, String>}
 }

@@ -8,16 +8,21 @@ mod audit;
 pub mod batches;
 pub mod body;
 pub mod bundle;
+mod capabilities;
 pub mod context;
 mod conversations;
 mod deliveries;
+mod document;
 mod door;
 pub mod errors;
+pub mod etag;
 mod files;
 mod fork;
 pub mod front;
 pub mod guard;
 mod health;
+mod idempotency;
+pub mod openapi;
 mod overview;
 mod pauses;
 pub mod problem;
@@ -27,6 +32,7 @@ pub mod sessions;
 mod steer;
 mod stream;
 pub mod tokens;
+mod workers;
 
 pub use door::Door;
 
@@ -37,27 +43,60 @@ use axum::routing::{delete, get, post};
 use axum::{Extension, Router};
 use body::BODY_LIMIT_BYTES;
 use guard::{guard, shed};
+use openapi::Operation;
 use std::sync::Arc;
 use wakeful_engine::ctx::Ctx;
+
+/// What the OpenAPI document says of the routes of this crate.
+pub fn operations() -> Vec<Operation> {
+    [
+        sessions::operations(),
+        context::operations(),
+        files::operations(),
+        steer::operations(),
+        fork::operations(),
+        stream::operations(),
+        deliveries::operations(),
+        conversations::operations(),
+        tokens::operations(),
+        pauses::operations(),
+        audit::operations(),
+        batches::operations(),
+        errors::operations(),
+        overview::operations(),
+        workers::operations(),
+        capabilities::operations(),
+        bundle::operations(),
+        health::operations(),
+        document::operations(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
 
 /// All routes of Wakeful.
 ///
 /// The channels bring their own routes. `guarded` goes below `/v1`, behind the bearer token. `webhooks` goes
 /// below `/v1/triggers`; each of these routes checks its caller itself. `own` are a program's own routes: the program
-/// is trusted, so they see all spaces. The bodies of all of them come through `door`.
+/// is trusted, so they see all spaces. The bodies of all of them come through `door`. `operations` are what the OpenAPI document says of
+/// the channels' routes.
 pub fn router(
     ctx: Arc<Ctx>,
     guarded: Router<Arc<Ctx>>,
     webhooks: Router<Arc<Ctx>>,
     own: Router,
     door: &Door,
+    operations: fn() -> Vec<Operation>,
 ) -> Router {
     let own = door.before(own);
     let door = from_fn_with_state(door.clone(), door::held);
     audit::count_refusals(&ctx);
     overview::sample_queue(&ctx);
     let followers = stream::Followers::start(&ctx);
-    let imports = Router::new().route("/sessions/import", post(bundle::import).layer(from_fn(door::spooled)));
+    let once = from_fn_with_state(Arc::clone(&ctx), idempotency::once);
+    let imports = Router::new()
+        .route("/sessions/import", post(bundle::import).layer(once.clone()).layer(from_fn(door::spooled)));
     let v1 = Router::new()
         .route("/sessions", get(sessions::list))
         .route("/sessions/{id}", get(sessions::show))
@@ -102,8 +141,14 @@ pub fn router(
         .route("/me", get(overview::me))
         .route("/overview", get(overview::show))
         .route("/queue", get(overview::queue))
-        .route("/workers", get(overview::workers))
+        .route("/openapi.json", get(document::show).layer(Extension(document::Served::new(&ctx, operations))))
+        .route("/capabilities", get(capabilities::show))
+        .route("/workers", get(workers::list))
+        .route("/workers/{id}/drain", post(workers::drain))
         .merge(guarded)
+        // Inside the door, because it reads the bodies of requests with a key.
+        .layer(once)
+        .layer(from_fn(etag::tagged))
         .layer(door.clone())
         .merge(imports)
         .route_layer(from_fn_with_state(Arc::clone(&ctx), guard))

@@ -1,15 +1,24 @@
 //! What an operator looks at first: who asks, what is open or in trouble, the queue and the workers.
 
 use crate::access::{Caller, Who};
+use crate::openapi::Operation;
 use crate::sessions::Answer;
 use axum::Json;
 use axum::extract::State;
+use axum::http::StatusCode;
+use chrono::{DateTime, Utc};
 use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 use tracing::debug;
 use wakeful_engine::ctx::Ctx;
+use wakeful_store::gate::ClosedGate;
+use wakeful_store::overview::QueueSample;
+use wakeful_store::queue::Depth;
+use wakeful_store::space::{Scope as Space, within};
 use wakeful_workflow::access::Reach;
+use wakeful_workflow::access::Scope;
 
 /// How often the queue's depth is written down.
 const SAMPLE_EVERY: Duration = Duration::from_secs(60);
@@ -53,22 +62,7 @@ pub(super) async fn queue(State(ctx): State<Arc<Ctx>>) -> Answer {
     Ok(Json(json!({"queues": queues, "gates": gates, "history": history})))
 }
 
-/// The workers of the last day.
-pub(super) async fn workers(State(ctx): State<Arc<Ctx>>) -> Answer {
-    let workers = ctx.store.workers().await?;
-    let silent_after_s = ctx.config.queue.heartbeat.as_secs_f64() * 3.0;
-    let items: Vec<Value> = workers
-        .iter()
-        .map(|worker| {
-            let mut shown = json!(worker);
-            shown["alive"] = json!(worker.beat_age_s < silent_after_s);
-            shown
-        })
-        .collect();
-    Ok(Json(json!({"items": items, "next": null})))
-}
-
-/// Writes the queue's depth down, until the process ends.
+/// Writes the queue's depth down and forgets old idempotency keys, until the process ends.
 pub(super) fn sample_queue(ctx: &Arc<Ctx>) {
     let ctx = Arc::clone(ctx);
     tokio::spawn(async move {
@@ -80,6 +74,33 @@ pub(super) fn sample_queue(ctx: &Arc<Ctx>) {
             if let Err(error) = ctx.store.sample_queue().await {
                 debug!(%error, "The queue's depth could not be written down; again in a minute");
             }
+            if let Err(error) = within(Space::All, ctx.store.forget_keys()).await {
+                debug!(%error, "Old idempotency keys could not be forgotten; again in a minute");
+            }
         }
     });
+}
+
+/// What the API's document says of these routes.
+pub(crate) fn operations() -> Vec<Operation> {
+    vec![
+        Operation::get("/v1/me", "What the request's token is").answers(
+            StatusCode::OK,
+            "the caller",
+            crate::object! {
+                "who": String, "name": Option<String>, "scope": Scope, "space_id": String, "everywhere": bool,
+                "agent": Option<String>, "user_id": Option<String>, "expires_at": Option<DateTime<Utc>>,
+            },
+        ),
+        Operation::get("/v1/overview", "How many sessions are open or in trouble").answers(
+            StatusCode::OK,
+            "the counts",
+            crate::object! {"sessions": BTreeMap<String, i64>, "counted_to": i64},
+        ),
+        Operation::get("/v1/queue", "The queue, its last day, and the gates that are not open").answers(
+            StatusCode::OK,
+            "the queue",
+            crate::object! {"queues": Vec<Depth>, "gates": Vec<ClosedGate>, "history": Vec<QueueSample>},
+        ),
+    ]
 }

@@ -1,12 +1,15 @@
 //! Pauses: what operators switch off for a while. See [`wakeful_workflow::pause`].
 
 use crate::body::{check_text, parse};
+use crate::openapi::Operation;
+use crate::openapi::of;
 use crate::problem::Problem;
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
 use axum::http::StatusCode;
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -21,8 +24,9 @@ const LONGEST_S: u64 = 366 * 24 * 3600;
 /// The fastest rate, in sessions a second.
 const FASTEST: f64 = 1000.0;
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(rename = "NewPause")]
 struct BeginInput {
     kind: String,
     name: Option<String>,
@@ -31,8 +35,9 @@ struct BeginInput {
     rate: Option<f64>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(rename = "PauseEnd")]
 struct EndInput {
     kind: String,
     name: Option<String>,
@@ -89,4 +94,25 @@ fn rate(rate: Option<f64>) -> Result<Option<f64>, Problem> {
         }
         rate => Ok(rate),
     }
+}
+
+/// What the API's document says of these routes.
+pub(crate) fn operations() -> Vec<Operation> {
+    vec![
+        Operation::get("/v1/pauses", "What is paused").answers(
+            StatusCode::OK,
+            "every pause",
+            crate::object! {"items": Vec<Pause>},
+        ),
+        Operation::post("/v1/pauses", "Pauses something, or changes its pause").body::<BeginInput>().answers(
+            StatusCode::CREATED,
+            "paused",
+            of::<Pause>(),
+        ),
+        Operation::post("/v1/pauses/end", "Ends a pause: what waits goes on").body::<EndInput>().answers(
+            StatusCode::ACCEPTED,
+            "ended",
+            crate::object! {"kind": String, "name": String},
+        ),
+    ]
 }

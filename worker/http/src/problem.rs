@@ -50,6 +50,11 @@ impl Problem {
         Problem { status, ..self }
     }
 
+    /// The same problem with `Retry-After`.
+    pub(crate) fn retry_after(self, seconds: u32) -> Problem {
+        Problem { retry_after_s: Some(seconds), ..self }
+    }
+
     pub(crate) fn with(mut self, key: &str, value: impl Into<Value>) -> Problem {
         self.more.insert(key.to_owned(), value.into());
         self
@@ -140,6 +145,7 @@ impl From<wakeful_store::Error> for Problem {
             ),
             Error::OfAUser { .. } => Problem::new(StatusCode::FORBIDDEN, detail),
             Error::KeyReused { .. } => Problem::new(StatusCode::UNPROCESSABLE_ENTITY, detail),
+            Error::Outdated { .. } => Problem::new(StatusCode::PRECONDITION_FAILED, detail),
             Error::InboxFull { pending } => Problem {
                 retry_after_s: Some(5),
                 ..Problem::new(StatusCode::TOO_MANY_REQUESTS, detail).with("pending", pending)

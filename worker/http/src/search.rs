@@ -6,6 +6,7 @@ use crate::body::check_text;
 use crate::problem::Problem;
 use crate::sessions::{limit, no_trigger};
 use chrono::{DateTime, Utc};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use wakeful_store::session::SessionFilter;
 use wakeful_store::space::{Scope, within};
@@ -19,7 +20,7 @@ use wakeful_workflow::session::SessionStatus;
 const LONGEST: usize = 256;
 
 /// A search. A session must match all that is given.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Search {
     #[serde(skip_serializing_if = "Option::is_none")]

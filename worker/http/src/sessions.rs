@@ -3,6 +3,8 @@
 use crate::access::Caller;
 use crate::body::Id;
 use crate::body::{accepted, check_text, idempotency_key, message_text, parse};
+use crate::openapi::Operation;
+use crate::openapi::{both, of};
 use crate::problem::Problem;
 use crate::search::Search;
 use axum::Json;
@@ -10,13 +12,16 @@ use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, PathRejection, QueryRejection};
 use axum::extract::{Path, Query, State};
 use axum::http::{HeaderMap, StatusCode};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use wakeful_engine::ctx::Ctx;
 use wakeful_engine::ingest;
 use wakeful_store::Error;
+use wakeful_store::event::JournalEntry;
 use wakeful_store::search::Behind;
+use wakeful_store::session::{CallView, DeliveryView, MessageView, RunView, SessionSummary, StepView};
 use wakeful_store::space::{Scope, within};
 use wakeful_store::wake::{NewMessage, Woken};
 use wakeful_workflow::access::Reach;
@@ -28,14 +33,14 @@ const PAGE: i64 = 50;
 /// … and at most.
 const PAGE_LIMIT: i64 = 500;
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct PageQuery {
     cursor: Option<i64>,
     limit: Option<i64>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct MessagesQuery {
     cursor: Option<i64>,
@@ -44,7 +49,7 @@ pub(super) struct MessagesQuery {
     internal: Option<bool>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct EventsQuery {
     cursor: Option<i64>,
@@ -61,7 +66,7 @@ impl PageQuery {
 }
 
 /// The page size for what the caller asked.
-pub(super) fn limit(asked: Option<i64>) -> i64 {
+pub fn limit(asked: Option<i64>) -> i64 {
     asked.unwrap_or(PAGE).clamp(1, PAGE_LIMIT)
 }
 
@@ -201,7 +206,7 @@ pub(super) async fn diff(
     Ok(Json(report))
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct SessionMessage {
     text: String,
@@ -243,4 +248,45 @@ fn older_page<T>(items: &[T], limit: i64, number: impl Fn(&T) -> i64) -> Value {
 
 pub(super) fn page<T: Serialize>(items: &[T], next: Value) -> Answer {
     Ok(Json(json!({"items": items, "next": next})))
+}
+
+/// What the API's document says of these routes.
+pub(crate) fn operations() -> Vec<Operation> {
+    vec![
+        Operation::get("/v1/sessions", "Sessions that match all parameters, newest first")
+            .query::<Search>()
+            .lists::<SessionSummary>(),
+        Operation::get("/v1/sessions/{id}", "A session with its runs, messages, steps, calls and deliveries")
+            .answers(
+                StatusCode::OK,
+                "the session",
+                both(
+                    of::<SessionSummary>(),
+                    crate::object! {
+                        "runs": Vec<RunView>, "messages": Vec<MessageView>, "messages_before": Option<i64>,
+                        "steps": Vec<StepView>, "steps_before": Option<i64>, "tool_calls": Vec<CallView>,
+                        "deliveries": Vec<DeliveryView>,
+                    },
+                ),
+            ),
+        Operation::get(
+            "/v1/sessions/{id}/messages",
+            "Messages, the newest page first, each page oldest first",
+        )
+        .query::<MessagesQuery>()
+        .lists::<MessageView>(),
+        Operation::post("/v1/sessions/{id}/messages", "Sends a message to a session, whatever woke it")
+            .body::<SessionMessage>()
+            .answers(StatusCode::ACCEPTED, "accepted", of::<Woken>())
+            .answers(StatusCode::OK, "the first answer to this key", of::<Woken>()),
+        Operation::get("/v1/sessions/{id}/steps", "Steps, the newest page first, each page oldest first")
+            .query::<PageQuery>()
+            .lists::<StepView>(),
+        Operation::get("/v1/sessions/{id}/events", "Journal entries, oldest first")
+            .query::<EventsQuery>()
+            .lists::<JournalEntry>(),
+        Operation::get("/v1/sessions/{id}/diff/{other}", "The differences between two sessions")
+            .shows::<Report>(),
+        Operation::get("/v1/search", "How far the index of the search is behind").shows::<Behind>(),
+    ]
 }

@@ -3,18 +3,21 @@
 use crate::access::Caller;
 use crate::body::Id;
 use crate::body::{check_text, message_text, parse};
+use crate::openapi::{Operation, Shape, of};
 use crate::problem::Problem;
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
 use axum::http::StatusCode;
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use wakeful_engine::ctx::Ctx;
 use wakeful_engine::telemetry;
 use wakeful_store::audit::act::because;
+use wakeful_store::heal::Healed;
 use wakeful_store::resolve::{Decision, Effect, Resolved};
 use wakeful_workflow::resolve::Resolution;
 
@@ -24,10 +27,10 @@ pub(super) const REASON_BYTES: usize = 1000;
 type Steered = Result<(StatusCode, Json<Value>), Problem>;
 type Body = Result<Bytes, BytesRejection>;
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct Reason {
-    reason: Option<String>,
+pub(super) struct Reason {
+    pub(super) reason: Option<String>,
 }
 
 /// Continues a failed run where it stopped.
@@ -70,7 +73,7 @@ pub(super) async fn terminate(
     Ok(accepted(&ctx, &id, json!({"session_id": id, "status": "terminated"})))
 }
 
-#[derive(Clone, Copy, Debug, Deserialize)]
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 enum EffectOutcome {
     Happened,
@@ -78,8 +81,9 @@ enum EffectOutcome {
     LetModelDecide,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(rename = "Resolution")]
 struct Resolve {
     call_id: Option<String>,
     delivery_id: Option<String>,
@@ -154,4 +158,45 @@ fn accepted(ctx: &Ctx, id: &str, body: Value) -> (StatusCode, Json<Value>) {
     ctx.bus.notifier.any_job();
     ctx.bus.notifier.session(id);
     (StatusCode::ACCEPTED, Json(body))
+}
+
+fn run() -> Shape {
+    crate::object! {"session_id": String, "run_id": Option<String>}
+}
+
+fn status() -> Shape {
+    crate::object! {"session_id": String, "status": String}
+}
+
+/// What the API's document says of these routes.
+pub(crate) fn operations() -> Vec<Operation> {
+    vec![
+        Operation::post("/v1/sessions/{id}/retry", "Continues a failed run from its last commit")
+            .body_if_any::<Reason>()
+            .answers(StatusCode::ACCEPTED, "accepted", run()),
+        Operation::post("/v1/sessions/{id}/cancel", "Ends the open run").body_if_any::<Reason>().answers(
+            StatusCode::ACCEPTED,
+            "accepted",
+            run(),
+        ),
+        Operation::post("/v1/sessions/{id}/wake", "Heals the session, so that it does what is still open")
+            .body_if_any::<Reason>()
+            .answers(
+                StatusCode::ACCEPTED,
+                "accepted",
+                crate::object! {"session_id": String, "healed": Vec<Healed>},
+            ),
+        Operation::post("/v1/sessions/{id}/archive", "Archives the session").body_if_any::<Reason>().answers(
+            StatusCode::ACCEPTED,
+            "accepted",
+            status(),
+        ),
+        Operation::post("/v1/sessions/{id}/terminate", "Ends the session for good")
+            .body_if_any::<Reason>()
+            .answers(StatusCode::ACCEPTED, "accepted", status()),
+        Operation::post("/v1/sessions/{id}/resolve", "Records how an uncertain call or delivery ended")
+            .body::<Resolve>()
+            .answers(StatusCode::ACCEPTED, "recorded", of::<Resolved>())
+            .answers(StatusCode::OK, "it was recorded before", of::<Resolved>()),
+    ]
 }

@@ -16,15 +16,18 @@ pub(crate) use follow::Followers;
 
 use crate::access::Caller;
 use crate::body::Id;
+use crate::openapi::Operation;
 use crate::problem::Problem;
 use axum::Extension;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use axum::http::HeaderMap;
+use axum::http::StatusCode;
 use axum::response::Sse;
 use axum::response::sse::{Event, KeepAlive};
 use follow::{Follower, NoPlace};
 use futures::Stream;
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::json;
 use std::collections::VecDeque;
@@ -43,7 +46,7 @@ const NONE: i64 = -1;
 /// How often the database is read while a model call is in progress, or after it could not be read.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct StreamQuery {
     /// For clients that cannot set `Last-Event-ID`.
@@ -228,4 +231,18 @@ impl Reader {
     fn reset(&mut self, data: serde_json::Value) {
         self.frames.push_back(Event::default().event("gen_reset").data(data.to_string()));
     }
+}
+
+/// What the API's document says of these routes.
+pub(crate) fn operations() -> Vec<Operation> {
+    vec![
+        Operation::get(
+            "/v1/sessions/{id}/stream",
+            "Server-sent events: journal entries, and text as it is generated",
+        )
+        .query::<StreamQuery>()
+        .text("Last-Event-ID", "header", "Continues after this entry.")
+        .answers_bytes(StatusCode::OK, "the events, until the client closes the stream", "text/event-stream")
+        .refuses(&[StatusCode::TOO_MANY_REQUESTS]),
+    ]
 }

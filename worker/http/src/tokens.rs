@@ -3,6 +3,8 @@
 use super::sessions::{Answer, limit, next_page, page};
 use crate::access::{Caller, Who, configured_fingerprint};
 use crate::body::{Id, check_text, parse};
+use crate::openapi::Operation;
+use crate::openapi::{both, of};
 use crate::problem::Problem;
 use axum::Json;
 use axum::body::Bytes;
@@ -10,6 +12,7 @@ use axum::extract::rejection::{BytesRejection, QueryRejection};
 use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use chrono::Utc;
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -24,7 +27,7 @@ const LONGEST_S: u64 = 10 * 366 * 24 * 3600;
 const USER_S: u64 = 15 * 60;
 const USER_LONGEST_S: u64 = 24 * 3600;
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ListQuery {
     cursor: Option<String>,
@@ -44,8 +47,9 @@ pub(super) async fn list(
     page(&items, next)
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(rename = "NewToken")]
 struct TokenInput {
     scope: String,
     space: Option<String>,
@@ -114,8 +118,9 @@ pub(super) async fn revoke(State(ctx): State<Arc<Ctx>>, Id(id): Id) -> Result<Js
     Ok(Json(ctx.store.revoke_token(None, &id).await?.0))
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(rename = "NewUserToken")]
 struct UserTokenInput {
     user_id: String,
     agent: Option<String>,
@@ -158,4 +163,27 @@ pub(super) async fn of_user(
         "expires_at": claims.expires(),
     });
     Ok((StatusCode::CREATED, Json(body)))
+}
+
+/// What the API's document says of these routes.
+pub(crate) fn operations() -> Vec<Operation> {
+    vec![
+        Operation::get("/v1/tokens", "Tokens, newest first, without their secrets")
+            .query::<ListQuery>()
+            .lists::<Token>(),
+        Operation::post("/v1/tokens", "Makes a token, and shows it once").body::<TokenInput>().answers(
+            StatusCode::CREATED,
+            "made; `token` is shown here only, and null when a request is repeated",
+            both(of::<Token>(), crate::object! {"token": Option<String>}),
+        ),
+        Operation::delete("/v1/tokens/{id}", "Revokes a token").shows::<Token>(),
+        Operation::post("/v1/user-tokens", "Signs a token for a user").body::<UserTokenInput>().answers(
+            StatusCode::CREATED,
+            "signed",
+            crate::object! {
+                "token": String, "user_id": String, "space": String, "agent": Option<String>,
+                "expires_at": chrono::DateTime<Utc>,
+            },
+        ),
+    ]
 }

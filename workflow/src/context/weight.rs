@@ -10,6 +10,7 @@ use serde::Serialize;
 
 /// The weight of one context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Weight {
     pub messages: usize,
     /// Bytes of the system prompt, the tools' definitions and the messages.

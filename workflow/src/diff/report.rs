@@ -9,6 +9,7 @@ use serde::Serialize;
 
 /// How much a difference matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Level {
     Equal,
@@ -34,6 +35,7 @@ impl Level {
 
 /// The result of comparing two sessions.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Report {
     /// [`FORMAT`](super::FORMAT).
     pub format: &'static str,
@@ -60,6 +62,7 @@ pub struct Report {
 
 /// One of the two sessions.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Subject {
     pub session_id: String,
     pub agent: String,
@@ -71,6 +74,7 @@ pub struct Subject {
 
 /// A difference in what the sessions started with.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct SetupDifference {
     /// `model`, `agent`, `system_prompt`, `tools` or `seeds`.
     pub what: &'static str,
@@ -79,6 +83,7 @@ pub struct SetupDifference {
 
 /// The first turn that differs, with a sentence about it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Divergence {
     /// Which of [`Report::turns`], from 1.
     pub turn: usize,
@@ -91,6 +96,7 @@ pub struct Divergence {
 
 /// One turn: the input of the model, its answer, and the results of its calls.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct TurnDiff {
     /// From 1.
     pub turn: usize,
@@ -107,6 +113,7 @@ pub struct TurnDiff {
 
 /// A turn of one side.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct TurnView {
     pub first_message: i64,
     pub last_message: i64,
@@ -124,6 +131,7 @@ pub struct TurnView {
 
 /// Whether both sides sent the model the same bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum RequestMatch {
     Equal,
@@ -134,6 +142,7 @@ pub enum RequestMatch {
 
 /// How many turns sent the same bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Requests {
     pub equal: usize,
     pub differ: usize,
@@ -144,6 +153,7 @@ pub struct Requests {
 
 /// One difference within a turn.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Difference {
     pub level: Level,
     #[serde(flatten)]
@@ -152,6 +162,7 @@ pub struct Difference {
 
 /// The part of a turn that differs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(tag = "part", rename_all = "snake_case")]
 pub enum Part {
     /// The whole turn is on one side only.
@@ -206,6 +217,7 @@ pub enum Part {
 
 /// Sums over turns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Totals {
     pub turns: i64,
     pub tool_calls: i64,

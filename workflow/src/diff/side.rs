@@ -33,6 +33,7 @@ pub struct Side {
 
 /// Usage and time of one answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Answer {
     #[serde(flatten)]
     pub usage: Usage,

@@ -15,6 +15,7 @@ const GLANCE: usize = 40;
 
 /// Where two values differ.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ValueDifference {
     /// A JSON pointer (RFC 6901); empty for the whole.
     pub path: String,

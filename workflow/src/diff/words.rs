@@ -14,6 +14,7 @@ const BUDGET: usize = 60_000_000;
 
 /// The side to which something belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum WhichSide {
     Both,
@@ -36,6 +37,7 @@ impl WhichSide {
 /// side's text. If the sides differ only in the spelling of one of Wakeful's ids, the piece has the left
 /// spelling.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Piece {
     pub of: WhichSide,
     pub text: String,

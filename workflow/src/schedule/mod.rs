@@ -52,6 +52,7 @@ pub enum Invalid {
 
 /// What happens to ticks that did not fire in time, because the system was down or the clock jumped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Missed {
     /// None of them fires.
@@ -86,6 +87,7 @@ impl Missed {
 
 /// What happens to a tick while an earlier firing of its schedule is not finished.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Overlap {
     /// It does not fire.

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 /// Status of a session. It follows the newest run. `created`, `archived` and `terminated` need no run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum SessionStatus {
     /// The session has never run.

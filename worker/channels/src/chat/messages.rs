@@ -6,6 +6,7 @@ use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, PathRejection};
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, StatusCode};
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -14,7 +15,9 @@ use wakeful_engine::ctx::Ctx;
 use wakeful_engine::{ingest, new_session};
 use wakeful_http::access::Caller;
 use wakeful_http::body::{accepted, check_text, idempotency_key, message_text, parse};
+use wakeful_http::openapi::{Operation, of};
 use wakeful_http::problem::Problem;
+use wakeful_store::legacy::LegacyCount;
 use wakeful_store::wake::{ChatWoken, NewMessage, NewSession, Woken};
 use wakeful_workflow::trigger::{CHAT, separate_session_type};
 
@@ -27,7 +30,7 @@ pub(super) struct Chats {
 }
 
 /// The body of `POST /v1/chat/{conversation_id}/messages`.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct ChatMessage {
     user_id: Option<String>,
@@ -126,4 +129,19 @@ pub(super) async fn legacy_counts(State(chats): State<Chats>) -> Result<Json<Val
         "advice": legacy::advice(settings, &counts),
         "items": counts,
     })))
+}
+
+/// What the API's document says of these routes.
+pub(crate) fn operations() -> Vec<Operation> {
+    vec![
+        Operation::post("/v1/chat/{conversation_id}/messages", "Sends a message to a conversation")
+            .body::<ChatMessage>()
+            .answers(StatusCode::ACCEPTED, "accepted", of::<Woken>())
+            .answers(StatusCode::OK, "the first answer to this key", of::<Woken>()),
+        Operation::get("/v1/chat/legacy", "How often the cache of old chats was read").answers(
+            StatusCode::OK,
+            "the counts",
+            wakeful_http::object! {"enabled": bool, "advice": Option<String>, "items": Vec<LegacyCount>},
+        ),
+    ]
 }

@@ -11,6 +11,7 @@ use axum::Router;
 use axum::middleware::from_fn_with_state;
 use axum::routing::{get, post};
 use legacy::Cache;
+pub(crate) use messages::operations;
 use std::sync::Arc;
 use wakeful_engine::ctx::Ctx;
 use wakeful_http::guard::shed;

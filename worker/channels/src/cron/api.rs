@@ -9,6 +9,7 @@ use axum::extract::{Query, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::routing::{get, post};
 use axum::{Json, Router};
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -19,7 +20,11 @@ use wakeful_engine::telemetry;
 use wakeful_http::access::Caller;
 use wakeful_http::body::Id;
 use wakeful_http::body::{accepted, check_text, idempotency_key, parse};
+use wakeful_http::etag::IfMatch;
+use wakeful_http::openapi::{Operation, both, of, page_of};
 use wakeful_http::problem::Problem;
+use wakeful_http::sessions::limit as page_size;
+use wakeful_store::schedule::Firing;
 use wakeful_store::schedule::{FIRINGS_KEPT, Schedule};
 use wakeful_store::wake::Woken;
 
@@ -34,10 +39,26 @@ pub(super) fn routes() -> Router<Arc<Ctx>> {
         .route("/schedules/{id}/firings", get(firings))
 }
 
-async fn list(State(ctx): State<Arc<Ctx>>, caller: Caller) -> Result<Json<Value>, Problem> {
-    let schedules = ctx.store.schedules(caller.space()).await?;
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct ListQuery {
+    cursor: Option<String>,
+    limit: Option<i64>,
+}
+
+async fn list(
+    State(ctx): State<Arc<Ctx>>,
+    caller: Caller,
+    query: Result<Query<ListQuery>, QueryRejection>,
+) -> Result<Json<Value>, Problem> {
+    let Query(query) = query?;
+    check_text("cursor", query.cursor.as_deref(), 256)?;
+    let limit = page_size(query.limit);
+    let schedules = ctx.store.schedules_after(caller.space(), query.cursor.as_deref(), limit).await?;
+    let next = schedules.last().filter(|_| schedules.len() as i64 == limit);
+    let next = next.map(|last| last.definition.name.clone());
     let items: Vec<View> = schedules.into_iter().map(View::of).collect();
-    Ok(Json(json!({"items": items, "next": null})))
+    Ok(Json(json!({"items": items, "next": next})))
 }
 
 async fn show(State(ctx): State<Arc<Ctx>>, caller: Caller, Id(id): Id) -> Result<Json<View>, Problem> {
@@ -62,6 +83,7 @@ async fn change(
     State(ctx): State<Arc<Ctx>>,
     caller: Caller,
     Id(id): Id,
+    headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<View>, Problem> {
     let asked: ScheduleInput = parse(&body?)?;
@@ -73,12 +95,27 @@ async fn change(
     }
     let definition =
         read(ScheduleInput { name, ..asked }, caller.space(), &ctx.config).map_err(Problem::bad_request)?;
-    Ok(Json(View::of(ctx.store.change_schedule(caller.space(), &definition, None).await?)))
+    let if_match = IfMatch::of(&headers);
+    let is_it = |schedule: &Schedule| is_version(if_match.as_ref(), schedule);
+    let changed = ctx.store.change_schedule(caller.space(), &definition, Some(&is_it), None).await?;
+    Ok(Json(View::of(changed)))
 }
 
-async fn remove(State(ctx): State<Arc<Ctx>>, caller: Caller, Id(id): Id) -> Result<StatusCode, Problem> {
-    ctx.store.delete_schedule(caller.space(), &id).await?;
+async fn remove(
+    State(ctx): State<Arc<Ctx>>,
+    caller: Caller,
+    Id(id): Id,
+    headers: HeaderMap,
+) -> Result<StatusCode, Problem> {
+    let if_match = IfMatch::of(&headers);
+    let is_it = |schedule: &Schedule| is_version(if_match.as_ref(), schedule);
+    ctx.store.delete_schedule(caller.space(), &id, Some(&is_it)).await?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+/// Whether the schedule is the version that the request is for. Asked while its row is locked.
+fn is_version(if_match: Option<&IfMatch>, schedule: &Schedule) -> bool {
+    if_match.is_none_or(|if_match| if_match.is(&View::of(schedule.clone())))
 }
 
 async fn pause(State(ctx): State<Arc<Ctx>>, caller: Caller, Id(id): Id) -> Result<Json<View>, Problem> {
@@ -89,7 +126,7 @@ async fn resume(State(ctx): State<Arc<Ctx>>, caller: Caller, Id(id): Id) -> Resu
     Ok(Json(View::of(ctx.store.resume_schedule(caller.space(), &id, None).await?)))
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct TriggerBody {
     client_key: Option<String>,
@@ -124,7 +161,7 @@ async fn trigger(
     .await
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct NextQuery {
     count: Option<usize>,
@@ -148,9 +185,10 @@ async fn next(
     Ok(Json(json!({"items": items, "next": null, "state": View::of(schedule).state})))
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct FiringsQuery {
+    cursor: Option<i64>,
     limit: Option<i64>,
 }
 
@@ -163,6 +201,43 @@ async fn firings(
 ) -> Result<Json<Value>, Problem> {
     let Query(query) = query?;
     let limit = query.limit.unwrap_or(FIRINGS_KEPT).clamp(1, FIRINGS_KEPT);
-    let items = ctx.store.firings(caller.space(), &id, limit).await?;
-    Ok(Json(json!({"items": items, "next": null})))
+    let items = ctx.store.firings(caller.space(), &id, query.cursor, limit).await?;
+    let next = items.last().filter(|_| items.len() as i64 == limit).map(|last| last.firing_id);
+    Ok(Json(json!({"items": items, "next": next})))
+}
+
+/// What the API's document says of these routes.
+pub(crate) fn operations() -> Vec<Operation> {
+    vec![
+        Operation::get("/v1/schedules", "Schedules, by name").query::<ListQuery>().lists::<View>(),
+        Operation::post("/v1/schedules", "Makes a schedule")
+            .body::<ScheduleInput>()
+            .answers(StatusCode::CREATED, "made", of::<View>())
+            .answers(StatusCode::OK, "the same schedule exists already", of::<View>()),
+        Operation::get("/v1/schedules/{id}", "A schedule; the id is its id or its name").shows::<View>(),
+        Operation::put("/v1/schedules/{id}", "Replaces a schedule's definition, except its name")
+            .body::<ScheduleInput>()
+            .shows::<View>(),
+        Operation::delete("/v1/schedules/{id}", "Deletes a schedule").answers_bytes(
+            StatusCode::NO_CONTENT,
+            "deleted",
+            "",
+        ),
+        Operation::post("/v1/schedules/{id}/pause", "Pauses a schedule").shows::<View>(),
+        Operation::post("/v1/schedules/{id}/resume", "Goes on with a schedule").shows::<View>(),
+        Operation::post("/v1/schedules/{id}/trigger", "Fires a schedule now")
+            .body_if_any::<TriggerBody>()
+            .answers(StatusCode::ACCEPTED, "fired", of::<Woken>())
+            .answers(StatusCode::OK, "the first answer to this key", of::<Woken>()),
+        Operation::get("/v1/schedules/{id}/next", "The next firings, soonest first")
+            .query::<NextQuery>()
+            .answers(
+                StatusCode::OK,
+                "the firings",
+                both(page_of::<view::Next>(), wakeful_http::object! {"state": String}),
+            ),
+        Operation::get("/v1/schedules/{id}/firings", "Past firings, newest first")
+            .query::<FiringsQuery>()
+            .lists::<Firing>(),
+    ]
 }

@@ -1,6 +1,7 @@
 //! The definition of a schedule, read from a configuration, a request or a command line, and the session that
 //! a firing starts.
 
+use schemars::JsonSchema;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
@@ -17,8 +18,9 @@ use wakeful_workflow::schedule::{Invalid, MISSED_LIMIT, Missed, Overlap, Timing}
 const PROMPT_BYTES: usize = 64 << 10;
 
 /// A definition as the user gives it, or the changes to an existing one.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(rename = "NewSchedule")]
 pub struct ScheduleInput {
     /// Letters, digits, - and _, at most 64.
     #[serde(default)]

@@ -1,5 +1,7 @@
 //! Schedules: a tick that is due becomes a session.
 
+pub(crate) use api::operations;
+
 use axum::Router;
 use std::sync::Arc;
 use wakeful_engine::ctx::Ctx;

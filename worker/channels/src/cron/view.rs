@@ -1,6 +1,7 @@
 //! A schedule as the API and the command line show it.
 
 use chrono::{DateTime, Utc};
+use schemars::JsonSchema;
 use serde::Serialize;
 use wakeful_store::schedule::Schedule;
 use wakeful_workflow::schedule::Timing;
@@ -9,7 +10,8 @@ use wakeful_workflow::schedule::Timing;
 pub const NEXT_LIMIT: usize = 1000;
 
 /// The schedule's row. Its conversation id is the one that the API takes, without the space.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Schedule")]
 pub struct View {
     #[serde(flatten)]
     pub schedule: Schedule,
@@ -18,7 +20,8 @@ pub struct View {
 }
 
 /// A future tick.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+#[schemars(rename = "NextFiring")]
 pub struct Next {
     pub tick: DateTime<Utc>,
     /// The time in the schedule's time zone.

@@ -10,6 +10,7 @@ use wakeful_config::Invalid;
 use wakeful_config::mail_out::Dkim;
 use wakeful_engine::channel::Channel;
 use wakeful_engine::ctx::Ctx;
+use wakeful_http::openapi::Operation;
 use wakeful_workflow::id::DEFAULT_SPACE;
 
 mod body;
@@ -109,6 +110,11 @@ pub(super) fn webhooks(ctx: &Arc<Ctx>) -> Router<Arc<Ctx>> {
 /// The list of incoming mails, `/v1/mails`.
 pub(super) fn routes() -> Router<Arc<Ctx>> {
     Router::new().route("/mails", get(raw::list))
+}
+
+/// What the API's document says of these routes.
+pub(crate) fn operations() -> Vec<Operation> {
+    raw::operations().into_iter().chain(provider::operations()).collect()
 }
 
 /// Accepts mail by LMTP until the process drains.

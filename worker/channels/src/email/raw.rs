@@ -9,14 +9,20 @@ use axum::extract::{Query, Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use chrono::Utc;
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use chrono::{DateTime, Utc};
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use wakeful_engine::ctx::Ctx;
 use wakeful_http::access::Caller;
 use wakeful_http::guard::guard;
+use wakeful_http::openapi::{Operation, Shape};
 use wakeful_http::problem::Problem;
+use wakeful_store::mail::{MailPlace, MailView};
 use wakeful_workflow::mail::scan::MAIL_BYTES;
 
 /// Maximum number of recipients of one mail.
@@ -152,11 +158,12 @@ fn answer(accepted: Vec<Accepted>) -> Response {
 }
 
 /// The filter of a list of mails.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Wanted {
     #[serde(default)]
     dropped: bool,
+    cursor: Option<String>,
     #[serde(default = "usual")]
     limit: i64,
 }
@@ -175,6 +182,49 @@ pub(super) async fn list(
     if !(1..=500).contains(&wanted.limit) {
         return Err(Problem::bad_request("`limit` is from 1 to 500"));
     }
-    let mails = ctx.store.mails(caller.space(), wanted.dropped, wanted.limit).await?;
-    Ok(Json(json!({ "items": mails, "next": null })))
+    let before = wanted.cursor.as_deref().map(place).transpose()?;
+    let mails = ctx.store.mails(caller.space(), wanted.dropped, before.as_ref(), wanted.limit).await?;
+    let next = mails.last().filter(|_| mails.len() as i64 == wanted.limit).map(cursor);
+    Ok(Json(json!({ "items": mails, "next": next })))
+}
+
+/// The cursor of the mails before this one. Ids of mails have any characters, so it is encoded.
+fn cursor(last: &MailView) -> String {
+    let place = json!([last.received_at.timestamp_micros(), last.message_id, last.mailbox_id]);
+    URL_SAFE_NO_PAD.encode(place.to_string())
+}
+
+fn place(cursor: &str) -> Result<MailPlace, Problem> {
+    let read = || {
+        let bytes = URL_SAFE_NO_PAD.decode(cursor).ok()?;
+        let (at, message_id, mailbox_id): (i64, String, String) = serde_json::from_slice(&bytes).ok()?;
+        let is_text = !message_id.contains('\0') && !mailbox_id.contains('\0');
+        let received_at = DateTime::from_timestamp_micros(at).filter(|_| is_text)?;
+        Some(MailPlace { received_at, message_id, mailbox_id })
+    };
+    let said = "`cursor` does not belong to this list: give the `next` of the previous page";
+    read().ok_or_else(|| Problem::bad_request(said))
+}
+
+/// What the API's document says of these routes.
+pub(crate) fn operations() -> Vec<Operation> {
+    vec![
+        Operation::post(
+            "/v1/triggers/email/raw",
+            "A mail, as message/rfc822; the query or headers have its envelope",
+        )
+        .text("rcpt", "query", "A recipient; several may be given.")
+        .text("mail_from", "query", "The sender of the envelope.")
+        .bytes(&["message/rfc822"])
+        .answers(StatusCode::ACCEPTED, "it woke sessions", items())
+        .answers(StatusCode::OK, "it woke none: a duplicate, or a dropped mail", items())
+        .refuses(&[StatusCode::UNSUPPORTED_MEDIA_TYPE]),
+        Operation::get("/v1/mails", "Incoming mails, newest first, with the reason for each dropped one")
+            .query::<Wanted>()
+            .lists::<MailView>(),
+    ]
+}
+
+fn items() -> Shape {
+    wakeful_http::object! {"items": Vec<BTreeMap<String, Value>>}
 }

@@ -10,6 +10,7 @@ use axum::extract::rejection::BytesRejection;
 use axum::http::{HeaderMap, StatusCode};
 use axum::routing::post;
 use axum::{Json, Router};
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::Value;
 use sha2::Digest;
@@ -21,6 +22,7 @@ use wakeful_engine::ctx::Ctx;
 use wakeful_engine::{ingest, new_session};
 use wakeful_http::access::Caller;
 use wakeful_http::body::{accepted, check_text, idempotency_key, parse};
+use wakeful_http::openapi::{Operation, of};
 use wakeful_http::problem::Problem;
 use wakeful_store::new_id;
 use wakeful_store::wake::{Continues, NewMessage, NewSession, Woken};
@@ -33,8 +35,9 @@ pub(super) fn routes() -> Router<Arc<Ctx>> {
 }
 
 /// The body of `POST /v1/triggers/herald`.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(rename = "Notice")]
 struct Heralded {
     notice: Value,
     /// Without an id the notice gets a conversation of its own.
@@ -188,4 +191,15 @@ fn rendered(notice: &Notice, user_id: Option<&str>) -> Result<(String, String), 
     }
     let _ = write!(text, "\n{}", body.trim_end());
     Ok((text, subject))
+}
+
+/// What the API's document says of these routes.
+pub(crate) fn operations() -> Vec<Operation> {
+    vec![
+        Operation::post("/v1/triggers/herald", "A notice of another system wakes a session")
+            .body::<Heralded>()
+            .answers(StatusCode::ACCEPTED, "accepted", of::<Woken>())
+            .answers(StatusCode::OK, "the first answer to this key", of::<Woken>())
+            .refuses(&[StatusCode::NOT_FOUND]),
+    ]
 }

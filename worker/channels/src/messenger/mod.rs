@@ -26,6 +26,7 @@ use wakeful_engine::channel::Channel;
 use wakeful_engine::ctx::Ctx;
 use wakeful_engine::ingest::Refused;
 use wakeful_engine::{ingest, new_session};
+use wakeful_http::openapi::{Operation, Proof, of};
 use wakeful_http::problem::Problem;
 use wakeful_store::Error;
 use wakeful_store::wake::{NewMessage, Woken};
@@ -208,4 +209,25 @@ fn parsed(body: &[u8]) -> Result<Value, Problem> {
 /// Removes NUL, which the database cannot store.
 fn without_nul(text: &str) -> String {
     text.replace('\0', "")
+}
+
+/// What the API's document says of these routes.
+pub(crate) fn operations() -> Vec<Operation> {
+    let messenger = |path, summary, scheme: &'static [&'static str]| {
+        Operation::post(path, summary)
+            .bytes(&["application/json"])
+            .proved_by(Proof::Own(scheme))
+            .answers_bytes(StatusCode::OK, "taken", "")
+            .refuses(&[StatusCode::NOT_FOUND])
+    };
+    vec![
+        messenger("/v1/triggers/messenger/slack", "Slack's events", &["slack"]),
+        messenger("/v1/triggers/messenger/telegram", "Telegram's updates", &["telegram"]),
+        Operation::post("/v1/triggers/messenger/webhook", "A message with a signature of Standard Webhooks")
+            .bytes(&["application/json"])
+            .proved_by(Proof::Own(&["standardWebhook"]))
+            .answers(StatusCode::ACCEPTED, "accepted", of::<Woken>())
+            .answers(StatusCode::OK, "the first answer to this key", of::<Woken>())
+            .refuses(&[StatusCode::NOT_FOUND]),
+    ]
 }

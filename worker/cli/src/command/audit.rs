@@ -84,6 +84,7 @@ const WRITES: &[&str] = &[
     "batch.pause",
     "batch.resume",
     "batch.cancel",
+    "worker.drain",
 ];
 
 /// The act of a command, if it writes.

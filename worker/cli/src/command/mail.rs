@@ -24,7 +24,7 @@ pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
     let store = super::open_store(&config, "wakeful mail").await?;
     let output = Output::new(&args.output);
     let Verb::List { dropped, limit } = args.verb;
-    let mails = store.mails(args.space.of_names(), dropped, limit).await;
+    let mails = store.mails(args.space.of_names(), dropped, None, limit).await;
     store.close().await;
     let mails = mails?;
     until_reader_goes(output.items(&mails, || table(&mails)).map(|()| Exit::Ok))

@@ -2,15 +2,18 @@
 
 use super::Exit;
 use wakeful_config::Config;
-use wakeful_store::Store;
+use wakeful_store::{Store, schema};
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     #[command(subcommand)]
     verb: Option<Verb>,
-    /// Change nothing; exit with status 6 when the schema is not this binary's.
+    /// Change nothing; say which binaries the schema serves, and exit with status 6 when this one is not among them.
     #[arg(long)]
     check: bool,
+    /// Migrate although live workers are older than the new schema's oldest binary. They fail then.
+    #[arg(long)]
+    leave_behind: bool,
 }
 
 #[derive(Debug, clap::Subcommand)]
@@ -24,8 +27,14 @@ enum Verb {
 pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
     let store = Store::connect(&super::database_url(&config)?, 2, "wakeful migrate").await?;
     if args.check {
-        store.check_schema().await?;
-        println!("the schema is this binary's");
+        println!("{}", store.check_schema().await?.said());
+        let number = schema::number();
+        let workers = store.workers().await?;
+        let alive = workers.iter().filter(|worker| worker.is_fresh(super::queue::silent_after_s(&config)));
+        let older = alive.filter(|worker| worker.schema_number.unwrap_or(0) < number).count();
+        if older > 0 {
+            println!("{older} live workers are older than this binary, and go on beside it");
+        }
         return Ok(Exit::Ok);
     }
     match args.verb {
@@ -37,7 +46,9 @@ pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
         }
         Some(Verb::Up) | None => {
             let applied = store
-                .migrate(|migration| eprintln!("applied {} {}", migration.version, migration.description))
+                .migrate_and(args.leave_behind, |migration| {
+                    eprintln!("applied {} {}", migration.version, migration.description)
+                })
                 .await?;
             println!("{applied} migrations applied");
         }

@@ -18,6 +18,7 @@ mod migrate;
 mod output;
 mod pause;
 mod person;
+mod preflight;
 mod printable;
 mod queue;
 mod replay;
@@ -132,7 +133,7 @@ enum Command {
     Queue(queue::Args),
     /// Leave Absurd: bring its tasks over, prove it, and take it back.
     Absurd(absurd::Args),
-    /// List the worker processes.
+    /// List the worker processes, and drain them.
     Worker(worker::Args),
     /// List the mails that came in, and what became of each.
     Mail(mail::Args),
@@ -142,6 +143,8 @@ enum Command {
     Completions(manual::CompletionsArgs),
     /// Write a manual page for each command into a directory.
     Man(manual::ManArgs),
+    /// Say which open sessions cannot go on under another configuration or program, before it is deployed.
+    Preflight(preflight::Args),
     /// Pause an agent, a tool, a provider, a conversation, a schedule, a space, a type of trigger, or the whole queue.
     Pause(pause::Args),
 }
@@ -231,6 +234,7 @@ fn run(app: App, cli: Cli, matches: &clap::ArgMatches) -> anyhow::Result<Exit> {
             Command::Queue(args) => queue::run(config, args).await,
             Command::Absurd(args) => absurd::run(&app, config, args).await,
             Command::Pause(args) => pause::run(config, args).await,
+            Command::Preflight(args) => preflight::run(&app, config, args).await,
             Command::Trigger(args) => trigger::run(config, args).await,
             Command::Worker(args) => worker::run(config, args).await,
             Command::Mail(args) => mail::run(config, args).await,

@@ -84,7 +84,11 @@ pub(super) fn silent_after_s(config: &Config) -> f64 {
 }
 
 fn state(worker: &WorkerView, silent_after_s: f64) -> &'static str {
-    if worker.beat_age_s < silent_after_s { "alive" } else { "silent" }
+    match (worker.is_fresh(silent_after_s), worker.drain_asked_at) {
+        (true, None) => "alive",
+        (true, Some(_)) => "draining",
+        (false, _) => "silent",
+    }
 }
 
 fn pretty(output: &Output, depth: &[Depth], workers: &[WorkerView], silent_after_s: f64) -> String {
@@ -136,7 +140,14 @@ pub(super) fn worker_table(workers: &[WorkerView], silent_after_s: f64) -> Table
         let state = state(worker, silent_after_s);
         table.row([
             worker.worker_id.as_str().into(),
-            Cell::new(state, if state == "alive" { Tone::Good } else { Tone::Bad }),
+            Cell::new(
+                state,
+                match state {
+                    "alive" => Tone::Good,
+                    "draining" => Tone::Busy,
+                    _ => Tone::Bad,
+                },
+            ),
             span(worker.beat_age_s).into(),
             worker.leases.into(),
             worker.concurrency.into(),

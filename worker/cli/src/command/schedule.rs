@@ -160,7 +160,7 @@ async fn steer(
         }
         Verb::Show { name } => {
             let schedule = store.schedule(space, &name).await?;
-            let firings = store.firings(space, &name, 20).await?;
+            let firings = store.firings(space, &name, None, 20).await?;
             let view = View::of(schedule);
             output.one(&serde_json::json!({"schedule": view, "firings": firings}), || {
                 details(output, &view, &firings)
@@ -183,10 +183,10 @@ async fn steer(
             asked.mail_to = asked.mail_to.map(|to| if to == [""] { Vec::new() } else { to });
             let before = store.schedule(space, &name).await?;
             let definition = read(asked.over(&before.definition), space, config).map_err(Usage)?;
-            say(output, store.change_schedule(space, &definition, None).await?, "is changed")?;
+            say(output, store.change_schedule(space, &definition, None, None).await?, "is changed")?;
         }
         Verb::Delete { name } => {
-            store.delete_schedule(space, &name).await?;
+            store.delete_schedule(space, &name, None).await?;
             output.one(&serde_json::json!({"deleted": name}), || {
                 format!("{} is deleted\n", printable(&name))
             })?;

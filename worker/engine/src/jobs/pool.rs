@@ -5,10 +5,11 @@ use crate::ctx::Ctx;
 use apalis::prelude::{Monitor, ParallelizeExt, WorkerBuilder};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::broadcast::error::RecvError;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
-use wakeful_store::queue::{Heartbeat, Holdings, Kind, Liveness, News, Queue, Settings};
+use wakeful_store::queue::{Heartbeat, Holdings, Kind, Liveness, News, Queue, Served, Settings};
 
 /// How long running jobs may go on after a drain begins. Then they are dropped and their leases are given
 /// back.
@@ -38,6 +39,7 @@ pub async fn run(ctx: Arc<Ctx>, news: News) -> anyhow::Result<()> {
     let last = DRAIN + Duration::from_secs(2);
     ctx.watchdog.start(queue.lease, draining.clone(), last);
     let deadline = tokio::spawn(abort_after_drain(Arc::clone(&ctx)));
+    let asked = tokio::spawn(drain_when_asked(Arc::clone(&ctx), Arc::clone(&holdings)));
 
     let start = {
         let (ctx, news, holdings) = (Arc::clone(&ctx), news.clone(), Arc::clone(&holdings));
@@ -81,6 +83,7 @@ pub async fn run(ctx: Arc<Ctx>, news: News) -> anyhow::Result<()> {
         })
         .await;
     deadline.abort();
+    asked.abort();
     healer.abort();
     expiry.abort();
     delays.abort();
@@ -172,8 +175,10 @@ fn heartbeat(ctx: &Ctx, holdings: &Arc<Holdings>, listed: bool) -> Heartbeat {
         concurrency: i32::try_from(queue.concurrency).unwrap_or(i32::MAX),
         connections: i32::try_from(ctx.config.database.max_connections).unwrap_or(i32::MAX),
         lease: queue.lease,
+        agents: served(ctx).iter().map(Served::shown).collect(),
         every: queue.heartbeat,
         holdings: Arc::clone(holdings),
+        drain_asked: ctx.shutdown.asked.clone(),
     }
 }
 
@@ -189,13 +194,50 @@ fn settings(ctx: &Ctx, kind: Kind, runner: &str, concurrency: usize) -> Settings
         concurrency,
         lease: queue.lease,
         poll: Duration::from_millis(queue.poll_ms),
+        // A replay's process takes its own jobs only.
+        agents: if runner.is_empty() { served(ctx).into() } else { Arc::default() },
     }
 }
 
+/// The agents that this process has.
+fn served(ctx: &Ctx) -> Vec<Served> {
+    let mut served = Vec::new();
+    for (agent, spaces) in ctx.config.served_agents() {
+        match spaces {
+            None => served.push(Served { agent, space_id: None }),
+            Some(spaces) => served.extend(
+                spaces.into_iter().map(|space| Served { agent: agent.clone(), space_id: Some(space) }),
+            ),
+        }
+    }
+    served
+}
+
 /// Waits for a drain to begin and then for `DRAIN`. Then makes every running job stop and give back its
-/// lease.
+/// lease. An operator who asked for the drain waits; a supervisor that sent a signal does not.
 async fn abort_after_drain(ctx: Arc<Ctx>) {
     ctx.shutdown.draining.cancelled().await;
+    if ctx.shutdown.asked.is_cancelled() {
+        ctx.shutdown.signalled.cancelled().await;
+    }
     tokio::time::sleep(DRAIN).await;
     ctx.shutdown.abort.cancel();
+}
+
+/// Drains when an operator asks for it. The heartbeat's answer tells; a notification makes it beat at once.
+async fn drain_when_asked(ctx: Arc<Ctx>, holdings: Arc<Holdings>) {
+    let mut news = ctx.bus.news.gates();
+    loop {
+        tokio::select! {
+            () = ctx.shutdown.asked.cancelled() => break,
+            heard = news.recv() => match heard {
+                Ok(()) | Err(RecvError::Lagged(_)) => holdings.beat(),
+                Err(RecvError::Closed) => ctx.shutdown.asked.cancelled().await,
+            },
+        }
+    }
+    info!(
+        "An operator asked for it. Draining: no new work is started, and the process ends when what runs has ended"
+    );
+    ctx.shutdown.draining.cancel();
 }

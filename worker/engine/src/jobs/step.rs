@@ -31,7 +31,7 @@ use wakeful_store::Error;
 use wakeful_store::queue::{self, Job, Kind};
 use wakeful_store::step::{Commit, Performance};
 use wakeful_workflow::advance::{self, Performed};
-use wakeful_workflow::agent::{Agent, AgentPolicy, Limits};
+use wakeful_workflow::agent::{Agent, AgentPolicy};
 use wakeful_workflow::context::compaction;
 use wakeful_workflow::fault::Fault;
 use wakeful_workflow::id::{GenerationId, SessionId};
@@ -73,6 +73,9 @@ pub async fn step(mut job: Job, ctx: Data<Arc<Ctx>>) -> Result<(), BoxDynError> 
         }
         if let ClaimEnd::Held { subject, why } = &end {
             held::hold(&ctx, &job, subject, why).await;
+        }
+        if let ClaimEnd::Left { agent } = &end {
+            held::leave(&ctx, &job, agent).await;
         }
         if let ClaimEnd::SetBack { kind, back } = &end {
             telemetry::failed(&Span::current(), kind);
@@ -211,24 +214,8 @@ async fn run_steps(
                 let made = Made { call: committed.take(), started: &started, results: results.take() };
                 decide(ctx, job, &mut session, agent, counts, made).await?
             }
-            // The configuration does not have this agent, so the run can only end: cancelled, if someone
-            // cancelled it, or failed with this fault.
-            Err(error) => match plan(&session, &Limits::default()) {
-                Action::Rest => {
-                    ctx.store.end_job(&job.lease).await?;
-                    return Ok(ClaimEnd::Closed);
-                }
-                Action::Stop(Stop::Cancelled) => Decided::Performed(Performed::Stopped(Stop::Cancelled)),
-                Action::Stop(_)
-                | Action::Begin
-                | Action::CallModel
-                | Action::Compact
-                | Action::CallTools { .. }
-                | Action::Pause => {
-                    let fault = Fault::NotConfigured { message: error.to_string() };
-                    Decided::Performed(Performed::Stopped(Stop::Failed(fault)))
-                }
-            },
+            // This process does not have the agent.
+            Err(error) => held::without_agent(ctx, job, &session, error, counts).await?,
         };
         let performed = match decided {
             Decided::Performed(performed) => performed,
@@ -441,7 +428,7 @@ async fn decide(
         return Ok(Decided::Performed(results));
     }
     if let Action::CallTools { calls } = &action
-        && let Some(end) = store_gate::admit(ctx, job, session, calls, &counts.troubles).await?
+        && let Some(end) = store_gate::admit(ctx, job, session, calls, &mut counts.troubles).await?
     {
         withdraw(ctx, job, &session.session_id, counts).await?;
         return Ok(Decided::End(end));

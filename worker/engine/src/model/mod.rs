@@ -154,6 +154,11 @@ impl Models {
         self.gates.insert(provider.to_owned(), provider.to_owned());
     }
 
+    /// The names of the providers.
+    pub fn providers(&self) -> impl Iterator<Item = &str> {
+        self.providers.keys().map(String::as_str)
+    }
+
     /// Returns the gate that the calls of the model with this name pass. `None`: they pass none.
     pub fn gate_of(&self, name: &str) -> Option<&str> {
         self.gates.get(provider_of(name)).map(String::as_str)

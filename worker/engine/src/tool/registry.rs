@@ -209,6 +209,18 @@ impl Registry {
     }
 }
 
+/// Checks `arguments` against the schema of a tool that this process need not have.
+///
+/// # Errors
+/// The list of all violations.
+pub fn fits(tool: &ToolDefinition, arguments: &Value) -> Result<(), String> {
+    match jsonschema::validator_for(&tool.parameters) {
+        Ok(validator) => violations(&tool.name, &validator, arguments).map_err(|error| error.0),
+        // An invalid schema cannot check anything.
+        Err(_) => Ok(()),
+    }
+}
+
 fn violations(name: &str, validator: &Validator, arguments: &Value) -> Result<(), ToolError> {
     let violations: Vec<String> = validator.iter_errors(arguments).map(|error| describe(&error)).collect();
     if violations.is_empty() { Ok(()) } else { Err(ToolError(refusal(name, &violations))) }

@@ -114,9 +114,12 @@ pub const RULES: &[Rule] = &[
     Rule::act("POST", "/v1/errors/{id}/mute", Operate, Spaces, "errors.mute"),
     Rule::act("POST", "/v1/errors/{id}/note", Operate, Spaces, "errors.note"),
     Rule::look("/v1/me", Read, Users),
+    Rule::look("/v1/openapi.json", Read, Users),
     Rule::look("/v1/overview", Read, Agents),
     Rule::look("/v1/queue", Read, Installation),
+    Rule::look("/v1/capabilities", Read, Installation),
     Rule::look("/v1/workers", Read, Installation),
+    Rule::act("POST", "/v1/workers/{id}/drain", Operate, Installation, "worker.drain"),
     Rule::act("POST", "/v1/tokens", Admin, Installation, "token.create"),
     Rule::act("DELETE", "/v1/tokens/{id}", Admin, Installation, "token.revoke"),
 ];

@@ -24,6 +24,7 @@ use std::sync::Arc;
 use tracing::info;
 use wakeful_config::email_providers::{EmailProviders, topic_host};
 use wakeful_engine::ctx::Ctx;
+use wakeful_http::openapi::{Operation, Proof, of};
 use wakeful_http::problem::Problem;
 
 /// Room for a mail of 40 MB in base64.
@@ -138,4 +139,41 @@ async fn bounced(ctx: &Ctx, bounces: &[Bounce]) -> Result<Value, Problem> {
         bounced::note(ctx, bounce).await?;
     }
     Ok(json!({ "bounced": bounces.len() }))
+}
+
+/// What the API's document says of these routes.
+pub(crate) fn operations() -> Vec<Operation> {
+    vec![
+        provider(
+            "/v1/triggers/email/postmark",
+            "Postmark's webhooks: mail, bounces, complaints",
+            &["application/json"],
+        )
+        .proved_by(Proof::Own(&["postmark"])),
+        provider("/v1/triggers/email/mailgun", "Mailgun's webhooks; the body has its signature", FORMS),
+        provider("/v1/triggers/email/mailgun/mime", "Mailgun's raw mails; the body has its signature", FORMS),
+        provider(
+            "/v1/triggers/email/ses",
+            "Amazon SES by SNS; the body has its signature",
+            &["text/plain", "application/json"],
+        ),
+    ]
+}
+
+const FORMS: &[&str] = &["multipart/form-data", "application/x-www-form-urlencoded", "application/json"];
+
+fn provider(path: &'static str, summary: &'static str, media_types: &'static [&'static str]) -> Operation {
+    Operation::post(path, summary)
+        .bytes(media_types)
+        .proved_by(Proof::Open)
+        .answers(StatusCode::OK, "taken", of::<Value>())
+        .refuses(&[
+            StatusCode::BAD_REQUEST,
+            StatusCode::UNAUTHORIZED,
+            StatusCode::FORBIDDEN,
+            StatusCode::NOT_FOUND,
+            StatusCode::NOT_ACCEPTABLE,
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            StatusCode::SERVICE_UNAVAILABLE,
+        ])
 }

@@ -4,6 +4,7 @@
 mod blobs;
 mod host;
 mod system;
+mod upgrade;
 
 use super::Exit;
 use super::output::{Cell, Column, Output, OutputArgs, Table, Tone, until_reader_goes};

@@ -1,7 +1,7 @@
 //! Checks of what this host talks to: the server that listens here, the database, the workers and their work.
 
 use super::super::output::{count, span};
-use super::Report;
+use super::{Report, upgrade};
 use crate::client::address::{self, Address};
 use std::time::Duration;
 use wakeful_channels::chat::legacy;
@@ -202,15 +202,9 @@ async fn ask(config: &Config, url: &str, since: Duration, report: &mut Report) -
             "connect directly, or by a pooler in session mode; until then work waits for the next poll",
         ),
     }
-    match store.check_schema().await {
-        Ok(()) => report.ok("schema", "is this binary's"),
-        Err(Error::Schema(text)) => {
-            let (text, remedy) = text.split_once(". ").unwrap_or((&text, "Run `wakeful migrate status`."));
-            report.problem("schema", text, remedy);
-            // The remaining checks query tables of this binary's schema.
-            return Ok(());
-        }
-        Err(error) => return Err(error),
+    if !upgrade::schema(&store, report).await? {
+        // The remaining checks query tables of this binary's schema.
+        return Ok(());
     }
     role(&store, report).await?;
     tokens(config, &store, report).await?;
@@ -296,6 +290,7 @@ async fn work(config: &Config, store: &Store, report: &mut Report) -> Result<(),
         };
         report.ok("workers", format!("{} alive (version {}){gone}", alive.len(), versions.join(", ")));
     }
+    upgrade::workers(store, &alive, report).await?;
     let connections = store.fleet_connections(None).await?;
     match connections.shortage() {
         Some((said, remedy)) => report.warning("connections", said, remedy),

@@ -1,11 +1,12 @@
 //! What a step's job waits for when the reason is not a worker: a provider's outage, or the command of a replay. And what
 //! `session why` says of anything: a finding.
 
-use super::super::output::{age, span};
+use super::super::output::{age, count, span};
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 use serde_json::Value;
 use wakeful_engine::gates::STORE;
+use wakeful_store::queue::LACKS;
 use wakeful_store::standing::JobView;
 
 /// Facts from outside the session's own rows.
@@ -15,6 +16,8 @@ pub(super) struct Surroundings {
     pub workers_alive: usize,
     /// A worker without a heartbeat for longer than this counts as dead.
     pub silent_after_s: f64,
+    /// Those of them that have the session's agent.
+    pub workers_with_agent: usize,
     /// Attempts at one step after which the run fails. `None` if this configuration does not know the agent.
     pub attempts: Option<i64>,
     /// Seconds of a provider's outage after which the run fails. `None` if this configuration does not know the agent.
@@ -55,6 +58,30 @@ pub(super) fn of_pause(job: &JobView) -> Option<Finding> {
         ),
         remedy: Some(format!("When it may go on:\nwakeful pause end {what}")),
     })
+}
+
+/// Explains a job that waits for a worker that has its agent. `None`: it does not.
+pub(super) fn of_lacked_agent(job: &JobView, around: Surroundings) -> Option<Finding> {
+    let agent = job.lacks_agent.as_deref().filter(|_| !job.leased)?;
+    let since = job.lacks_agent_s.map(|lasted| format!(" for {}", span(lasted))).unwrap_or_default();
+    let (why, remedy) = match around.workers_with_agent {
+        0 => (
+            format!("It waits{since}: no live worker has agent {agent}."),
+            Some(format!(
+                "Start a worker whose configuration has [agents.{agent}], for the session's space:\nwakeful serve --roles worker\n\
+                 Or end the run:\nwakeful session cancel {{id}}"
+            )),
+        ),
+        one_or_more => (
+            format!(
+                "A worker without agent {agent} left it to the others{since}; {} that {} the agent take it when they have room.",
+                count(one_or_more as i64, "live worker"),
+                if one_or_more == 1 { "has" } else { "have" }
+            ),
+            None,
+        ),
+    };
+    Some(Finding { why, remedy })
 }
 
 /// Explains a job that a provider's outage holds up. `None`: none does, or a worker has the job.
@@ -113,6 +140,9 @@ pub(super) fn note(job: &Value) -> Option<String> {
     let ahead = |at: DateTime<Utc>| span((at - Utc::now()).as_seconds_f64().max(0.0));
     if job["leased"] == true {
         return None;
+    }
+    if let Some(agent) = job["held_by"].as_str().and_then(|held| held.strip_prefix(LACKS)) {
+        return Some(format!("waits for a worker that has agent {agent}"));
     }
     if let Some(pause) = job["held_by"].as_str() {
         let why = job["held_for"].as_str().map(|why| format!(": {why}")).unwrap_or_default();

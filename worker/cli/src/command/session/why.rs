@@ -5,7 +5,7 @@ use super::super::output::{Cell, Column, Output, Table, Tone, age, count, printa
 use super::Exit;
 use super::effects::{of_calls, of_failed_calls};
 pub(in crate::command) use super::effects::{resolve_call, resolve_delivery};
-use super::job::{Finding, Surroundings, of_outage, of_pause, of_replay};
+use super::job::{Finding, Surroundings, of_lacked_agent, of_outage, of_pause, of_replay};
 use super::show::header;
 use serde_json::json;
 use std::fmt::Write as _;
@@ -27,7 +27,12 @@ pub(super) async fn why(store: &Store, config: &Config, output: &Output, id: &st
     let workers = store.workers().await?;
     let limits = config.agent(&standing.session.agent).ok().map(|agent| agent.limits);
     let around = Surroundings {
-        workers_alive: workers.iter().filter(|worker| worker.beat_age_s < silent_after_s).count(),
+        workers_alive: workers.iter().filter(|worker| worker.is_fresh(silent_after_s)).count(),
+        workers_with_agent: workers
+            .iter()
+            .filter(|worker| worker.is_fresh(silent_after_s))
+            .filter(|worker| worker.has_agent(&standing.session.agent, &standing.session.space_id))
+            .count(),
         silent_after_s,
         attempts: limits.map(|limits| limits.attempts),
         outage_s: limits.map(|limits| limits.outage_ms as f64 / 1000.0),
@@ -209,6 +214,10 @@ fn of_job(job: &JobView, standing: &Standing, around: Surroundings) -> Finding {
         return of_replay(job, &standing.session.session_id);
     }
     if let Some(finding) = of_pause(job) {
+        return finding;
+    }
+    if let Some(mut finding) = of_lacked_agent(job, around) {
+        finding.remedy = finding.remedy.map(|text| text.replace("{id}", &standing.session.session_id));
         return finding;
     }
     if let Some(finding) = of_outage(job, around) {

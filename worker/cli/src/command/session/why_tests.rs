@@ -6,8 +6,13 @@ use wakeful_workflow::mail::policy::Exchange;
 use wakeful_workflow::session::{DebugMeta, Totals};
 use wakeful_workflow::trigger::TriggerSource;
 
-const AROUND: Surroundings =
-    Surroundings { workers_alive: 2, silent_after_s: 30.0, attempts: Some(5), outage_s: Some(21_600.0) };
+const AROUND: Surroundings = Surroundings {
+    workers_alive: 2,
+    workers_with_agent: 2,
+    silent_after_s: 30.0,
+    attempts: Some(5),
+    outage_s: Some(21_600.0),
+};
 
 fn standing(status: &str) -> Standing {
     let session = SessionSummary {
@@ -85,6 +90,8 @@ fn job(leased: bool, due_in_s: f64) -> JobView {
         provider_down_s: None,
         next_probe_in_s: None,
         held: None,
+        lacks_agent: None,
+        lacks_agent_s: None,
     }
 }
 

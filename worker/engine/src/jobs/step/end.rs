@@ -24,6 +24,8 @@ pub(super) enum ClaimEnd {
     Retry { kind: &'static str, error: String, at_least: Option<Duration> },
     /// A pause holds the job up.
     Held { subject: Subject, why: String },
+    /// This process lacks the agent, and leaves the job to those that have it.
+    Left { agent: String },
     /// The job was not done because of its model's provider, or of a fault of the model call.
     SetBack { kind: &'static str, back: Box<Back> },
 }

@@ -1,14 +1,17 @@
-//! Pauses: a step that one holds up is given back, and waits without a slot.
+//! Steps that are given back and wait without a slot: those that a pause holds up, and those whose agent this process lacks.
 
-use super::ClaimEnd;
+use super::{ClaimEnd, Counts, Decided, withdraw};
 use crate::ctx::Ctx;
 use crate::model::provider_of;
 use std::time::Duration;
 use tracing::{info, warn};
+use wakeful_config::AgentError;
 use wakeful_store::queue::Job;
-use wakeful_workflow::agent::Agent;
+use wakeful_workflow::advance::Performed;
+use wakeful_workflow::agent::{Agent, Limits};
+use wakeful_workflow::fault::Fault;
 use wakeful_workflow::pause::{Step, Subject};
-use wakeful_workflow::plan::{Action, How};
+use wakeful_workflow::plan::{Action, How, Stop, plan};
 use wakeful_workflow::session::Session;
 
 /// A waiting job looks by itself after this time, in case that nothing lets it go.
@@ -55,6 +58,59 @@ pub(super) async fn hold(ctx: &Ctx, job: &Job, subject: &Subject, why: &str) {
             if goes_on {
                 ctx.bus.notifier.job_of(job.kind, &job.runner);
             }
+        }
+        Err(error) => {
+            warn!(%error, "The job could not be given back; workers can claim it when its lease ends")
+        }
+    }
+}
+
+/// What a worker does with a session whose agent it lacks: another worker may have a newer configuration, or an older one. A
+/// replay has no other worker, so its run fails. A run that is cancelled ends anywhere.
+pub(super) async fn without_agent(
+    ctx: &Ctx,
+    job: &Job,
+    session: &Session,
+    error: &AgentError,
+    counts: &mut Counts,
+) -> wakeful_store::Result<Decided> {
+    match plan(session, &Limits::default()) {
+        Action::Rest => {
+            ctx.store.end_job(&job.lease).await?;
+            Ok(Decided::End(ClaimEnd::Closed))
+        }
+        Action::Stop(Stop::Cancelled) => Ok(Decided::Performed(Performed::Stopped(Stop::Cancelled))),
+        Action::Stop(_)
+        | Action::Begin
+        | Action::CallModel
+        | Action::Compact
+        | Action::CallTools { .. }
+        | Action::Pause
+            if job.runner.is_empty() =>
+        {
+            withdraw(ctx, job, &session.session_id, counts).await?;
+            Ok(Decided::End(ClaimEnd::Left { agent: session.agent.clone() }))
+        }
+        Action::Stop(_)
+        | Action::Begin
+        | Action::CallModel
+        | Action::Compact
+        | Action::CallTools { .. }
+        | Action::Pause => {
+            let fault = Fault::NotConfigured { message: error.to_string() };
+            Ok(Decided::Performed(Performed::Stopped(Stop::Failed(fault))))
+        }
+    }
+}
+
+/// Gives the job back to the workers that have its agent.
+pub(super) async fn leave(ctx: &Ctx, job: &Job, agent: &str) {
+    match ctx.store.leave(&job.lease, agent, LOOK).await {
+        Ok(()) => {
+            info!(
+                session.id = job.session_id,
+                agent, "This process lacks the agent; the step waits for one that has it"
+            );
         }
         Err(error) => {
             warn!(%error, "The job could not be given back; workers can claim it when its lease ends")

@@ -51,6 +51,11 @@ impl Troubles {
         self.pass
     }
 
+    /// A gate has opened for this job.
+    pub(super) fn let_through(&mut self, opening: Option<i64>) {
+        self.pass = opening.or(self.pass);
+    }
+
     fn lasted(&self) -> Duration {
         self.outage.lasted.map_or(Duration::ZERO, |before| before + self.claimed.elapsed())
     }

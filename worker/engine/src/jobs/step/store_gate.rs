@@ -25,7 +25,7 @@ pub(super) async fn admit(
     job: &Job,
     session: &Session,
     calls: &[PlannedCall],
-    troubles: &Troubles,
+    troubles: &mut Troubles,
 ) -> Result<Option<ClaimEnd>> {
     let uses_files = |call: &PlannedCall| {
         let tool = ctx.plugins.tools.get(&call.call.name);
@@ -43,9 +43,7 @@ pub(super) async fn admit(
                 return Ok(Some(waits(error, gate_id)));
             }
             Admission::Probe(_probe) => match ctx.store.blob_stores().ask(&name).await {
-                Ok(()) => {
-                    ctx.gates.saw_success(&ctx.store, &gate_id, true).await?;
-                }
+                Ok(()) => troubles.let_through(ctx.gates.saw_success(&ctx.store, &gate_id, true).await?),
                 Err(error) => {
                     let error = error.to_string();
                     ctx.gates.saw_away(&ctx.store, &gate_id, true, &error).await?;

@@ -1,0 +1,188 @@
+//! The facts of `wakeful preflight`: what the open sessions need. See [`wakeful_workflow::preflight`].
+
+use crate::{Error, Result, Store};
+use std::collections::HashMap;
+use wakeful_workflow::prefix::Prefix;
+use wakeful_workflow::preflight::{Need, ScheduleNeed};
+
+/// Sessions of one page.
+const PAGE: i64 = 500;
+
+/// What the open sessions need.
+#[derive(Clone, Debug, Default)]
+pub struct Needs {
+    pub sessions: Vec<Need>,
+    /// There are more than were asked for.
+    pub more: bool,
+}
+
+impl Store {
+    /// Returns what up to `limit` open sessions need, the oldest first: those that are queued, run, wait for an answer, or need
+    /// attention. Each page is one statement over the indexes of open sessions, and one for pinned tools that are not known yet.
+    ///
+    /// # Errors
+    /// [`Error::Database`], [`Error::Corrupt`].
+    pub async fn needs(&self, space_id: Option<&str>, limit: usize) -> Result<Needs> {
+        let mut needs = Needs::default();
+        let mut prefixes = HashMap::new();
+        let mut after = String::new();
+        loop {
+            let rows = sqlx::query!(
+                r#"
+                with open as materialized (
+                    (select session_id from conversation_sessions
+                    where status in ('queued', 'running') and session_id > $1 and ($2::text is null or space_id = $2)
+                    order by session_id limit $3)
+                    union all
+                    (select session_id from conversation_sessions
+                    where status = 'waiting_input' and session_id > $1 and ($2::text is null or space_id = $2)
+                    order by session_id limit $3)
+                    union all
+                    (select session_id from conversation_sessions
+                    where status = 'needs_attention' and session_id > $1 and ($2::text is null or space_id = $2)
+                    order by session_id limit $3)
+                    order by session_id
+                    limit $3
+                )
+                select s.session_id, s.space_id, s.prefix_sha256, json_build_object(
+                    'session_id', s.session_id, 'space_id', s.space_id, 'status', s.status, 'agent', s.agent,
+                    'trigger_type', s.trigger_type, 'mailbox_id', s.mailbox_id, 'policy', coalesce(s.policy, '{}'),
+                    'run_steps', coalesce(r.steps, 0), 'run_tokens', coalesce(r.input_tokens + r.output_tokens, 0),
+                    'attempts', coalesce(j.stuck, 0),
+                    'outage_s', coalesce(extract(epoch from clock_timestamp() - j.outage_since)::float8, 0),
+                    'context_tokens', coalesce((
+                        select t.input_tokens from session_steps t where t.session_id = s.session_id
+                        order by t.step_number desc limit 1), 0),
+                    'has_cost', s.total_cost_micros > 0,
+                    'asked_s', case when s.status = 'waiting_input' then coalesce((
+                        select extract(epoch from clock_timestamp() - e.ts)::float8 from session_events e
+                        where e.session_id = s.session_id and e.type = 'state_transition'
+                        order by e.seq desc limit 1), 0) else 0 end,
+                    'users', (
+                        select count(distinct i.sender) from session_inbox i where i.session_id = s.session_id),
+                    'calls', coalesce((
+                        select json_agg(json_build_object('call_id', c.call_id, 'name', c.name, 'status', c.status,
+                            'effect', c.effect, 'arguments', (
+                                select block -> 'arguments'
+                                from conversation_records m, jsonb_array_elements(m.content::jsonb) block
+                                where m.conversation_id = s.conversation_id and m.message_number = c.message_number
+                                    and block ->> 'call_id' = c.call_id
+                                limit 1)))
+                        from tool_calls c
+                        where c.session_id = s.session_id
+                            and (c.result_message_number is null or c.status = 'uncertain')
+                            and c.status in ('invoked', 'started', 'waiting', 'uncertain')), '[]'),
+                    'unsent', coalesce((
+                        select json_agg(distinct d.channel) from deliveries d
+                        where d.session_id = s.session_id and d.status in ('queued', 'sending')), '[]'),
+                    'files', coalesce((w.payload ->> 'files')::bigint, 0),
+                    'bytes', coalesce((w.payload ->> 'bytes')::bigint, 0)
+                )::text as "need!"
+                from open
+                join conversation_sessions s on s.session_id = open.session_id
+                left join jobs j on j.kind = 'step' and j.session_id = s.session_id
+                left join lateral (
+                    select steps, input_tokens, output_tokens from session_runs r
+                    where r.session_id = s.session_id order by r.created_at desc limit 1
+                ) r on true
+                left join lateral (
+                    select e.payload from session_events e
+                    where e.session_id = s.session_id and e.type = 'WORKSPACE_SNAPSHOT' order by e.seq desc limit 1
+                ) w on true
+                order by s.session_id
+                "#,
+                after,
+                space_id,
+                PAGE
+            )
+            .fetch_all(&self.pool)
+            .await?;
+            let full = rows.len() as i64 == PAGE;
+            let unknown: Vec<(String, String)> = rows
+                .iter()
+                .filter_map(|row| Some((row.prefix_sha256.clone()?, row.space_id.clone())))
+                .filter(|key| !prefixes.contains_key(key))
+                .collect();
+            self.read_prefixes(unknown, &mut prefixes).await?;
+            for row in rows {
+                if needs.sessions.len() == limit {
+                    needs.more = true;
+                    return Ok(needs);
+                }
+                after.clone_from(&row.session_id);
+                let mut need: Need =
+                    serde_json::from_str(&row.need).map_err(|error| Error::corrupt("session", error))?;
+                if let Some(sha256) = row.prefix_sha256
+                    && let Some(prefix) = prefixes.get(&(sha256, row.space_id))
+                {
+                    need.pinned_tools.clone_from(&prefix.tools);
+                }
+                needs.sessions.push(need);
+            }
+            if !full {
+                return Ok(needs);
+            }
+        }
+    }
+
+    async fn read_prefixes(
+        &self,
+        unknown: Vec<(String, String)>,
+        prefixes: &mut HashMap<(String, String), Prefix>,
+    ) -> Result<()> {
+        if unknown.is_empty() {
+            return Ok(());
+        }
+        let (names, spaces): (Vec<String>, Vec<String>) = unknown.into_iter().unzip();
+        let blobs = sqlx::query!(
+            r#"select distinct b.sha256, b.space_id, b.bytes as "bytes!"
+            from unnest($1::text[], $2::text[]) as asked (sha256, space_id)
+            join blobs b on b.sha256 = asked.sha256 and b.space_id = asked.space_id"#,
+            &names,
+            &spaces
+        )
+        .fetch_all(&self.pool)
+        .await?;
+        for blob in blobs {
+            let prefix = Prefix::read(&blob.sha256, &blob.bytes)
+                .map_err(|error| Error::corrupt("pinned prefix", error))?;
+            prefixes.insert((blob.sha256, blob.space_id), prefix);
+        }
+        Ok(())
+    }
+
+    /// Returns the schedules that fire.
+    ///
+    /// # Errors
+    /// [`Error::Database`].
+    pub async fn schedule_needs(&self, space_id: Option<&str>) -> Result<Vec<ScheduleNeed>> {
+        let rows = sqlx::query!(
+            r#"select name, space_id, agent, source = 'config' as "of_config!", cardinality(mail_to) > 0 as "mails!"
+            from schedules
+            where paused_at is null and next_at is not null and ($1::text is null or space_id = $1)
+            order by space_id, name
+            limit 10000"#,
+            space_id
+        )
+        .fetch_all(&self.pool)
+        .await?;
+        Ok(rows
+            .into_iter()
+            .map(|row| ScheduleNeed {
+                name: row.name,
+                space_id: row.space_id,
+                of_config: row.of_config,
+                agent: row.agent,
+                mails: row.mails,
+            })
+            .collect())
+    }
+
+    /// Returns the oldest binary that the schema serves: the newest migration that such a binary knows. `None`: it does not say.
+    ///
+    /// # Errors
+    /// [`Error::Database`].
+    pub async fn oldest_served(&self) -> Result<Option<i64>> {
+        Ok(sqlx::query_scalar!("select oldest from schema_serves").fetch_optional(&self.pool).await?)
+    }
+}

@@ -1,0 +1,66 @@
+//! Compares every answer that a test gets with the OpenAPI document: its status, and its body's schema.
+
+use reqwest::{Method, StatusCode};
+use serde_json::{Value, json};
+use std::sync::OnceLock;
+
+/// The document, as a server without a base path serves it.
+pub fn document() -> &'static Value {
+    static DOCUMENT: OnceLock<Value> = OnceLock::new();
+    DOCUMENT.get_or_init(|| {
+        let mut operations = wakeful_http::operations();
+        operations.extend(wakeful_channels::operations());
+        wakeful_http::openapi::document(&operations, "")
+    })
+}
+
+/// The documented path that `path` belongs to. A name counts more than braces.
+fn template(path: &str) -> Option<&'static str> {
+    let parts: Vec<&str> = path.split('?').next()?.split('/').collect();
+    let fits = |template: &str| {
+        let names: Vec<&str> = template.split('/').collect();
+        names.len() == parts.len()
+            && names.iter().zip(&parts).all(|(name, part)| name == part || name.starts_with('{'))
+    };
+    let paths = document()["paths"].as_object()?.keys();
+    paths.filter(|one| fits(one)).min_by_key(|one| one.matches('{').count()).map(String::as_str)
+}
+
+/// Checks one answer. Routes and methods that the document does not know are not its matter.
+///
+/// # Panics
+/// The answer is not as documented.
+pub fn check(method: &Method, path: &str, status: StatusCode, body: &Value) {
+    let Some(template) = template(path) else { return };
+    let method = method.as_str().to_lowercase();
+    let operation = &document()["paths"][template][&method];
+    let in_document = operation.is_object();
+    if !in_document || status.as_u16() >= 500 && status != StatusCode::SERVICE_UNAVAILABLE {
+        return;
+    }
+    let answer = &operation["responses"][status.as_str()];
+    assert!(
+        !answer.is_null(),
+        "{method} {template} answered {status}, which the OpenAPI document does not know: add it to the `operations()` of the \
+         handler's module (`answers` for a success, `refuses` for a refusal)\n{body}"
+    );
+    let answer = match answer["$ref"].as_str() {
+        Some(refers) => document().pointer(refers.trim_start_matches('#')).expect("it is there"),
+        None => answer,
+    };
+    let Some((_, content)) = answer["content"].as_object().and_then(|content| content.iter().next()) else {
+        return;
+    };
+    if content["schema"] == json!({"type": "string"}) {
+        return;
+    }
+    let schema = json!({"allOf": [content["schema"]], "components": document()["components"]});
+    let validator = jsonschema::validator_for(&schema).expect("the schema is valid");
+    let errors: Vec<String> =
+        validator.iter_errors(body).map(|error| format!("{}: {error}", error.instance_path())).collect();
+    assert!(
+        errors.is_empty(),
+        "{method} {template} answered {status} otherwise than the OpenAPI document says:\n{}\n{body}",
+        errors.join("\n")
+    );
+}

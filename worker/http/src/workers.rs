@@ -1,0 +1,60 @@
+//! The worker processes: which there are, and how one is told to end.
+
+use crate::body::{Id, check_text, parse};
+use crate::openapi::Operation;
+use crate::problem::Problem;
+use crate::sessions::Answer;
+use crate::steer::Reason;
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::extract::rejection::BytesRejection;
+use axum::http::StatusCode;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use wakeful_engine::ctx::Ctx;
+use wakeful_store::audit::act::because;
+use wakeful_store::queue::WorkerView;
+
+/// The workers of the last day.
+pub(super) async fn list(State(ctx): State<Arc<Ctx>>) -> Answer {
+    let workers = ctx.store.workers().await?;
+    let silent_after_s = ctx.config.queue.heartbeat.as_secs_f64() * 3.0;
+    let items: Vec<Value> = workers
+        .iter()
+        .map(|worker| {
+            let mut shown = json!(worker);
+            shown["alive"] = json!(worker.is_fresh(silent_after_s));
+            shown
+        })
+        .collect();
+    Ok(Json(json!({"items": items, "next": null})))
+}
+
+/// Asks a worker to take no more jobs, to finish what it holds, and to end: 202.
+pub(super) async fn drain(
+    State(ctx): State<Arc<Ctx>>,
+    Id(id): Id,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<(StatusCode, Json<Value>), Problem> {
+    let body = body?;
+    let asked: Reason = if body.is_empty() { Reason::default() } else { parse(&body)? };
+    check_text("reason", asked.reason.as_deref(), super::steer::REASON_BYTES)?;
+    because(asked.reason.as_deref());
+    ctx.store.drain_workers(Some(&id)).await?;
+    Ok((StatusCode::ACCEPTED, Json(json!({"worker_id": id, "state": "draining"}))))
+}
+
+/// What the API's document says of these routes.
+pub(crate) fn operations() -> Vec<Operation> {
+    vec![
+        Operation::get("/v1/workers", "The workers of the last day").answers(
+            StatusCode::OK,
+            "a page",
+            crate::object! {"items": Vec<WorkerView>, "next": Option<String>},
+        ),
+        Operation::post("/v1/workers/{id}/drain", "Tells a worker to finish what it holds and to end")
+            .body_if_any::<Reason>()
+            .answers(StatusCode::ACCEPTED, "accepted", crate::object! {"worker_id": String, "state": String}),
+    ]
+}
