@@ -150,6 +150,7 @@ impl Error {
             | Error::Refused { .. }
             | Error::Schedule { .. }
             | Error::Batch { .. }
+            | Error::Outdated { .. }
             | Error::NotErased { .. }
             | Error::KeyReused { .. }
             | Error::OfAnotherUser { .. }

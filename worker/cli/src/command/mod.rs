@@ -291,6 +291,7 @@ fn exit_of(error: &anyhow::Error) -> Exit {
                 | wakeful_store::Error::Refused { .. }
                 | wakeful_store::Error::Schedule { .. }
                 | wakeful_store::Error::Batch { .. }
+                | wakeful_store::Error::Outdated { .. }
                 | wakeful_store::Error::NotErased { .. }
                 | wakeful_store::Error::KeyReused { .. } => Exit::Conflict,
                 wakeful_store::Error::OfAnotherUser { .. } | wakeful_store::Error::OfAUser { .. } => {
