@@ -310,12 +310,13 @@ impl Store {
         mut moved: impl FnMut(MovedBlobs),
     ) -> Result<MovedBlobs> {
         let mut lock = self.pool.begin().await?;
-        sqlx::query!("select pg_advisory_xact_lock($1)", MOVE_LOCK).fetch_one(&mut *lock).await?;
         let into = self.blob_stores.into.as_ref();
         let name = into.map(|into| into.name());
         let mut sum = MovedBlobs::default();
         let mut after = (String::new(), String::new());
         loop {
+            // Again for each pack: the database ends a transaction that rests, and with it the lock.
+            sqlx::query!("select pg_advisory_xact_lock($1)", MOVE_LOCK).fetch_one(&mut *lock).await?;
             let row = sqlx::query!(
                 "select sha256, space_id, size from blobs
                 where media_type = $1 and store is distinct from $2 and (sha256, space_id) > ($3::text, $4::text)

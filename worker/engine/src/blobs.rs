@@ -14,8 +14,9 @@ use std::time::Duration;
 use wakeful_store::blob_store::{Answer, BlobName, BlobStore, BlobStores};
 use wakeful_workflow::access::is_space;
 
-/// How long one call of a store may take, its own retries included.
-const LIMIT: Duration = Duration::from_secs(60);
+/// How long one call of a store may take, its own retries included. A move reads and writes within the minute that the database
+/// lets a transaction rest.
+const LIMIT: Duration = Duration::from_secs(25);
 
 /// Opens the stores of a configuration.
 ///

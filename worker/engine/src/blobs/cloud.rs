@@ -42,7 +42,7 @@ pub(super) fn open(address: &str) -> Result<Arc<dyn BlobStore>, String> {
     let retry = RetryConfig {
         backoff: BackoffConfig::default(),
         max_retries: 5,
-        retry_timeout: Duration::from_secs(40),
+        retry_timeout: Duration::from_secs(20),
     };
     let store: Result<Arc<dyn ObjectStore>, Error> = match scheme {
         "s3" => AmazonS3Builder::from_env()
