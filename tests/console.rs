@@ -1,9 +1,10 @@
 //! The console: a person logs in, sees what the token may see, and acts by forms, each once. Hostile text stays text.
 
 mod access;
-mod browser;
+pub(crate) mod browser;
 mod bulk;
 pub(crate) mod hostile;
+mod live;
 
 use crate::support::{Answer, Database, ModelServer, Options, Process};
 use browser::Browser;
@@ -14,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A server without a token on this machine, whose model asks, acts, and sometimes fails.
 pub(crate) struct Scene {
-    database: Database,
+    pub database: Database,
     pub process: Process,
     pub model_fails: Arc<AtomicBool>,
     _model: ModelServer,
@@ -94,6 +95,7 @@ pub(crate) fn pages(
         "/batches/new?verb=archive&status=completed",
         "/chat",
         "/deliveries",
+        "/notifications",
         "/schedules",
         "/mails",
         "/queue",

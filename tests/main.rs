@@ -51,6 +51,7 @@ mod leaks;
 #[cfg(feature = "legacy-redis")]
 mod legacy_chat;
 mod messenger;
+mod notify;
 mod obey;
 mod openapi;
 mod outage;

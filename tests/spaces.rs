@@ -7,15 +7,17 @@ use sqlx::postgres::PgPool;
 use sqlx::{AssertSqlSafe, Row};
 
 /// Tables without rows of a space, and why.
-const OF_THE_INSTALLATION: [(&str, &str); 12] = [
+const OF_THE_INSTALLATION: [(&str, &str); 14] = [
     ("_sqlx_migrations", "the schema is one for all spaces"),
-    ("schema_serves", "the schema is one for all spaces"),
+    ("act_links", "a link is looked up before its space is known"),
     ("api_tokens", "a token is looked up before its space is known"),
     ("audit_log", "only admin tokens of the installation read it"),
     ("legacy_chat_counts", "counts by day"),
+    ("notify_conditions", "what is wrong with the whole of it"),
     ("pauses", "operators of the installation pause spaces, agents, providers and the queue alike"),
     ("provider_gates", "an outage of a provider is one for all spaces"),
     ("queue_samples", "counts of jobs by minute"),
+    ("schema_serves", "the schema is one for all spaces"),
     ("search_progress", "one search reads all spaces"),
     ("signing_keys", "it signs for all spaces"),
     ("webhook_tokens", "digests of what senders have used up"),

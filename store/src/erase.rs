@@ -34,7 +34,7 @@ const ROLE: &str = "wakeful_retention";
 
 /// What is deleted in batches, after the conversation's own row: each table with the column that names its owner.
 const BY_CONVERSATION: [&str; 4] = ["conversation_records", "deliveries", "session_runs", "mails"];
-const BY_SESSION: [&str; 10] = [
+const BY_SESSION: [&str; 13] = [
     "session_events",
     "session_steps",
     "session_inbox",
@@ -45,6 +45,9 @@ const BY_SESSION: [&str; 10] = [
     "search_documents",
     "search_due",
     "run_failures",
+    "transitions",
+    "notification_members",
+    "act_links",
 ];
 
 /// Whose data is erased.

@@ -2,6 +2,7 @@
 #![doc = include_str!("error.md")]
 #![deny(missing_docs)]
 
+use wakeful_workflow::notify::LinkState;
 use wakeful_workflow::session::SessionStatus;
 
 /// Reason why the store failed.
@@ -67,6 +68,14 @@ pub enum Error {
         store: String,
         /// What it said.
         reason: String,
+    },
+    /// A link that lets a person act once cannot be used.
+    #[error("{}", state.said(by.as_deref()))]
+    Link {
+        /// Why not.
+        state: LinkState,
+        /// Who used it.
+        by: Option<String>,
     },
     /// The erasure is not allowed now; the reason says why.
     #[error("nothing was erased: {reason}")]
@@ -150,6 +159,7 @@ impl Error {
             | Error::Refused { .. }
             | Error::Schedule { .. }
             | Error::Batch { .. }
+            | Error::Link { .. }
             | Error::Outdated { .. }
             | Error::NotErased { .. }
             | Error::KeyReused { .. }

@@ -33,6 +33,7 @@
 //! | find sessions by what was said in them | [`search`] |
 //! | see failed runs in groups | [`failure`] |
 //! | retry, cancel, archive or wake many sessions | [`batch`] |
+//! | tell people what needs them, and let them act by a link | [`notify`] |
 //! | say who did what | [`audit`] |
 //! | make, find and revoke tokens; sign those of users | [`token`] |
 //! | keep the spaces apart | [`space`] |
@@ -72,6 +73,7 @@ pub mod journal;
 pub mod ledger;
 pub mod legacy;
 pub mod mail;
+pub mod notify;
 pub mod outbox;
 pub mod outputs;
 pub mod overview;

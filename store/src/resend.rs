@@ -62,7 +62,8 @@ impl Store {
     }
 }
 
-async fn queue_again(
+/// Queues a locked session's delivery again.
+pub(crate) async fn queue_again(
     tx: &mut PgConnection,
     session: &Locked,
     delivery_id: &str,

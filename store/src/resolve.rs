@@ -67,14 +67,21 @@ impl Store {
         act::because(decision.reason.as_deref());
         let mut tx = self.pool.begin().await?;
         let session = run::lock(&mut tx, session_id).await?;
-        let resolved = match &decision.effect {
-            Effect::Call(call_id) => resolve_call(&mut tx, &session, call_id, decision).await?,
-            Effect::Delivery(delivery_id) => {
-                resolve_delivery(&mut tx, &session, delivery_id, decision).await?
-            }
-        };
+        let resolved = resolve_in(&mut tx, &session, decision).await?;
         tx.commit().await?;
         Ok(resolved)
+    }
+}
+
+/// Settles an uncertain effect of a locked session.
+pub(crate) async fn resolve_in(
+    tx: &mut PgConnection,
+    session: &Locked,
+    decision: &Decision,
+) -> Result<Resolved> {
+    match &decision.effect {
+        Effect::Call(call_id) => resolve_call(tx, session, call_id, decision).await,
+        Effect::Delivery(delivery_id) => resolve_delivery(tx, session, delivery_id, decision).await,
     }
 }
 

@@ -37,17 +37,7 @@ impl Store {
     ) -> Result<(Transaction, String)> {
         let mut tx = self.pool.begin().await?;
         let session = run::lock(&mut tx, session_id).await?;
-        by.may_wake(&session)?;
-        if !session.status.may_be_retried() {
-            return Err(conflict(session, "retry"));
-        }
-        let Some(run_id) = run::newest(&mut tx, session_id).await? else {
-            return Err(conflict(session, "retry"));
-        };
-        let conversation = run::lock_conversation(&mut tx, &session.conversation_id).await?;
-        run::clear_cancel(&mut tx, session_id).await?;
-        run::open(&mut tx, &conversation, &session, &run_id, None, reason).await?;
-        note(&mut tx, session_id, &run_id, "retry", reason).await?;
+        let run_id = retry_in(&mut tx, session, reason, by).await?;
         Ok((tx, run_id))
     }
 
@@ -141,6 +131,28 @@ impl Store {
         }
         Ok((tx, run_id))
     }
+}
+
+/// Retries a locked session's run. Returns the run's id.
+pub(crate) async fn retry_in(
+    tx: &mut PgConnection,
+    session: Locked,
+    reason: Option<&str>,
+    by: By,
+) -> Result<String> {
+    by.may_wake(&session)?;
+    let session_id = session.session_id.as_str();
+    if !session.status.may_be_retried() {
+        return Err(conflict(session, "retry"));
+    }
+    let Some(run_id) = run::newest(tx, session_id).await? else {
+        return Err(conflict(session, "retry"));
+    };
+    let conversation = run::lock_conversation(tx, &session.conversation_id).await?;
+    run::clear_cancel(tx, session_id).await?;
+    run::open(tx, &conversation, &session, &run_id, None, reason).await?;
+    note(tx, session_id, &run_id, "retry", reason).await?;
+    Ok(run_id)
 }
 
 /// The journal's entry that names who steers a session. `None` outside of an act of the API or the command line.

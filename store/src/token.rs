@@ -310,7 +310,7 @@ fn hash(secret: &str) -> Vec<u8> {
     sha2::Sha256::digest(secret.as_bytes()).to_vec()
 }
 
-fn random<const BYTES: usize>() -> Result<[u8; BYTES]> {
+pub(crate) fn random<const BYTES: usize>() -> Result<[u8; BYTES]> {
     let mut bytes = [0; BYTES];
     aws_lc_rs::rand::fill(&mut bytes).map_err(|_| Error::corrupt("random bytes", "the system gives none"))?;
     Ok(bytes)

@@ -191,15 +191,21 @@ impl Store {
     async fn try_answer(&self, session_id: &str, message: &NewMessage) -> Result<Woken> {
         let mut tx = self.intake.begin().await?;
         let session = run::lock(&mut tx, session_id).await?;
-        By::Anyone.may_wake(&session)?;
-        let refused = conflict(session.clone(), "an answer");
-        let woken = put_in_inbox(&mut tx, session, message).await?;
-        if !woken.duplicate && woken.outcome != Acceptance::Delivered {
-            return Err(refused);
-        }
+        let woken = answer_in(&mut tx, session, message).await?;
         tx.commit().await?;
         Ok(woken)
     }
+}
+
+/// Answers a locked session's open question.
+pub(crate) async fn answer_in(tx: &mut PgConnection, session: Locked, message: &NewMessage) -> Result<Woken> {
+    By::Anyone.may_wake(&session)?;
+    let refused = conflict(session.clone(), "an answer");
+    let woken = put_in_inbox(tx, session, message).await?;
+    if !woken.duplicate && woken.outcome != Acceptance::Delivered {
+        return Err(refused);
+    }
+    Ok(woken)
 }
 
 /// Returns the message's key, and the hash that a duplicate is compared with.

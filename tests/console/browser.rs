@@ -4,7 +4,7 @@ use reqwest::{Client, Method, StatusCode, redirect};
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 
-pub(super) struct Browser {
+pub(crate) struct Browser {
     client: Client,
     url: String,
     cookies: Mutex<BTreeMap<String, String>>,
@@ -13,7 +13,7 @@ pub(super) struct Browser {
 }
 
 /// An answer.
-pub(super) struct Page {
+pub(crate) struct Page {
     pub status: StatusCode,
     pub html: String,
     pub headers: reqwest::header::HeaderMap,
@@ -23,7 +23,7 @@ pub(super) struct Page {
 
 /// A form as it stands on a page: where it leads, and its hidden fields.
 #[derive(Clone, Debug)]
-pub(super) struct Form {
+pub(crate) struct Form {
     pub action: String,
     pub fields: Vec<(String, String)>,
 }
@@ -106,7 +106,7 @@ impl Browser {
 }
 
 /// Fields of a form.
-pub(super) fn encoded(fields: &[(&str, &str)]) -> String {
+pub(crate) fn encoded(fields: &[(&str, &str)]) -> String {
     let byte = |byte: u8| match byte {
         b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' => (byte as char).to_string(),
         _ => format!("%{byte:02X}"),

@@ -10,7 +10,7 @@ const { failed, pages, chat } = JSON.parse(given);
 const root = base + "/console";
 
 const browser = await chromium.launch({ executablePath: process.env.CHROMIUM || "/usr/bin/chromium", args: ["--no-sandbox"] });
-const told = { clicks: {}, serious: [], elsewhere: [], ran: [], broken: [], wide: [], live: false };
+const told = { clicks: {}, serious: [], elsewhere: [], ran: [], broken: [], wide: [], whilePaused: [], live: false };
 
 async function person(options) {
   const context = await browser.newContext({ viewport: { width: 1280, height: 800 }, ...options });
@@ -55,7 +55,9 @@ for (const [way, options] of [["mouse", {}], ["without JavaScript", { javaScript
   }
   await Promise.all([page.waitForNavigation(), page.keyboard.press("Enter")]); presses += 1;
   await page.waitForSelector("text=Why it failed");
-  await page.locator("button:text-is('Retry')").focus();
+  await page.keyboard.press("a"); presses += 1;
+  const act = await page.evaluate(() => document.activeElement.textContent);
+  if (act !== "Retry") told.broken.push(`the first act is ${act}`);
   await page.keyboard.press("Enter"); presses += 1;
   await page.waitForSelector(".note.good");
   told.clicks.keyboard = presses;
@@ -75,12 +77,37 @@ for (const [way, options] of [["mouse", {}], ["without JavaScript", { javaScript
   await page.context().close();
 }
 
+// A page that is paused asks for nothing, however long it stays open; then it goes on. The driver moves the page's clock.
+{
+  const page = await person({});
+  await page.clock.install();
+  await page.goto(root + "/");
+  await page.keyboard.press("p");
+  page.on("request", (request) => told.whilePaused.push(request.url()));
+  await page.clock.fastForward(600_000);
+  await page.evaluate(() => fetch(location.origin + "/healthz"));
+  told.whilePaused = told.whilePaused.filter((url) => !url.endsWith("/healthz"));
+  const paused = told.whilePaused;
+  told.whilePaused = [];
+  const again = page.waitForRequest(root + "/");
+  await page.keyboard.press("p");
+  await page.clock.fastForward(10_000);
+  await again;
+  await page.context().close();
+  told.whilePaused = paused;
+}
+
 // Every page in both themes, wide and narrow.
 for (const [colorScheme, width] of [["light", 1280], ["dark", 1280], ["light", 390], ["dark", 390]]) {
   const page = await person({ colorScheme, viewport: { width, height: 844 } });
   for (const path of pages) {
     await page.goto(root + path);
     if (await page.evaluate(() => document.documentElement.scrollWidth > window.innerWidth)) told.wide.push(`${path} at ${width}`);
+    // With WAKEFUL_SHOTS=FOLDER a picture of each page stays there, for a person to look at.
+    if (process.env.WAKEFUL_SHOTS) {
+      const name = path.replace(/[^a-z0-9=]+/gi, "_").slice(0, 60);
+      await page.screenshot({ path: `${process.env.WAKEFUL_SHOTS}/${name}-${colorScheme}-${width}.png`, fullPage: true });
+    }
     // The pages' own policy forbids scripts from elsewhere; this one comes from the driver.
     const source = (await import("node:fs")).readFileSync(axe, "utf8");
     await page.evaluate(source);

@@ -4,18 +4,25 @@ use crate::console::{Scene, first, pages};
 use serde_json::{Value, json};
 use std::process::Stdio;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 use tokio::process::Command;
+use wakeful_store::notify::link::{Act, Way};
 
+/// To the folder of mails that every test has.
+const NOTIFY: &str =
+    "[[notify]]\nname = \"ops\"\nto = \"email\"\naddress = \"ops@example.org\"\nwindow_s = 0.2\n";
 const SCHEDULE: &str = "[schedules.daily]\ncron = \"0 9 * * *\"\nprompt = \"What is new?\"\n";
 
 #[tokio::test]
 #[ignore = "needs node and Chromium: make test-peers"]
 async fn a_person_finds_and_retries_a_failed_run_and_nothing_hinders_or_harms_anybody() {
-    let scene = Scene::new(SCHEDULE).await;
+    let scene = Scene::new(&format!("{SCHEDULE}{NOTIFY}")).await;
     let session = scene.session("desk", "write a note", "completed").await;
     let hostile =
         scene.session("hostile", &crate::support::payloads::payloads().join("\n"), "completed").await;
-    scene.session("asks", "ask me something", "waiting_input").await;
+    let asks = Value::from(scene.session("asks", "ask me something", "waiting_input").await);
+    let question = "select call_id from tool_calls where status = 'waiting' and session_id = $1";
+    let question: String = scene.database.value(question, asks.as_str().expect("an id")).await;
     scene.model_fails.store(true, Ordering::SeqCst);
     let mut failed = serde_json::Map::new();
     for way in ["mouse", "without JavaScript", "keyboard"] {
@@ -28,6 +35,14 @@ async fn a_person_finds_and_retries_a_failed_run_and_nothing_hinders_or_harms_an
     let mut shown = pages(&session, "desk", &hostile, &delivery, &schedule);
     shown.extend(["", "timeline", "context", "journal"].map(|tab| format!("/sessions/{hostile}?tab={tab}")));
     shown.extend(["/chat/hostile", "/chat/asks", "/login", "/compare"].map(str::to_owned));
+    let told = first(&scene, "/v1/notifications", "notification_id").await;
+    shown.push(format!("/notifications/{told}"));
+    let store = scene.database.store().await;
+    for (session, act) in [(&failed["mouse"], Act::Retry), (&asks, Act::Answer { call_id: question })] {
+        let session = session.as_str().expect("an id");
+        let made = store.mint_link(&told, session, act, Way::Link, Duration::from_secs(600)).await;
+        shown.push(format!("/act/{}", made.expect("the database").expect("it is possible").token));
+    }
     let given = json!({"failed": failed, "pages": shown, "chat": "desk"});
     let peers = std::env::var("WAKEFUL_PEERS").expect("make test-peers sets it");
     let output = Command::new("node")
@@ -42,9 +57,9 @@ async fn a_person_finds_and_retries_a_failed_run_and_nothing_hinders_or_harms_an
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
     let told: Value = serde_json::from_slice(&output.stdout).expect("the script prints JSON");
     for (way, clicks) in told["clicks"].as_object().expect("the ways") {
-        assert!(clicks.as_i64().is_some_and(|clicks| clicks <= 6), "{way}: {clicks}");
+        assert!(clicks.as_i64().is_some_and(|clicks| clicks <= 4), "{way}: {clicks}");
     }
-    for nothing in ["serious", "elsewhere", "ran", "broken", "wide"] {
+    for nothing in ["serious", "elsewhere", "ran", "broken", "wide", "whilePaused"] {
         assert_eq!(told[nothing], json!([]), "{nothing}");
     }
     assert_eq!(told["live"], true);

@@ -28,6 +28,7 @@
 //! | how a session is carried to another database | [`bundle`] |
 //! | what an upgrade would stop | [`preflight`] |
 //! | how a task of Absurd becomes a session | [`mod@absurd`] |
+//! | what a person is notified of, and when | [`notify`] |
 //! | which kinds of ids exist | [`id`] |
 
 pub mod absurd;
@@ -53,6 +54,7 @@ pub mod id;
 pub mod inbox;
 pub mod internal;
 pub mod mail;
+pub mod notify;
 pub mod pause;
 pub mod plan;
 pub mod policy;

@@ -153,8 +153,12 @@ async fn pause(store: &Store, batch: &Claimed, stage: i32, now: Stage) -> Result
     let error = error.map(|error| format!(", most often with: {error}")).unwrap_or_default();
     let reason = format!("{} of {} retried sessions failed again{of}{error}", now.failed_again, now.acted);
     sqlx::query!(
-        "update batches set status = 'paused', status_reason = $2, stage = $3
-        where batch_id = $1 and status = 'running'",
+        "with stopped as (
+            update batches set status = 'paused', status_reason = $2, stage = $3
+            where batch_id = $1 and status = 'running'
+            returning space_id, batch_id
+        )
+        insert into transitions (space_id, kind, subject) select space_id, 'batch_stopped', batch_id from stopped",
         batch.batch_id,
         reason,
         stage

@@ -19,6 +19,7 @@ pub mod cron;
 pub mod email;
 pub mod herald;
 pub mod messenger;
+mod notify;
 pub mod signed;
 
 /// Returns the channels that the configuration sets up for sending.
@@ -28,6 +29,7 @@ pub mod signed;
 pub fn senders(config: &Config) -> anyhow::Result<Vec<Arc<dyn Channel>>> {
     let mut senders = email::senders(config)?;
     senders.extend(messenger::senders(config)?);
+    senders.extend(notify::senders(config)?);
     Ok(senders)
 }
 

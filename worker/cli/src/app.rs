@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
+use wakeful_config::notify::To;
 use wakeful_config::{Config, ConfigError, Invalid};
 use wakeful_engine::cancels::Cancels;
 use wakeful_engine::channel::Channel;
@@ -221,6 +222,22 @@ impl App {
         let mut channels: BTreeMap<String, Arc<dyn Channel>> = BTreeMap::new();
         for channel in wakeful_channels::senders(config)?.iter().chain(&self.channels) {
             channels.insert(channel.name().to_owned(), Arc::clone(channel));
+        }
+        for one in &config.notify {
+            let (name, to) = (&one.rule.name, one.to.as_str());
+            if to != "webhook" && !channels.contains_key(to) {
+                let text =
+                    format!("notify {name:?} sends by {to}, and nothing does: {}", config.how_to_enable(to));
+                return Err(Invalid(text).into());
+            }
+            let slack = &config.messenger.slack;
+            let may_press = !slack.signing_secrets.is_empty() && slack.allow.users.is_some();
+            if matches!(one.to, To::Slack { buttons: true, .. }) && !may_press {
+                let text = format!(
+                    "notify {name:?} has buttons: set signing_secrets and allow_users in [messenger.slack]"
+                );
+                return Err(Invalid(text).into());
+            }
         }
         for name in config.agent_names() {
             // Without a sender, `compose_email` would tell the model that the mail is on its way, and no mail

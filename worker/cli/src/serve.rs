@@ -8,7 +8,7 @@ use tokio::net::TcpListener;
 use tracing::{info, warn};
 use wakeful_config::Config;
 use wakeful_engine::ctx::Ctx;
-use wakeful_engine::jobs::pool;
+use wakeful_engine::jobs::{notify, pool};
 use wakeful_http::front;
 
 /// The roles of a process.
@@ -82,6 +82,12 @@ pub async fn run(
     let listeners = async {
         if roles.contains(&Role::Api) { wakeful_channels::listen(Arc::clone(&ctx)).await } else { Ok(()) }
     };
+    let notifications = async {
+        if roles.contains(&Role::Api) || roles.contains(&Role::Worker) {
+            notify::run(Arc::clone(&ctx)).await;
+        }
+        Ok(())
+    };
     let scheduler = async {
         if roles.contains(&Role::Scheduler) {
             wakeful_channels::cron::run(Arc::clone(&ctx)).await
@@ -89,7 +95,7 @@ pub async fn run(
             Ok(())
         }
     };
-    let ended = tokio::try_join!(api, worker, listeners, scheduler);
+    let ended = tokio::try_join!(api, worker, listeners, notifications, scheduler);
     signals.abort();
     ctx.store.close().await;
     ended.map(|_| ())

@@ -31,6 +31,7 @@ pub mod herald;
 pub mod mail_out;
 pub mod mailboxes;
 pub mod messenger;
+pub mod notify;
 mod price;
 mod problem;
 mod read;
@@ -103,6 +104,8 @@ pub struct Config {
     pub web: web::Web,
     pub users: users::Users,
     pub retention: retention::Retention,
+    /// The rules of notifications.
+    pub notify: Vec<notify::Notify>,
     /// The model for agents without one while no provider has a key. `wakeful dev` sets it, `serve` does not.
     pub fallback_model: Option<String>,
     /// The file that was read.
@@ -156,6 +159,8 @@ pub struct Server {
     pub console: bool,
     /// The path below which a proxy serves all this, without a slash at its end; empty for none.
     pub base_path: String,
+    /// The address under which people reach this server, without a slash at its end, for links in messages.
+    pub public_url: Option<String>,
 }
 
 impl Server {

@@ -65,6 +65,22 @@ impl<'p> Section<'p> {
         sections
     }
 
+    /// The tables of the array `key`, each with the place where it begins.
+    pub fn tables(&mut self, key: &str) -> Vec<(Origin, Section<'p>)> {
+        let path = self.full(key);
+        let Some(node) = self.take(key) else { return Vec::new() };
+        let Value::List(items) = node.value else {
+            self.problem(node.origin, format!("{path} must be written as [[{path}]]"));
+            return Vec::new();
+        };
+        let of = |node: Node| {
+            let origin = node.origin.clone();
+            let table = self.table_of(&path, node);
+            (origin, Section { path: path.clone(), table, known: Vec::new(), notes: self.notes })
+        };
+        items.into_iter().map(of).collect()
+    }
+
     fn table_of(&self, path: &str, node: Node) -> Table {
         match node.value {
             Value::Table(table) => table,
@@ -291,7 +307,8 @@ impl<'p> Section<'p> {
     fn take(&mut self, key: &str) -> Option<Node> {
         self.known.push(key.to_owned());
         let node = self.table.remove(key)?;
-        if !matches!(node.value, Value::Table(_)) {
+        let has_tables = matches!(&node.value, Value::List(items) if items.iter().any(|item| matches!(item.value, Value::Table(_))));
+        if !matches!(node.value, Value::Table(_)) && !has_tables {
             let (key, origin) = (self.full(key), node.origin.to_string());
             self.notes.given.borrow_mut().push(Given { key, value: whole(&node.value), origin });
         }

@@ -53,12 +53,14 @@ pub(super) fn read(table: Table, added: &[&str]) -> (Config, Vec<Problem>) {
         web: super::web::read(root.section("web")),
         users: super::users::read(root.section("users")),
         retention: super::retention::read(root.section("retention")),
+        notify: Vec::new(),
         fallback_model: None,
         file: None,
         warnings: Vec::new(),
         given: Vec::new(),
     };
     config.schedules = super::cron::read(&mut root, &config.agent_names_in(DEFAULT_SPACE));
+    config.notify = super::notify::read(&mut root, config.server.public_url.is_some());
     root.finish();
     config.given = notes.given.into_inner();
     config.given.sort();
@@ -100,6 +102,16 @@ fn server(mut section: Section<'_>) -> Server {
                 },
             )
             .unwrap_or_default(),
+        public_url: section.text(
+            "public_url",
+            "must be the http:// or https:// address under which people reach this server, without a path",
+            |text| {
+                let url: url::Url = text.parse().ok()?;
+                let plain =
+                    matches!(url.scheme(), "http" | "https") && url.path() == "/" && url.query().is_none();
+                plain.then(|| text.trim_end_matches('/').to_owned())
+            },
+        ),
     };
     section.finish();
     server

@@ -156,6 +156,10 @@
     if (event.key === "g") before = "g";
     else if (event.key === "j") step(1);
     else if (event.key === "k") step(-1);
+    else if (event.key === "a") {
+      const act = document.querySelector("main form[method=post] button");
+      if (act) act.focus();
+    }
     else if (event.key === "p" && (body.dataset.live || body.dataset.refresh)) pause();
     else if (event.key === "?") document.getElementById("keys").showModal();
     else if (event.key === "/") {

@@ -32,6 +32,7 @@ pub mod ingest;
 pub mod jobs;
 pub mod model;
 pub mod new_session;
+mod notify;
 pub mod offer;
 pub mod pauses;
 pub mod perform;

@@ -22,6 +22,8 @@ pub mod front;
 pub mod guard;
 mod health;
 mod idempotency;
+mod links;
+mod notifications;
 pub mod openapi;
 mod overview;
 mod pauses;
@@ -63,6 +65,8 @@ pub fn operations() -> Vec<Operation> {
         audit::operations(),
         batches::operations(),
         errors::operations(),
+        notifications::operations(),
+        links::operations(),
         overview::operations(),
         workers::operations(),
         capabilities::operations(),
@@ -91,6 +95,7 @@ pub fn router(
 ) -> Router {
     let own = door.before(own);
     let door = from_fn_with_state(door.clone(), door::held);
+    let door_of_links = door.clone();
     audit::count_refusals(&ctx);
     overview::sample_queue(&ctx);
     let followers = stream::Followers::start(&ctx);
@@ -127,12 +132,16 @@ pub fn router(
         .route("/pauses/end", post(pauses::end))
         .route("/audit", get(audit::list))
         .route("/search", get(sessions::behind))
+        .route("/replays", get(sessions::replays))
         .route("/batches", get(batches::list).post(batches::create))
         .route("/batches/{id}", get(batches::show))
         .route("/batches/{id}/members", get(batches::members))
         .route("/batches/{id}/pause", post(batches::pause))
         .route("/batches/{id}/resume", post(batches::resume))
         .route("/batches/{id}/cancel", post(batches::cancel))
+        .route("/notifications", get(notifications::list))
+        .route("/notifications/{id}", get(notifications::show))
+        .route("/notifications/{id}/resend", post(notifications::resend))
         .route("/errors", get(errors::list))
         .route("/errors/{id}", get(errors::show))
         .route("/errors/{id}/mute", post(errors::mute))
@@ -155,6 +164,13 @@ pub fn router(
         .layer(Extension(ctx.config.users.jwt.clone().map(Issuer::new).map(Arc::new)))
         // Outside the guard: an export needs its own token instead of the bearer token.
         .route("/sessions/{id}/export", get(bundle::export))
+        // A link's own token permits the act.
+        .merge(
+            Router::new()
+                .route("/links/look", post(links::look))
+                .route("/links/use", post(links::act))
+                .layer(door_of_links),
+        )
         .nest(
             "/triggers",
             webhooks

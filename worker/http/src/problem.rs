@@ -138,6 +138,7 @@ impl From<wakeful_store::Error> for Problem {
             Error::Refused { .. }
             | Error::Schedule { .. }
             | Error::Batch { .. }
+            | Error::Link { .. }
             | Error::NotErased { .. } => Problem::new(StatusCode::CONFLICT, detail),
             Error::OfAnotherUser { .. } => Problem::new(
                 StatusCode::FORBIDDEN,

@@ -12,6 +12,7 @@ use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, PathRejection, QueryRejection};
 use axum::extract::{Path, Query, State};
 use axum::http::{HeaderMap, StatusCode};
+use chrono::{DateTime, Utc};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -83,6 +84,29 @@ pub(super) async fn list(
     let items = within(Scope::of(space), ctx.store.sessions(&filter)).await?;
     let next = next_page(&items, filter.limit, |last| json!(last.session_id));
     page(&items, next)
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ReplaysQuery {
+    status: Option<String>,
+    agent: Option<String>,
+    since: Option<DateTime<Utc>>,
+    until: Option<DateTime<Utc>>,
+    cursor: Option<String>,
+    limit: Option<i64>,
+}
+
+/// Replays: sessions that ran another one again, to compare.
+pub(super) async fn replays(
+    state: State<Arc<Ctx>>,
+    caller: Caller,
+    query: Result<Query<ReplaysQuery>, QueryRejection>,
+) -> Answer {
+    let Query(ReplaysQuery { status, agent, since, until, cursor, limit }) = query?;
+    let trigger_type = Some("replay".to_owned());
+    let search = Search { status, agent, since, until, cursor, limit, trigger_type, ..Search::default() };
+    list(state, caller, Ok(Query(search))).await
 }
 
 /// How far the search is behind.
@@ -255,6 +279,9 @@ pub(crate) fn operations() -> Vec<Operation> {
     vec![
         Operation::get("/v1/sessions", "Sessions that match all parameters, newest first")
             .query::<Search>()
+            .lists::<SessionSummary>(),
+        Operation::get("/v1/replays", "Replays of sessions, newest first")
+            .query::<ReplaysQuery>()
             .lists::<SessionSummary>(),
         Operation::get("/v1/sessions/{id}", "A session with its runs, messages, steps, calls and deliveries")
             .answers(

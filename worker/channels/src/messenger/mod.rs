@@ -59,6 +59,10 @@ pub(super) fn webhooks(ctx: &Arc<Ctx>) -> Router<Arc<Ctx>> {
         true => closed("Slack", "`token` and `signing_secrets` in [messenger.slack]"),
         false => post(slack::receive),
     };
+    let actions = match messenger.slack.signing_secrets.is_empty() {
+        true => closed("Slack", "`token` and `signing_secrets` in [messenger.slack]"),
+        false => post(slack::act),
+    };
     let telegram = match messenger.telegram.webhook_secrets.is_empty() {
         true => closed("Telegram", "`token`, `webhook_secrets` and `allow_users` in [messenger.telegram]"),
         false => post(telegram::receive),
@@ -69,6 +73,7 @@ pub(super) fn webhooks(ctx: &Arc<Ctx>) -> Router<Arc<Ctx>> {
     };
     Router::new()
         .route("/messenger/slack", slack)
+        .route("/messenger/slack/actions", actions)
         .route("/messenger/telegram", telegram)
         .route("/messenger/webhook", webhook)
 }
@@ -223,6 +228,14 @@ pub(crate) fn operations() -> Vec<Operation> {
     vec![
         messenger("/v1/triggers/messenger/slack", "Slack's events", &["slack"]),
         messenger("/v1/triggers/messenger/telegram", "Telegram's updates", &["telegram"]),
+        Operation::post(
+            "/v1/triggers/messenger/slack/actions",
+            "A press of a button in a card of a notification",
+        )
+        .bytes(&["application/x-www-form-urlencoded"])
+        .proved_by(Proof::Own(&["slack"]))
+        .answers_bytes(StatusCode::OK, "taken", "")
+        .refuses(&[StatusCode::NOT_FOUND]),
         Operation::post("/v1/triggers/messenger/webhook", "A message with a signature of Standard Webhooks")
             .bytes(&["application/json"])
             .proved_by(Proof::Own(&["standardWebhook"]))

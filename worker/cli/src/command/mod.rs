@@ -15,6 +15,7 @@ mod errors;
 mod mail;
 mod manual;
 mod migrate;
+mod notification;
 mod output;
 mod pause;
 mod person;
@@ -109,6 +110,8 @@ enum Command {
     Person(person::Args),
     /// List and show outgoing messages, and send again what failed.
     Delivery(delivery::Args),
+    /// List and show what people were told by the rules of [[notify]], and send it again.
+    Notification(notification::Args),
     /// Run a session again, or a folder of exported ones, and compare the result with the original. Sends and
     /// writes nothing, unless you pass --tools live. Exit status 8 when they differ.
     Replay(Box<replay::Args>),
@@ -223,6 +226,7 @@ fn run(app: App, cli: Cli, matches: &clap::ArgMatches) -> anyhow::Result<Exit> {
             Command::Conversation(args) => conversation::run(config, args).await,
             Command::Person(args) => person::run(config, args).await,
             Command::Delivery(args) => delivery::run(config, args).await,
+            Command::Notification(args) => notification::run(config, args).await,
             Command::Replay(args) => replay::run(app, config, *args).await,
             Command::Schedule(args) => schedule::run(&app, config, args).await,
             Command::Token(args) => token::run(config, args).await,
@@ -291,6 +295,7 @@ fn exit_of(error: &anyhow::Error) -> Exit {
                 | wakeful_store::Error::Refused { .. }
                 | wakeful_store::Error::Schedule { .. }
                 | wakeful_store::Error::Batch { .. }
+                | wakeful_store::Error::Link { .. }
                 | wakeful_store::Error::Outdated { .. }
                 | wakeful_store::Error::NotErased { .. }
                 | wakeful_store::Error::KeyReused { .. } => Exit::Conflict,

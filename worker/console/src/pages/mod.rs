@@ -8,6 +8,8 @@ mod compare;
 mod deliveries;
 mod door;
 mod errors;
+mod links;
+mod notifications;
 mod overview;
 mod pauses;
 mod queue;
@@ -50,6 +52,10 @@ pub(crate) fn router() -> Router<Arc<Console>> {
         .route("/deliveries", get(deliveries::list))
         .route("/deliveries/{id}", get(deliveries::show))
         .route("/deliveries/{id}/resend", post(deliveries::resend))
+        .route("/notifications", get(notifications::list))
+        .route("/notifications/{id}", get(notifications::show))
+        .route("/notifications/{id}/resend", post(notifications::resend))
+        .route("/act/{token}", get(links::show).post(links::act))
         .route("/schedules", get(schedules::list))
         .route("/schedules/{id}", get(schedules::show))
         .route("/schedules/{id}/{verb}", post(schedules::steer))

@@ -39,8 +39,17 @@ struct Tick {
 
 pub(crate) async fn list(visit: Visit) -> Result<Response, Refusal> {
     let frame = Frame::of(&visit, Nav::Schedules, "Schedules").await?;
-    let found: List<Schedule> = visit.api.get("/v1/schedules").await?;
-    Ok(page(&Schedules { frame, items: found.items }))
+    let (mut items, mut cursor) = (Vec::new(), String::new());
+    loop {
+        let found: List<Schedule> = visit.api.get(&format!("/v1/schedules?limit=500{cursor}")).await?;
+        let next = found.next();
+        items.extend(found.items);
+        if next.is_empty() {
+            break;
+        }
+        cursor = format!("&cursor={}", part(&next));
+    }
+    Ok(page(&Schedules { frame, items }))
 }
 
 pub(crate) async fn show(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusal> {

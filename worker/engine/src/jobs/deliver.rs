@@ -19,7 +19,7 @@ use wakeful_workflow::delivery::{self, Answer, Attempt, Decision, Doubt, Facts, 
 /// How long the worker tries to send a message before it gives up. This is enough for a receiver that is
 /// down, greylists or throttles. It is limited because the conversation's later messages wait behind this
 /// one.
-const TRY_FOR: Duration = Duration::from_secs(5 * 3600);
+pub(super) const TRY_FOR: Duration = Duration::from_secs(5 * 3600);
 
 /// A longer pause between two attempts means that no worker ran, because every normal delay is shorter. Then
 /// [`TRY_FOR`] starts again: see [`Terms::longest_pause`].
@@ -327,7 +327,7 @@ async fn next_action(
     }
 }
 
-fn answer(found: &Result<Found, SendError>) -> Answer {
+pub(super) fn answer(found: &Result<Found, SendError>) -> Answer {
     match found {
         Ok(Found::Sent { .. }) => Answer::Sent,
         Ok(Found::NotSent) => Answer::NotSent,
@@ -361,7 +361,7 @@ fn end(channel_name: &str, given_up: Option<&str>, decision: Decision, error: &s
 
 const DIED: &str = "a worker stopped while sending it; it may have gone out";
 
-async fn look_up(channel: &dyn Channel, message: &Outbound<'_>) -> Result<Found, SendError> {
+pub(super) async fn look_up(channel: &dyn Channel, message: &Outbound<'_>) -> Result<Found, SendError> {
     let answer = tokio::time::timeout(SEND, channel.find_message(message)).await;
     answer.unwrap_or_else(|_| Err(SendError::Later(format!("no answer within {} seconds", SEND.as_secs()))))
 }

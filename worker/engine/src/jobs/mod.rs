@@ -1,5 +1,6 @@
 //! Background work of a worker: the two kinds of job (step, deliver), the pool that runs them, and five
-//! timers, which heal sessions, close unanswered questions, tend the gates of the providers, fill the search, and carry out batches.
+//! timers of a worker, which heal sessions, close unanswered questions, tend the gates of the providers, fill the search, and carry out batches.
+//! Notifications have tasks of their own, which a process without a worker has too.
 #![doc = include_str!("README.md")]
 
 pub mod batches;
@@ -8,6 +9,7 @@ pub mod deliver;
 pub mod expire;
 pub mod gates;
 pub mod heal;
+pub mod notify;
 pub mod pool;
 pub mod search;
 pub mod step;

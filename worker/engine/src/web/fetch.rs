@@ -132,7 +132,9 @@ impl Web {
     }
 
     /// Returns the same under the rules of an agent and of a session.
-    pub(crate) fn under(&self, agent: &WebPolicy, session: Option<&WebPolicy>) -> Web {
+    #[doc(hidden)]
+    #[must_use]
+    pub fn under(&self, agent: &WebPolicy, session: Option<&WebPolicy>) -> Web {
         let rules = std::iter::once(agent).chain(session).cloned().collect();
         Web { shared: Arc::clone(&self.shared), rules }
     }

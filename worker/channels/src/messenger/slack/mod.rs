@@ -1,9 +1,11 @@
 //! Slack: events come in through the Events API, `chat.postMessage` goes out.
 
+mod action;
 mod event;
 mod send;
 mod text;
 
+pub(super) use action::act;
 pub(super) use send::Slack;
 
 use super::{Incoming, accept, ignored, not_signed, parsed, received, whole_body};

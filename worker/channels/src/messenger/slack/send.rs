@@ -105,6 +105,9 @@ impl Channel for Slack {
             "unfurl_media": false,
             "metadata": {"event_type": EVENT_TYPE, "event_payload": {"delivery_id": message.delivery_id}},
         });
+        if content["blocks"].is_array() {
+            body["blocks"] = content["blocks"].clone();
+        }
         if let Some(thread_ts) = content["to"]["thread_ts"].as_str() {
             body["thread_ts"] = json!(thread_ts);
         }

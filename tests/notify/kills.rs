@@ -1,0 +1,68 @@
+//! A process dies at each point around a notification: each transition is told once, counted at the receiver.
+
+use super::*;
+
+/// Where it dies: before and after the commit that makes the message, before and after the post.
+const POINTS: [&str; 4] = ["K78_follow", "K79_followed", "K80_notify", "K81_notified"];
+
+/// Fails some sessions while processes die one after another, and counts what the receiver got.
+async fn told_once(kills: usize) {
+    const EACH: i64 = 3;
+    let mut stage = Stage::new("when = [\"failed\"]").await;
+    // Each kill's transitions get a message of their own soon, and nobody waits for a lease.
+    stage.options.config = stage
+        .options
+        .config
+        .replace("quiet_s = 2", "quiet_s = 0.1")
+        .replace("window_s = 0.2", "window_s = 0.1");
+    stage.options =
+        stage.options.env("WAKEFUL_QUEUE__LEASE_S", "0.6").env("WAKEFUL_QUEUE__HEARTBEAT_S", "0.2");
+    let process = stage.serve().await;
+    let first = stage.session(&process, "fine", 0, "completed").await;
+    assert!(process.terminate().success());
+    let all = EACH * kills as i64;
+    stage.copies(&first, 1, all).await;
+    for kill in 0..kills {
+        let point = POINTS[kill % POINTS.len()];
+        let dying = stage.options.clone().env("FAILPOINTS", format!("{point}=1*return"));
+        let process = dying.spawn(&stage.database.url);
+        let from = kill as i64 * EACH + 1;
+        stage.fail(from, from + EACH - 1).await;
+        let (status, process) = process.ended().await;
+        assert!(!status.success() && process.log().contains("failpoint"), "{point}: {}", process.log());
+    }
+    let process = stage.serve().await;
+    eventually("everything to be told", || async {
+        let told: i64 = stage.sink.messages().iter().map(|one| one["count"].as_i64().unwrap()).sum();
+        (told >= all).then_some(())
+    })
+    .await;
+    eventually("everything to be settled", || async {
+        let open = "select count(*) from notifications where status in ('queued', 'sending') and $1 <> ''";
+        (stage.count(open).await == 0).then_some(())
+    })
+    .await;
+    assert!(process.terminate().success());
+    let messages = stage.sink.messages();
+    let mut told: Vec<i64> = messages
+        .iter()
+        .flat_map(|one| one["items"].as_array().unwrap())
+        .map(|item| item["session_id"].as_str().unwrap().trim_start_matches("sess_copy_").parse().unwrap())
+        .collect();
+    told.sort_unstable();
+    let expected: Vec<i64> = (1..=all).collect();
+    assert_eq!(told, expected, "each transition once");
+    assert_eq!(messages.iter().map(|one| one["count"].as_i64().unwrap()).sum::<i64>(), all);
+    assert_eq!(stage.count("select count(*) from notification_members where $1 <> ''").await, all);
+}
+
+#[tokio::test]
+async fn k78_k79_k80_k81_a_kill_around_a_notification_tells_each_transition_once() {
+    told_once(8).await;
+}
+
+#[tokio::test]
+#[ignore = "slow: make soak"]
+async fn five_hundred_kills_around_notifications_tell_each_transition_once() {
+    told_once(500).await;
+}
