@@ -62,17 +62,17 @@ check-deploy: ## Lint deploy/ with the linters of others, which it installs
 	scripts/check-deploy
 
 # Features that are off by default: AWS' SDK takes minutes to compile, and few still have chats in Redis.
-OPTIONAL := --workspace --locked --features wakeful-tests/ses,wakeful-tests/legacy-redis
+OPTIONAL := --workspace --locked --features wakeful-tests/ses,wakeful-tests/legacy-redis,wakeful-tests/object-stores
 .PHONY: test-optional
-test-optional: postgres ## Lint and test what only optional features have: Amazon SES, old chats in Redis
-	@scripts/setup moto
+test-optional: postgres ## Lint and test what only optional features have: Amazon SES, old chats in Redis, files in object stores
+	@scripts/setup moto azurite
 	@scripts/setup peers
 	$(CARGO) clippy $(OPTIONAL) --all-targets -- -D warnings
 	$(CARGO) build $(OPTIONAL) --bins --tests
 	$(CARGO) test $(OPTIONAL) --lib -- ses:: legacy::
 	$(WITH_POSTGRES) $(CARGO) test $(OPTIONAL) --test main -- legacy_chat::
 	WAKEFUL_PEERS="$$PWD/.peers" $(WITH_POSTGRES) $(CARGO) test $(OPTIONAL) --test main -- \
-		--ignored peers::ses:: peers::legacy_chat::
+		--ignored peers::ses:: peers::legacy_chat:: peers::blobs::
 
 # A session's id, or a file that `wakeful session export` made. Not from the environment: SESSION may be a desktop's.
 GIVEN_SESSION = $(or $(SESSION_ID),$(if $(filter-out environment%,$(origin SESSION)),$(SESSION)))

@@ -102,6 +102,7 @@ pub struct Config {
     /// By name.
     pub schedules: BTreeMap<String, cron::Schedule>,
     pub workspace: Workspace,
+    pub blobs: Blobs,
     pub web: web::Web,
     pub users: users::Users,
     pub retention: retention::Retention,
@@ -284,6 +285,15 @@ pub struct Provider {
 pub struct Scripted {
     /// The folder with `NAME.toml` for the model `scripted/NAME`.
     pub dir: Option<PathBuf>,
+}
+
+/// Where the packs of sessions' files are stored.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Blobs {
+    /// A folder or a URL. `None`: Postgres.
+    pub store: Option<String>,
+    /// Other stores, from which packs are read.
+    pub also: Vec<String>,
 }
 
 /// The sessions' files on this host, and what of them is stored.

@@ -14,8 +14,8 @@ use super::problem::Problem;
 use super::read::{Notes, Section, narrow, recipients, spaces};
 use super::tree::Table;
 use super::{
-    AgentSettings, Config, Database, ModelSettings, OnDelayed, Provider, Providers, Queue, Scripted, Server,
-    Workspace,
+    AgentSettings, Blobs, Config, Database, ModelSettings, OnDelayed, Provider, Providers, Queue, Scripted,
+    Server, Workspace,
 };
 
 /// The providers of models that every program has.
@@ -48,6 +48,7 @@ pub(super) fn read(table: Table, added: &[&str]) -> (Config, Vec<Problem>) {
         absurd: super::absurd::read(root.section("absurd")),
         schedules: BTreeMap::new(),
         workspace: workspace(root.section("workspace")),
+        blobs: blobs(root.section("blobs")),
         web: super::web::read(root.section("web")),
         users: super::users::read(root.section("users")),
         retention: super::retention::read(root.section("retention")),
@@ -426,6 +427,20 @@ fn scripted(mut section: Section<'_>) -> Scripted {
     let scripted = Scripted { dir: section.path("dir") };
     section.finish();
     scripted
+}
+
+fn blobs(mut section: Section<'_>) -> Blobs {
+    let rule = "must be postgres, an absolute folder, s3://BUCKET/PREFIX, az://CONTAINER/PREFIX or gs://BUCKET/PREFIX, without credentials";
+    let address = |text: &str| {
+        let outside = ["s3://", "az://", "gs://"].iter().find_map(|scheme| text.strip_prefix(scheme));
+        let is_plain = outside.is_none_or(|rest| !rest.is_empty() && !rest.contains(['@', '?', '#']));
+        let known = text == "postgres" || text.starts_with('/') || outside.is_some();
+        (known && is_plain).then(|| text.to_owned())
+    };
+    let store = section.text("store", rule, address).filter(|store| store != "postgres");
+    let blobs = Blobs { store, also: section.list("also").unwrap_or_default() };
+    section.finish();
+    blobs
 }
 
 fn workspace(mut section: Section<'_>) -> Workspace {

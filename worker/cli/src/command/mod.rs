@@ -313,7 +313,9 @@ fn exit_of(error: &anyhow::Error) -> Exit {
                     Exit::Auth
                 }
                 wakeful_store::Error::Schema(_) | wakeful_store::Error::InboxFull { .. } => Exit::Unavailable,
-                wakeful_store::Error::Database(_) | wakeful_store::Error::Keys { .. } => Exit::Unavailable,
+                wakeful_store::Error::Database(_)
+                | wakeful_store::Error::Keys { .. }
+                | wakeful_store::Error::BlobStore { .. } => Exit::Unavailable,
                 wakeful_store::Error::Bundle(_)
                 | wakeful_store::Error::File { .. }
                 | wakeful_store::Error::Corrupt { .. } => Exit::Failed,
@@ -356,7 +358,8 @@ async fn open_store(config: &Config, application: &str) -> anyhow::Result<Store>
     wakeful_store::diagnosis::reach(&url, CONNECT)
         .await
         .with_context(|| wakeful_store::diagnosis::address(&url).unwrap_or_default())?;
-    let store = Store::connect(&url, 2, application).await?;
+    let blobs = wakeful_engine::blobs::stores(&config.blobs).map_err(Usage)?;
+    let store = Store::connect(&url, 2, application).await?.with_blob_stores(blobs);
     wakeful_engine::encryption::turn_on(config, &store)?;
     store.check_schema().await?;
     Ok(store)

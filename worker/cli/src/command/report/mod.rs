@@ -69,7 +69,20 @@ pub(crate) struct ReportArgs {
 /// # Errors
 /// When the page cannot be written, or stdout is closed.
 pub(crate) fn tell(output: &Output, report: &Report, args: &ReportArgs) -> anyhow::Result<Exit> {
-    output.one(report, || text::of(output, report, args.full))?;
+    tell_with(output, report, report, args)
+}
+
+/// Does so with what JSON has beside the report.
+///
+/// # Errors
+/// As for [`tell`].
+pub(crate) fn tell_with(
+    output: &Output,
+    json: &impl serde::Serialize,
+    report: &Report,
+    args: &ReportArgs,
+) -> anyhow::Result<Exit> {
+    output.one(json, || text::of(output, report, args.full))?;
     if let Some(file) = &args.file {
         write_page(report, file)?;
         if output.format() != Some(Format::Json) {
