@@ -227,6 +227,8 @@ pub struct AgentSettings {
     pub recipients: Option<Vec<String>>,
     /// The hosts that its tools may contact.
     pub web: WebPolicy,
+    /// The folder that its sessions' workspaces begin with a copy of.
+    pub clone_from: Option<PathBuf>,
     /// The only spaces whose sessions may use it. `None`: all.
     pub spaces: Option<Vec<String>>,
     /// How long the agent's question waits for an answer. `None`: without limit.

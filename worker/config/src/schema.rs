@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use wakeful_workflow::agent::{JournalLevel, Limits, OnEmptyReply, OnExpired, OnUncertain};
@@ -224,6 +225,7 @@ fn agents(root: &mut Section<'_>, names: &ModelNames<'_>) -> BTreeMap<String, Ag
             context: context(section.section("context")),
             recipients: recipients(&mut section),
             web: super::web::policy(&mut section).unwrap_or_default(),
+            clone_from: seed(section.section("workspace")),
             spaces: spaces(&mut section),
             ask_expires_s: section.number("ask_expires_s", 1..=31_536_000).map(i64::unsigned_abs),
             on_ask_expired: section
@@ -257,6 +259,13 @@ fn on_delayed(section: &mut Section<'_>) -> Option<OnDelayed> {
         section.problem(origin, format!("{name} needs after_s, in seconds, and text"));
     }
     both.map(|(after, text)| OnDelayed { after, text })
+}
+
+/// `[agents.NAME.workspace]`.
+fn seed(mut section: Section<'_>) -> Option<PathBuf> {
+    let clone = section.path("clone");
+    section.finish();
+    clone
 }
 
 fn fallback(section: &mut Section<'_>, names: &ModelNames<'_>) -> Vec<String> {

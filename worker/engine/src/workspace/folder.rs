@@ -5,6 +5,7 @@ use super::index::{Index, boot_id};
 use super::look::{Compare, Fault, Limits, look};
 use super::pack::Packed;
 use super::restore::{self, Bounds, Spool, Unreadable};
+use super::seed;
 use super::settings::Settings;
 use super::snapshot::{self, Made};
 use super::tree;
@@ -183,6 +184,28 @@ impl Held {
         // The index first: a folder with an index is one that Wakeful made, so what a dead step leaves in it goes away.
         self.save(Some(&index));
         private(&self.path).map_err(|error| fault(&error))?;
+        Ok(index)
+    }
+
+    /// Makes the folder a copy of another one, whole or not at all.
+    pub(super) fn seed(&self, from: &Path, limits: &Limits) -> Result<Index, String> {
+        let state = self.state_folder();
+        self.remove_parts(&state);
+        let part = state.join(format!("{}.part", self.name));
+        private(&part).map_err(|error| fault(&error))?;
+        let copied = Dir::open_ambient_dir(from, ambient_authority()).map_err(|error| error.to_string());
+        let copied = copied.and_then(|from| {
+            let to = Dir::open_ambient_dir(&part, ambient_authority()).map_err(|error| error.to_string())?;
+            seed::copy(&from, &to, limits)
+        });
+        if let Err(why) = copied {
+            let _ = remove_all(&part);
+            return Err(format!("The files that this agent's sessions begin with cannot be copied: {why}."));
+        }
+        // Nothing of it is stored yet, so a step that dies leaves a folder that is made anew.
+        let index = Index::empty();
+        self.save(Some(&index));
+        fs::rename(&part, &self.path).map_err(|error| fault(&error))?;
         Ok(index)
     }
 

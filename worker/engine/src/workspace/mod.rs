@@ -20,6 +20,7 @@ mod index;
 mod look;
 mod pack;
 mod restore;
+mod seed;
 mod settings;
 mod snapshot;
 mod sweep;
@@ -37,6 +38,7 @@ use look::Fault;
 use restore::Bounds;
 use snapshot::Made;
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 use tokio::sync::mpsc;
@@ -71,19 +73,38 @@ impl Workspaces {
         Workspaces { settings: Arc::new(settings), held: Mutex::default(), swept: Mutex::default() }
     }
 
-    /// Brings the folder of `session` to the snapshot that its rows name, for the claim `lease`.
+    /// Brings the folder of `session` to the snapshot that its rows name, for the claim `lease`. A session without files
+    /// begins with a copy of `seed`. Returns whether it did so just now: a snapshot has to follow.
     ///
     /// # Errors
     /// [`NotReady`].
-    pub async fn ready(&self, store: &Store, session: &Session, lease: i64) -> Result<Arc<Held>, NotReady> {
+    pub async fn ready(
+        &self,
+        store: &Store,
+        session: &Session,
+        lease: i64,
+        seed: Option<&Path>,
+    ) -> Result<(Arc<Held>, bool), NotReady> {
         let held = self.hold(session.session_id.as_str(), lease).await?;
         let mut state = held.state.lock().await;
         let target = session.workspace.as_ref();
         if !state.is(target) {
             self.bring(store, &held, &mut state, target).await?;
         }
+        let mut seeded = false;
+        if let Some(seed) = seed
+            && target.is_none()
+            && !session.has_files()
+            && !held.path.exists()
+        {
+            let (on_host, from, limits) = (Arc::clone(&held), seed.to_owned(), self.settings.limits.clone());
+            let index = blocking(move || on_host.seed(&from, &limits)).await;
+            let index =
+                index.inspect_err(|_| warn!(seed = %seed.display(), "A workspace did not get its seed"))?;
+            (state.index, state.clean, seeded) = (Some(index), false, true);
+        }
         drop(state);
-        Ok(held)
+        Ok((held, seeded))
     }
 
     /// Notes that a call is about to change the files, and makes the folder of a session that has none yet.

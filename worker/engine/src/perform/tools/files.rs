@@ -24,7 +24,15 @@ impl ToolRun<'_> {
             return Ok(None);
         }
         let (workspaces, lease) = (&self.ctx.workspaces, self.lease.token);
-        let ready = || workspaces.ready(&self.ctx.store, self.session, lease);
+        let seed =
+            self.ctx.config.agents.get(&self.session.agent).and_then(|agent| agent.clone_from.as_deref());
+        let ready = || async {
+            let (files, seeded) = workspaces.ready(&self.ctx.store, self.session, lease, seed).await?;
+            if seeded {
+                self.may_have_changed.store(true, Ordering::Relaxed);
+            }
+            Ok(files)
+        };
         let files = match self.files.get_or_try_init(ready).await {
             Ok(files) => files,
             Err(NotReady::Store(error)) => return Err(error.into()),
