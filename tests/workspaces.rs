@@ -1,5 +1,7 @@
 //! The files of a session from outside: by the API, by the command line, in forks, in bundles, and what is collected.
 
+mod seeds;
+
 use crate::support::client::texts;
 use crate::support::model::turns_since_user;
 use crate::support::{Answer, Client, Database, ModelServer, Options, Process};
@@ -262,61 +264,4 @@ async fn a_store_that_lies_or_forgets_is_told_to_the_model_and_no_file_is_shown(
         assert!(told.contains(why), "{told}");
         assert!(!folder.exists());
     }
-}
-
-#[tokio::test]
-async fn a_session_begins_with_a_copy_of_its_agents_folder_which_any_host_restores() {
-    use std::os::unix::fs::PermissionsExt as _;
-    let database = Database::new().await;
-    let model =
-        ModelServer::start(|body, _| match (body.to_string().contains("Again."), turns_since_user(body)) {
-            (false, 0) => Answer::call("read_file", json!({"path": "src/main.rs"})),
-            (false, 1) => {
-                Answer::call("edit_file", json!({"path": "src/main.rs", "old": "one", "new": "two"}))
-            }
-            (true, 0) => Answer::call("search_files", json!({"pattern": "two|run"})),
-            _ => Answer::text("Done."),
-        })
-        .await;
-    let options = Options::new().env("OPENAI_BASE_URL", &model.url);
-    let seed = options.path("seed");
-    std::fs::create_dir_all(seed.join("src")).unwrap();
-    std::fs::create_dir(seed.join("empty")).unwrap();
-    std::fs::write(seed.join("src/main.rs"), "one").unwrap();
-    std::fs::write(seed.join("run.sh"), "run").unwrap();
-    std::fs::set_permissions(seed.join("run.sh"), std::fs::Permissions::from_mode(0o755)).unwrap();
-    std::os::unix::fs::symlink("/etc/hostname", seed.join("link")).unwrap();
-    let options = options.config(&format!(
-        "[agents.default]\nmodel = \"openai/test\"\ntools = [\"read_file\", \"edit_file\", \"search_files\"]\n\
-         [agents.default.workspace]\nclone = {:?}",
-        seed.display().to_string()
-    ));
-    // The first worker dies after it has copied the folder, before the commit.
-    let dying = options.clone().env("FAILPOINTS", "K30_put=1*return").serve(&database).await;
-    let id = dying.client().chat("c1", "Go.").await["session_id"].as_str().unwrap().to_owned();
-    assert!(!dying.ended().await.0.success());
-    let process = options.serve(&database).await;
-    process.client().wait_for(&id, "completed").await;
-    assert!(process.terminate().success());
-    assert_eq!(std::fs::read_to_string(seed.join("src/main.rs")).unwrap(), "one", "the seed stays as it was");
-    // Another host, where the seed is another one by now.
-    std::fs::write(seed.join("src/main.rs"), "three").unwrap();
-    let elsewhere = options.path("elsewhere");
-    let process =
-        options.clone().env("WAKEFUL_WORKSPACE__DIR", elsewhere.display().to_string()).serve(&database).await;
-    let client = process.client();
-    client.chat("c1", "Again.").await;
-    let session = client.wait_for(&id, "completed").await;
-    let told = texts(&session, "tool");
-    assert_eq!(told[0], "one");
-    assert_eq!(told[2], "run.sh:1: run\nsrc/main.rs:1: two\n");
-    let folder = elsewhere.join(&id);
-    let mode = std::fs::metadata(folder.join("run.sh")).unwrap().permissions().mode() & 0o777;
-    assert!(folder.join("empty").is_dir() && mode == 0o755);
-    assert_eq!(std::fs::read_link(folder.join("link")).unwrap().to_str(), Some("/etc/hostname"));
-    let (_, answer) = client.get(&format!("/v1/sessions/{id}/files")).await;
-    let paths: Vec<&str> =
-        answer["items"].as_array().unwrap().iter().map(|one| one["path"].as_str().unwrap()).collect();
-    assert_eq!(paths, ["empty", "link", "run.sh", "src", "src/main.rs"]);
-    assert!(process.terminate().success());
 }

@@ -138,34 +138,68 @@ async fn serves_sessions(options: Options, address: &str, forgotten: &str) {
     assert!(process.terminate().success());
 }
 
-#[tokio::test]
-#[ignore = "needs moto: make test-optional"]
-async fn files_of_sessions_are_in_s3() {
+/// A bucket of moto, and what a process finds it by.
+async fn s3() -> (Server, Vec<(&'static str, String)>) {
     let moto =
         Server::start("moto/bin/moto_server", &["-H", "127.0.0.1", "-p", "0"], "Running on ", true).await;
     let made = reqwest::Client::new().put(format!("{}/files", moto.url)).send().await.unwrap();
     assert!(made.status().is_success(), "{made:?}");
-    let options = Options::new()
-        .env("AWS_ENDPOINT_URL", &moto.url)
-        .env("AWS_ALLOW_HTTP", "true")
-        .env("AWS_REGION", "us-east-1")
-        .env("AWS_ACCESS_KEY_ID", "key")
-        .env("AWS_SECRET_ACCESS_KEY", "the-secret-key");
-    serves_sessions(options, "s3://files/wakeful", "s3://forgotten/wakeful").await;
+    let env = vec![
+        ("AWS_ENDPOINT_URL", moto.url.clone()),
+        ("AWS_ALLOW_HTTP", "true".to_owned()),
+        ("AWS_REGION", "us-east-1".to_owned()),
+        ("AWS_ACCESS_KEY_ID", "key".to_owned()),
+        ("AWS_SECRET_ACCESS_KEY", "the-secret-key".to_owned()),
+    ];
+    (moto, env)
 }
 
-#[tokio::test]
-#[ignore = "needs azurite: make test-optional"]
-async fn files_of_sessions_are_in_azure() {
+/// A container of azurite, and what a process finds it by.
+async fn azure() -> (Server, Vec<(&'static str, String)>) {
     let arguments =
         ["--inMemoryPersistence", "--blobHost", "127.0.0.1", "--blobPort", "0", "--skipApiVersionCheck"];
     let said = "successfully listens on ";
     let azurite = Server::start("azurite/node_modules/.bin/azurite-blob", &arguments, said, false).await;
     make_container(&azurite.url, "files").await;
-    let options = Options::new()
-        .env("AZURE_STORAGE_USE_EMULATOR", "true")
-        .env("AZURITE_BLOB_STORAGE_URL", &azurite.url);
-    serves_sessions(options, "az://files/wakeful", "az://forgotten/wakeful").await;
+    let env = vec![
+        ("AZURE_STORAGE_USE_EMULATOR", "true".to_owned()),
+        ("AZURITE_BLOB_STORAGE_URL", azurite.url.clone()),
+    ];
+    (azurite, env)
+}
+
+fn with(env: &[(&'static str, String)]) -> Options {
+    env.iter().fold(Options::new(), |options, (name, value)| options.env(name, value.as_str()))
+}
+
+#[tokio::test]
+#[ignore = "needs moto: make test-optional"]
+async fn files_of_sessions_are_in_s3() {
+    let (_moto, env) = s3().await;
+    serves_sessions(with(&env), "s3://files/wakeful", "s3://forgotten/wakeful").await;
+}
+
+#[tokio::test]
+#[ignore = "needs azurite: make test-optional"]
+async fn files_of_sessions_are_in_azure() {
+    let (_azurite, env) = azure().await;
+    serves_sessions(with(&env), "az://files/wakeful", "az://forgotten/wakeful").await;
+}
+
+#[tokio::test]
+#[ignore = "needs moto: make test-optional"]
+async fn a_repository_that_is_edited_on_three_hosts_that_are_killed_is_in_s3() {
+    let (_moto, mut env) = s3().await;
+    env.push(("WAKEFUL_BLOBS__STORE", "s3://files/wakeful".to_owned()));
+    crate::crash::repository::survives_on(&env).await;
+}
+
+#[tokio::test]
+#[ignore = "needs azurite: make test-optional"]
+async fn a_repository_that_is_edited_on_three_hosts_that_are_killed_is_in_azure() {
+    let (_azurite, mut env) = azure().await;
+    env.push(("WAKEFUL_BLOBS__STORE", "az://files/wakeful".to_owned()));
+    crate::crash::repository::survives_on(&env).await;
 }
 
 /// Azure's request to make a container, signed with the account's key.

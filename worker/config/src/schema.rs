@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use wakeful_workflow::agent::{JournalLevel, Limits, OnEmptyReply, OnExpired, OnUncertain};
@@ -15,8 +14,8 @@ use super::problem::Problem;
 use super::read::{Notes, Section, narrow, recipients, spaces};
 use super::tree::Table;
 use super::{
-    AgentSettings, Blobs, Config, Database, ModelSettings, OnDelayed, Provider, Providers, Queue, Scripted,
-    Server, Workspace,
+    AgentSettings, Blobs, CloneFrom, Config, Database, ModelSettings, OnDelayed, Provider, Providers, Queue,
+    Scripted, Server, Workspace,
 };
 
 /// The providers of models that every program has.
@@ -262,8 +261,8 @@ fn on_delayed(section: &mut Section<'_>) -> Option<OnDelayed> {
 }
 
 /// `[agents.NAME.workspace]`.
-fn seed(mut section: Section<'_>) -> Option<PathBuf> {
-    let clone = section.path("clone");
+fn seed(mut section: Section<'_>) -> Option<CloneFrom> {
+    let clone = section.path_or_url("clone");
     section.finish();
     clone
 }
@@ -447,7 +446,10 @@ fn blobs(mut section: Section<'_>) -> Blobs {
         (known && is_plain).then(|| text.to_owned())
     };
     let store = section.text("store", rule, address).filter(|store| store != "postgres");
-    let blobs = Blobs { store, also: section.list("also").unwrap_or_default() };
+    let also = section.list("also").unwrap_or_default();
+    // A move reads and writes within the minute that the database lets a transaction rest.
+    let timeout = section.seconds("timeout_s", Duration::from_millis(100)..=Duration::from_secs(25));
+    let blobs = Blobs { store, also, timeout: timeout.unwrap_or(Blobs::default().timeout) };
     section.finish();
     blobs
 }

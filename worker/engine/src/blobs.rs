@@ -14,27 +14,28 @@ use std::time::Duration;
 use wakeful_store::blob_store::{Answer, BlobName, BlobStore, BlobStores};
 use wakeful_workflow::access::is_space;
 
-/// How long one call of a store may take, its own retries included. A move reads and writes within the minute that the database
-/// lets a transaction rest.
-const LIMIT: Duration = Duration::from_secs(25);
-
 /// Opens the stores of a configuration.
 ///
 /// # Errors
 /// A sentence that says what is wrong with one of them.
 pub fn stores(config: &wakeful_config::Blobs) -> Result<BlobStores, String> {
-    let into = config.store.as_deref().map(open).transpose()?;
-    let others = config.also.iter().map(|address| open(address)).collect::<Result<_, _>>()?;
+    let limit = config.timeout;
+    let into = config.store.as_deref().map(|address| open(address, limit)).transpose()?;
+    let others = config.also.iter().map(|address| open(address, limit)).collect::<Result<_, _>>()?;
     Ok(BlobStores::new(into, others))
 }
 
 /// Opens the store at `address`: a folder, or a URL.
-fn open(address: &str) -> Result<Arc<dyn BlobStore>, String> {
+fn open(address: &str, limit: Duration) -> Result<Arc<dyn BlobStore>, String> {
     if Path::new(address).is_absolute() {
-        return Ok(Arc::new(Directory::new(address)));
+        return Ok(Arc::new(Directory {
+            name: address.trim_end_matches('/').to_owned(),
+            root: address.into(),
+            limit,
+        }));
     }
     #[cfg(feature = "object-stores")]
-    return cloud::open(address);
+    return cloud::open(address, limit);
     #[cfg(not(feature = "object-stores"))]
     Err(format!(
         "[blobs] {address:?}: this build has no object stores: build it with --features object-stores"
@@ -49,10 +50,10 @@ fn key(BlobName { space, sha256 }: BlobName<'_>) -> Option<String> {
 }
 
 /// Runs `work` within the time limit.
-async fn limited<T>(work: impl Future<Output = Result<T, String>>) -> Result<T, String> {
-    match tokio::time::timeout(LIMIT, work).await {
+async fn limited<T>(limit: Duration, work: impl Future<Output = Result<T, String>>) -> Result<T, String> {
+    match tokio::time::timeout(limit, work).await {
         Ok(done) => done,
-        Err(_) => Err(format!("it did not answer within {} seconds", LIMIT.as_secs())),
+        Err(_) => Err(format!("it did not answer within {} seconds", limit.as_secs_f64())),
     }
 }
 
@@ -61,13 +62,10 @@ async fn limited<T>(work: impl Future<Output = Result<T, String>>) -> Result<T, 
 struct Directory {
     name: String,
     root: PathBuf,
+    limit: Duration,
 }
 
 impl Directory {
-    fn new(address: &str) -> Directory {
-        Directory { name: address.trim_end_matches('/').to_owned(), root: address.into() }
-    }
-
     /// `None`: it is no name of a blob.
     fn path(&self, blob: BlobName<'_>) -> Option<PathBuf> {
         key(blob).map(|key| self.root.join(key))
@@ -75,9 +73,10 @@ impl Directory {
 }
 
 async fn on_disk<T: Send + 'static>(
+    limit: Duration,
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> Result<T, String> {
-    limited(async move {
+    limited(limit, async move {
         match tokio::task::spawn_blocking(work).await {
             Ok(done) => done.map_err(|error| error.to_string()),
             Err(error) => Err(error.to_string()),
@@ -93,12 +92,12 @@ impl BlobStore for Directory {
 
     fn put<'a>(&'a self, blob: BlobName<'a>, bytes: &'a [u8]) -> Answer<'a, ()> {
         let (root, path, bytes) = (self.root.clone(), self.path(blob), bytes.to_vec());
-        on_disk(move || put(&root, &path.ok_or(ErrorKind::InvalidInput)?, &bytes)).boxed()
+        on_disk(self.limit, move || put(&root, &path.ok_or(ErrorKind::InvalidInput)?, &bytes)).boxed()
     }
 
     fn part<'a>(&'a self, blob: BlobName<'a>, start: u64, bytes: usize) -> Answer<'a, Option<Vec<u8>>> {
         let (root, path) = (self.root.clone(), self.path(blob));
-        on_disk(move || {
+        on_disk(self.limit, move || {
             let file = match File::open(path.ok_or(ErrorKind::InvalidInput)?) {
                 // A store whose folder is gone is away; it has not lost its blobs.
                 Err(error) if error.kind() == ErrorKind::NotFound => {
@@ -117,7 +116,7 @@ impl BlobStore for Directory {
 
     fn delete<'a>(&'a self, blob: BlobName<'a>) -> Answer<'a, ()> {
         let (root, path) = (self.root.clone(), self.path(blob));
-        on_disk(move || match fs::remove_file(path.ok_or(ErrorKind::InvalidInput)?) {
+        on_disk(self.limit, move || match fs::remove_file(path.ok_or(ErrorKind::InvalidInput)?) {
             // While the store is away, nobody knows whether it has the blob.
             Err(error) if error.kind() == ErrorKind::NotFound => fs::metadata(&root).map(drop),
             deleted => deleted,
@@ -155,7 +154,7 @@ mod tests {
     async fn a_directory_keeps_what_it_was_given_and_is_away_when_it_is_gone() {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().join("blobs");
-        let store = open(root.to_str().unwrap()).unwrap();
+        let store = open(root.to_str().unwrap(), Duration::from_secs(25)).unwrap();
         let bytes = vec![7; 1000];
         let sha256 = hex::encode(Sha256::digest(&bytes));
         let blob = BlobName { space: "acme", sha256: &sha256 };
@@ -182,7 +181,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().join("blobs");
         fs::create_dir(&root).unwrap();
-        let store = open(root.to_str().unwrap()).unwrap();
+        let store = open(root.to_str().unwrap(), Duration::from_secs(25)).unwrap();
         let sha256 = "a".repeat(64);
         for (space, sha256) in
             [("a", "../../etc/passwd"), ("a", ""), ("a", &"x".repeat(64)), ("a/b", &sha256), ("", &sha256)]

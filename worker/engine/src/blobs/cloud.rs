@@ -23,10 +23,11 @@ struct Cloud {
     name: String,
     store: Arc<dyn ObjectStore>,
     prefix: String,
+    limit: Duration,
 }
 
 /// Opens the store at a URL.
-pub(super) fn open(address: &str) -> Result<Arc<dyn BlobStore>, String> {
+pub(super) fn open(address: &str, limit: Duration) -> Result<Arc<dyn BlobStore>, String> {
     let wrong = |why: String| format!("[blobs] {address:?}: {why}");
     let url = address.trim_end_matches('/');
     let (scheme, rest) = url.split_once("://").ok_or_else(|| {
@@ -39,11 +40,8 @@ pub(super) fn open(address: &str) -> Result<Arc<dyn BlobStore>, String> {
     if bucket.is_empty() || bucket.contains(['@', '?', '#']) {
         return Err(wrong("it names no bucket; credentials do not belong here".to_owned()));
     }
-    let retry = RetryConfig {
-        backoff: BackoffConfig::default(),
-        max_retries: 5,
-        retry_timeout: Duration::from_secs(20),
-    };
+    let retry =
+        RetryConfig { backoff: BackoffConfig::default(), max_retries: 5, retry_timeout: limit.mul_f64(0.8) };
     let store: Result<Arc<dyn ObjectStore>, Error> = match scheme {
         "s3" => AmazonS3Builder::from_env()
             .with_bucket_name(bucket)
@@ -63,7 +61,7 @@ pub(super) fn open(address: &str) -> Result<Arc<dyn BlobStore>, String> {
         other => return Err(wrong(format!("there is no kind of store {other:?}; there are s3, az and gs"))),
     };
     let store = store.map_err(|error| wrong(error.to_string()))?;
-    Ok(Arc::new(Cloud { name: url.to_owned(), store, prefix: prefix.to_owned() }))
+    Ok(Arc::new(Cloud { name: url.to_owned(), store, prefix: prefix.to_owned(), limit }))
 }
 
 impl Cloud {
@@ -80,7 +78,7 @@ impl BlobStore for Cloud {
 
     fn put<'a>(&'a self, blob: BlobName<'a>, bytes: &'a [u8]) -> Answer<'a, ()> {
         let payload = PutPayload::from(bytes.to_vec());
-        limited(async move {
+        limited(self.limit, async move {
             // If it is there, it stays: its name is that of its bytes.
             let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
             match self.store.put_opts(&self.path(blob)?, payload, options).await {
@@ -92,7 +90,7 @@ impl BlobStore for Cloud {
     }
 
     fn part<'a>(&'a self, blob: BlobName<'a>, start: u64, bytes: usize) -> Answer<'a, Option<Vec<u8>>> {
-        limited(async move {
+        limited(self.limit, async move {
             let range = Some(GetRange::Bounded(start..start.saturating_add(bytes as u64)));
             let options = GetOptions { range, ..GetOptions::default() };
             match self.store.get_opts(&self.path(blob)?, options).await {
@@ -109,7 +107,7 @@ impl BlobStore for Cloud {
     }
 
     fn delete<'a>(&'a self, blob: BlobName<'a>) -> Answer<'a, ()> {
-        limited(async move {
+        limited(self.limit, async move {
             match self.store.delete(&self.path(blob)?).await {
                 Err(error @ Error::NotFound { .. }) if is_of_bucket(&error) => Err(said(&error)),
                 Ok(()) | Err(Error::NotFound { .. }) => Ok(()),

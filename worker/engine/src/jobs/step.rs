@@ -216,7 +216,7 @@ async fn run_steps(
     let mut started = StartedCalls::default();
     let mut results = None;
     loop {
-        let agent = ctx.agent_of(&session);
+        let agent = ctx.agent_here(&session);
         let policy = agent.as_ref().map_or_else(|_| AgentPolicy::default(), Agent::policy);
         let decided = match &agent {
             Ok(agent) => {

@@ -5,7 +5,6 @@ use super::index::{Index, boot_id};
 use super::look::{Compare, Fault, Limits, look};
 use super::pack::Packed;
 use super::restore::{self, Bounds, Spool, Unreadable};
-use super::seed;
 use super::settings::Settings;
 use super::snapshot::{self, Made};
 use super::tree;
@@ -187,26 +186,28 @@ impl Held {
         Ok(index)
     }
 
-    /// Makes the folder a copy of another one, whole or not at all.
-    pub(super) fn seed(&self, from: &Path, limits: &Limits) -> Result<Index, String> {
+    /// Makes an empty folder under another name, for what the session begins with, and says where a bundle can lie meanwhile.
+    pub(super) fn begin_seed(&self) -> io::Result<(PathBuf, PathBuf)> {
         let state = self.state_folder();
         self.remove_parts(&state);
         let part = state.join(format!("{}.part", self.name));
-        private(&part).map_err(|error| fault(&error))?;
-        let copied = Dir::open_ambient_dir(from, ambient_authority()).map_err(|error| error.to_string());
-        let copied = copied.and_then(|from| {
-            let to = Dir::open_ambient_dir(&part, ambient_authority()).map_err(|error| error.to_string())?;
-            seed::copy(&from, &to, limits)
-        });
-        if let Err(why) = copied {
-            let _ = remove_all(&part);
-            return Err(format!("The files that this agent's sessions begin with cannot be copied: {why}."));
-        }
+        private(&part)?;
+        Ok((part, state.join(format!("{}.bundle", self.name))))
+    }
+
+    /// Puts that folder in its place, whole.
+    pub(super) fn end_seed(&self, part: &Path) -> io::Result<Index> {
         // Nothing of it is stored yet, so a step that dies leaves a folder that is made anew.
         let index = Index::empty();
         self.save(Some(&index));
-        fs::rename(&part, &self.path).map_err(|error| fault(&error))?;
+        fs::rename(part, &self.path)?;
+        self.remove_parts(&self.state_folder());
         Ok(index)
+    }
+
+    /// Removes what an attempt has left.
+    pub(super) fn give_up_seed(&self) {
+        self.remove_parts(&self.state_folder());
     }
 
     /// Writes the index for the next claim on this host. Without it, that claim restores the files.
@@ -269,6 +270,7 @@ impl Held {
         for left in ["part", "away"] {
             let _ = remove_all(&state.join(format!("{}.{left}", self.name)));
         }
+        let _ = fs::remove_file(state.join(format!("{}.bundle", self.name)));
     }
 }
 

@@ -16,6 +16,7 @@
 mod browse;
 mod codec;
 mod folder;
+mod git;
 mod index;
 mod look;
 mod pack;
@@ -28,8 +29,10 @@ mod tree;
 
 pub use browse::{Changed, Files, Found, Listed, changes, checkout, list_at};
 pub use folder::Held;
+pub use git::Git;
 pub use look::Limits;
 pub use restore::Unreadable;
+pub use seed::Seed;
 pub use settings::{FileUse, Settings};
 pub use sweep::remove_session;
 
@@ -38,7 +41,6 @@ use look::Fault;
 use restore::Bounds;
 use snapshot::Made;
 use std::collections::HashMap;
-use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 use tokio::sync::mpsc;
@@ -54,6 +56,7 @@ const PACKS_WAITING: usize = 1;
 #[derive(Debug)]
 pub struct Workspaces {
     settings: Arc<Settings>,
+    git: Option<Git>,
     held: Mutex<HashMap<String, Arc<Held>>>,
     swept: Mutex<Option<Instant>>,
 }
@@ -70,7 +73,13 @@ pub enum NotReady {
 impl Workspaces {
     /// Creates a process's view.
     pub fn new(settings: Settings) -> Workspaces {
-        Workspaces { settings: Arc::new(settings), held: Mutex::default(), swept: Mutex::default() }
+        let (held, swept) = (Mutex::default(), Mutex::default());
+        Workspaces { settings: Arc::new(settings), git: Git::find(), held, swept }
+    }
+
+    /// Whether this host has git.
+    pub fn has_git(&self) -> bool {
+        self.git.is_some()
     }
 
     /// Brings the folder of `session` to the snapshot that its rows name, for the claim `lease`. A session without files
@@ -83,7 +92,7 @@ impl Workspaces {
         store: &Store,
         session: &Session,
         lease: i64,
-        seed: Option<&Path>,
+        seed: Option<Seed<'_>>,
     ) -> Result<(Arc<Held>, bool), NotReady> {
         let held = self.hold(session.session_id.as_str(), lease).await?;
         let mut state = held.state.lock().await;
@@ -97,10 +106,13 @@ impl Workspaces {
             && !session.has_files()
             && !held.path.exists()
         {
-            let (on_host, from, limits) = (Arc::clone(&held), seed.to_owned(), self.settings.limits.clone());
-            let index = blocking(move || on_host.seed(&from, &limits)).await;
-            let index =
-                index.inspect_err(|_| warn!(seed = %seed.display(), "A workspace did not get its seed"))?;
+            let index = seed.plant(&held, self.git.as_ref(), &self.settings.limits).await.map_err(|why| {
+                warn!(session.id = held.session_id, why, "A workspace did not get what it begins with");
+                NotReady::Refused(format!(
+                    "The files that this agent's sessions begin with cannot be copied: {why}. Tell the user that the files \
+                     cannot be reached now."
+                ))
+            })?;
             (state.index, state.clean, seeded) = (Some(index), false, true);
         }
         drop(state);

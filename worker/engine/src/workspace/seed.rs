@@ -1,13 +1,98 @@
-//! The folder that an agent's sessions begin with.
+//! What an agent's sessions begin with: a copy of a folder, or the checkout of a git bundle, which may come from a URL.
 
+use super::folder::Held;
+use super::git::Git;
+use super::index::Index;
 use super::look::{self, Limits};
 use super::tree::MAX_DEPTH;
+use crate::web::Web;
+use cap_std::ambient_authority;
 use cap_std::fs::{
     Dir, DirBuilder, DirBuilderExt as _, MetadataExt as _, OpenOptions, OpenOptionsExt as _, Permissions,
     PermissionsExt as _,
 };
+use std::fs;
 use std::io::{self, Read as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+use std::sync::Arc;
 use std::time::Instant;
+use wakeful_config::CloneFrom;
+
+/// What a session begins with.
+#[derive(Clone, Copy, Debug)]
+pub struct Seed<'a> {
+    /// Where it is.
+    pub from: &'a CloneFrom,
+    /// What a URL is fetched through.
+    pub web: &'a Web,
+}
+
+impl Seed<'_> {
+    /// Makes the session's folder a copy of it, whole or not at all.
+    pub(super) async fn plant(
+        self,
+        held: &Arc<Held>,
+        git: Option<&Git>,
+        limits: &Limits,
+    ) -> Result<Index, String> {
+        let on_host = Arc::clone(held);
+        let (part, bundle) = on_disk(move || on_host.begin_seed().map_err(said)).await?;
+        let copied = self.copy(&part, &bundle, git, limits).await;
+        let on_host = Arc::clone(held);
+        on_disk(move || match copied {
+            Ok(()) => on_host.end_seed(&part).map_err(said),
+            Err(why) => {
+                on_host.give_up_seed();
+                Err(why)
+            }
+        })
+        .await
+    }
+
+    async fn copy(self, to: &Path, bundle: &Path, git: Option<&Git>, limits: &Limits) -> Result<(), String> {
+        let bundle = match self.from {
+            CloneFrom::Path(from) => {
+                let (from, to, most) = (from.clone(), to.to_owned(), limits.clone());
+                let copied = on_disk(move || {
+                    if !fs::metadata(&from).map_err(said)?.is_dir() {
+                        return Ok(false);
+                    }
+                    let from = Dir::open_ambient_dir(&from, ambient_authority()).map_err(said)?;
+                    copy(&from, &Dir::open_ambient_dir(&to, ambient_authority()).map_err(said)?, &most)?;
+                    Ok(true)
+                });
+                if copied.await? {
+                    return Ok(());
+                }
+                std::path::absolute(self.path()).map_err(said)?
+            }
+            CloneFrom::Url(url) => {
+                let file =
+                    fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(bundle);
+                let file = file.map_err(said)?;
+                let saved = self.web.save(url, &file, limits.bytes, limits.time).await;
+                saved.map_err(|error| error.to_string())?;
+                bundle.to_owned()
+            }
+        };
+        let git = git.ok_or("it is a git bundle, and this host has no git")?;
+        git.unbundle(&bundle, to, limits).await
+    }
+
+    fn path(&self) -> &Path {
+        match self.from {
+            CloneFrom::Path(path) => path,
+            CloneFrom::Url(_) => Path::new(""),
+        }
+    }
+}
+
+async fn on_disk<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, String> + Send + 'static,
+) -> Result<T, String> {
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(error.to_string()))
+}
 
 /// What is left to copy.
 struct Left<'a> {
@@ -21,7 +106,7 @@ struct Left<'a> {
 ///
 /// # Errors
 /// What is wrong with the folder, without its path.
-pub(super) fn copy(from: &Dir, to: &Dir, limits: &Limits) -> Result<(), String> {
+fn copy(from: &Dir, to: &Dir, limits: &Limits) -> Result<(), String> {
     let mut left =
         Left { limits, files: limits.files, bytes: limits.bytes, until: Instant::now() + limits.time };
     left.folder(from, to, 0)

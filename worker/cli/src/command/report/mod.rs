@@ -68,15 +68,7 @@ pub(crate) struct ReportArgs {
 ///
 /// # Errors
 /// When the page cannot be written, or stdout is closed.
-pub(crate) fn tell(output: &Output, report: &Report, args: &ReportArgs) -> anyhow::Result<Exit> {
-    tell_with(output, report, report, args)
-}
-
-/// Does so with what JSON has beside the report.
-///
-/// # Errors
-/// As for [`tell`].
-pub(crate) fn tell_with(
+pub(crate) fn tell(
     output: &Output,
     json: &impl serde::Serialize,
     report: &Report,

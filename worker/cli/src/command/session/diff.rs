@@ -38,7 +38,7 @@ pub(super) async fn diff(
         }
     };
     let json = WithFiles { report: &report, files: files.as_deref() };
-    let exit = report::tell_with(output, &json, &report, &args.report)?;
+    let exit = report::tell(output, &json, &report, &args.report)?;
     if output.for_people() {
         super::files::tell_changes(files.as_deref().unwrap_or_default());
     }

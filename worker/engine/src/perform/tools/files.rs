@@ -3,7 +3,7 @@
 use super::{ToolRun, failed};
 use crate::perform::Unperformed;
 use crate::tool::{FileUse, ToolError, Workspace};
-use crate::workspace::NotReady;
+use crate::workspace::{NotReady, Seed};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use wakeful_workflow::advance::{CallEnd, EndedCall};
@@ -24,8 +24,12 @@ impl ToolRun<'_> {
             return Ok(None);
         }
         let (workspaces, lease) = (&self.ctx.workspaces, self.lease.token);
-        let seed =
-            self.ctx.config.agents.get(&self.session.agent).and_then(|agent| agent.clone_from.as_deref());
+        let from =
+            self.ctx.config.agents.get(&self.session.agent).and_then(|agent| agent.clone_from.as_ref());
+        let web = self.ctx.web.under(&self.agent.web, self.session.policy.web.as_ref());
+        // A rehearsal has the files of its source's transcript.
+        let is_live = self.session.policy.tool_mode.is_live();
+        let seed = from.filter(|_| is_live).map(|from| Seed { from, web: &web });
         let ready = || async {
             let (files, seeded) = workspaces.ready(&self.ctx.store, self.session, lease, seed).await?;
             if seeded {
