@@ -144,6 +144,11 @@ async fn files_are_in_a_directory_that_may_go_away_and_may_be_left_at_any_time()
     let error = waits_for_a_store(&client, &id).await;
     let address = sample.folder.display().to_string();
     assert!(error.contains(&format!("blob store {address} is away")), "{error}");
+    let (status, told) = client.get(&format!("/v1/sessions/{id}/files")).await;
+    assert!(
+        status == 503 && told["detail"].as_str().unwrap().starts_with("a blob store cannot be reached"),
+        "{told}"
+    );
     let why = sample.cli(&[], &["session", "why", &id]).await;
     assert!(why.contains(&format!("blob store {address}")) && why.contains("fails no run"), "{why}");
     let (code, doctor) = sample.ends(&[], &["doctor"]).await;

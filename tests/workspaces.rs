@@ -111,7 +111,7 @@ async fn files_are_listed_read_and_checked_out_as_they_were_after_any_message() 
     let report: Value = serde_json::from_str(&out).unwrap_or_else(|_| panic!("{out}{log}"));
     let changed = json!([{"path": "b.md", "how": "removed"}, {"path": "notes/a.md", "how": "changed"}]);
     assert_eq!(report["files"], changed, "{out}");
-    let (_, _, log) = sample.cli(&["session", "diff", &sample.id, forked]).await;
+    let (_, _, log) = sample.cli(&["session", "diff", &sample.id, forked, "-o", "table"]).await;
     assert!(log.contains("Files: 2 differ"), "{log}");
     drop(sample.process);
 }

@@ -18,9 +18,6 @@ use std::time::Duration;
 /// A blob that is put somewhere has this long to get its row.
 const PUT: Duration = Duration::from_secs(3600);
 
-/// The advisory lock of a move, so that no two move blobs in opposite directions.
-const MOVE_LOCK: i64 = 0x77_616b_6562_6c6f;
-
 /// The name of a blob: of its space, and its SHA-256 in hex.
 #[derive(Clone, Copy, Debug)]
 pub struct BlobName<'a> {
@@ -129,6 +126,8 @@ pub struct MovedBlobs {
     pub blobs: i64,
     /// Their size.
     pub bytes: i64,
+    /// Blobs that are not there or have other bytes than their name says. They stay where they are.
+    pub unreadable: i64,
 }
 
 impl Store {
@@ -285,14 +284,18 @@ impl Store {
         }
     }
 
-    /// Counts the blobs of each store, also of stores that this process does not know.
+    /// Counts the blobs of each store, also of stores that this process does not know: of one space, or of all.
     ///
     /// # Errors
     /// [`Error::Database`].
-    pub async fn blobs_by_store(&self) -> Result<Vec<StoredBlobs>> {
+    pub async fn blobs_by_store(&self, space: Option<&str>) -> Result<Vec<StoredBlobs>> {
         Ok(sqlx::query_as!(
             StoredBlobs,
-            r#"select store, count(*) as "blobs!", sum(size)::bigint as "bytes!" from blobs group by store order by store"#
+            r#"select store, count(*) as "blobs!", sum(size)::bigint as "bytes!" from blobs
+            where $1::text is null or space_id = $1
+            group by store
+            order by store"#,
+            space
         )
         .fetch_all(&self.pool)
         .await?)
@@ -300,23 +303,19 @@ impl Store {
 
     /// Moves packs that are elsewhere to where new ones go: of one space, or of all. Each is read, checked and written before
     /// its row says so, and deleted from its old store afterwards, so readers find it at each moment. Interrupted, it goes
-    /// on with the next call. Calls `moved` with the sum after each pack.
+    /// on with the next call, and others may move at the same time. Calls `moved` with the sum after each pack.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] for a pack that cannot be read; [`Error::BlobStore`], [`Error::Database`].
+    /// [`Error::BlobStore`], [`Error::Database`].
     pub async fn move_blobs(
         &self,
         space: Option<&str>,
         mut moved: impl FnMut(MovedBlobs),
     ) -> Result<MovedBlobs> {
-        let mut lock = self.pool.begin().await?;
-        let into = self.blob_stores.into.as_ref();
-        let name = into.map(|into| into.name());
+        let name = self.blob_stores.new_go_to();
         let mut sum = MovedBlobs::default();
         let mut after = (String::new(), String::new());
         loop {
-            // Again for each pack: the database ends a transaction that rests, and with it the lock.
-            sqlx::query!("select pg_advisory_xact_lock($1)", MOVE_LOCK).fetch_one(&mut *lock).await?;
             let row = sqlx::query!(
                 "select sha256, space_id, size from blobs
                 where media_type = $1 and store is distinct from $2 and (sha256, space_id) > ($3::text, $4::text)
@@ -334,47 +333,83 @@ impl Store {
             let Some(row) = row else { break };
             after = (row.sha256, row.space_id);
             let blob = BlobName { sha256: &after.0, space: &after.1 };
-            if self.move_one(blob, row.size).await? {
-                (sum.blobs, sum.bytes) = (sum.blobs + 1, sum.bytes + row.size);
-                moved(sum);
+            match self.whole_pack(blob, row.size).await {
+                Ok(bytes) => {
+                    if self.move_one(blob, &bytes).await? {
+                        (sum.blobs, sum.bytes) = (sum.blobs + 1, sum.bytes + row.size);
+                        moved(sum);
+                    }
+                }
+                // One that is gone by now, or that is being put at this moment, is no fault.
+                Err(Error::Corrupt { .. }) => sum.unreadable += i64::from(self.is_settled(blob).await?),
+                Err(error) => return Err(error),
             }
         }
-        lock.commit().await?;
         self.remove_outside().await?;
         Ok(sum)
     }
 
     /// Returns false if the pack was deleted meanwhile.
-    async fn move_one(&self, blob: BlobName<'_>, size: i64) -> Result<bool> {
-        let into = self.blob_stores.into.as_ref();
-        let bytes = match self.whole_pack(blob, size).await {
-            Ok(bytes) => bytes,
-            Err(error) => return if self.has_row(blob).await? { Err(error) } else { Ok(false) },
+    async fn move_one(&self, blob: BlobName<'_>, bytes: &[u8]) -> Result<bool> {
+        let Some(into) = self.blob_stores.into.as_ref() else {
+            let updated = sqlx::query!(
+                "update blobs set bytes = $3, store = null where sha256 = $1 and space_id = $2",
+                blob.sha256,
+                blob.space,
+                bytes
+            )
+            .execute(&self.pool)
+            .await?;
+            return Ok(updated.rows_affected() == 1);
         };
-        if let Some(into) = into {
+        loop {
             self.begin_put(into.name(), blob).await?;
-            into.put(blob, &bytes).await.map_err(|reason| away(into.name(), reason))?;
+            into.put(blob, bytes).await.map_err(|reason| away(into.name(), reason))?;
+            crate::failpoint!("K30_move");
+            let mut tx = self.pool.begin().await?;
+            let row = sqlx::query_scalar!(
+                "select sha256 from blobs where sha256 = $1 and space_id = $2 for update",
+                blob.sha256,
+                blob.space
+            )
+            .fetch_optional(&mut *tx)
+            .await?;
+            if row.is_none() {
+                tx.rollback().await?;
+                self.end_put(into.name(), blob).await?;
+                return Ok(false);
+            }
+            // While the note is there, the blob is there: who deletes it in the store holds the note's row until both are gone.
+            let note = sqlx::query!(
+                "delete from blob_removals where sha256 = $1 and space_id = $2 and store = $3",
+                blob.sha256,
+                blob.space,
+                into.name()
+            )
+            .execute(&mut *tx)
+            .await?;
+            if note.rows_affected() == 0 {
+                tx.rollback().await?;
+                continue;
+            }
+            sqlx::query!(
+                "update blobs set bytes = '', store = $3 where sha256 = $1 and space_id = $2",
+                blob.sha256,
+                blob.space,
+                into.name()
+            )
+            .execute(&mut *tx)
+            .await?;
+            tx.commit().await?;
+            return Ok(true);
         }
-        crate::failpoint!("K30_move");
-        let stored: &[u8] = if into.is_some() { &[] } else { &bytes };
-        let updated = sqlx::query!(
-            "update blobs set bytes = $3, store = $4 where sha256 = $1 and space_id = $2",
-            blob.sha256,
-            blob.space,
-            stored,
-            into.map(|into| into.name())
-        )
-        .execute(&self.pool)
-        .await?;
-        if let Some(into) = into {
-            self.end_put(into.name(), blob).await?;
-        }
-        Ok(updated.rows_affected() == 1)
     }
 
-    async fn has_row(&self, blob: BlobName<'_>) -> Result<bool> {
+    /// Whether a blob has its row, and nobody puts it anywhere at this moment.
+    pub(crate) async fn is_settled(&self, blob: BlobName<'_>) -> Result<bool> {
         Ok(sqlx::query_scalar!(
-            r#"select exists (select from blobs where sha256 = $1 and space_id = $2) as "there!""#,
+            r#"select exists (select from blobs where sha256 = $1 and space_id = $2)
+                and not exists (select from blob_removals where sha256 = $1 and space_id = $2) as "settled!""#,
             blob.sha256,
             blob.space
         )

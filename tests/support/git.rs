@@ -8,16 +8,6 @@ pub fn git(folder: &Path, arguments: &[&str]) -> String {
     said(&mut command(folder, arguments), arguments)
 }
 
-/// The same, with something to read.
-pub fn git_reading(folder: &Path, arguments: &[&str], input: &[u8]) -> String {
-    let mut command = command(folder, arguments);
-    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("git is installed");
-    std::io::Write::write_all(&mut child.stdin.take().expect("piped"), input).expect("git reads");
-    let output = child.wait_with_output().expect("git ends");
-    assert!(output.status.success(), "git {arguments:?}");
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
-
 fn said(command: &mut Command, arguments: &[&str]) -> String {
     let output = command.output().expect("git is installed");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();

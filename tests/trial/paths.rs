@@ -179,10 +179,11 @@ async fn no_link_that_is_swapped_while_a_tool_runs_leads_out_of_the_workspace() 
                 if symlink(&target, &path).is_ok() {
                     let _ = std::fs::remove_file(&path);
                 }
-                // A tool may have made a new file or folder there meanwhile.
-                let _ = std::fs::remove_dir_all(&path);
-                let _ = std::fs::remove_file(&path);
-                std::fs::rename(&aside, &path).unwrap();
+                // A tool may make a new file or folder there meanwhile.
+                while std::fs::rename(&aside, &path).is_err() {
+                    let _ = std::fs::remove_dir_all(&path);
+                    let _ = std::fs::remove_file(&path);
+                }
             }
         }
     });

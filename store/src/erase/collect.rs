@@ -181,14 +181,7 @@ impl Store {
     async fn is_wrong_outside(&self, blob: BlobName<'_>, size: i64) -> Result<bool> {
         match self.whole_pack(blob, size).await {
             Ok(_) => Ok(false),
-            Err(crate::Error::Corrupt { .. }) => Ok(sqlx::query_scalar!(
-                r#"select exists (select from blobs where sha256 = $1 and space_id = $2)
-                    and not exists (select from blob_removals where sha256 = $1 and space_id = $2) as "wrong!""#,
-                blob.sha256,
-                blob.space
-            )
-            .fetch_one(&self.pool)
-            .await?),
+            Err(crate::Error::Corrupt { .. }) => self.is_settled(blob).await,
             Err(error) => Err(error),
         }
     }

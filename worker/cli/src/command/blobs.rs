@@ -21,7 +21,7 @@ pub(super) enum Verb {
         dry_run: bool,
     },
     /// Move the files of sessions to where `[blobs] store` says, while workers run. If it is interrupted, the next call goes
-    /// on.
+    /// on. Exit status 7 if some cannot be read.
     Move,
     /// Count the blobs of each store.
     Status,
@@ -36,7 +36,7 @@ pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
     let ran = match args.verb {
         Verb::Gc { grace, dry_run } => gc(&store, &output, space, Duration::from_secs(grace), dry_run).await,
         Verb::Move => move_all(&store, &output, space).await,
-        Verb::Status => status(&store, &output).await,
+        Verb::Status => status(&store, &output, space).await,
         Verb::Verify => verify(&store, &output, space).await,
     };
     store.close().await;
@@ -59,11 +59,18 @@ async fn gc(
 async fn move_all(store: &Store, output: &Output, space: Option<&str>) -> anyhow::Result<Exit> {
     let moved = store.move_blobs(space, |_| {}).await?;
     output.one(&moved, || format!("Moved {} with {} bytes\n", count(moved.blobs, "blob"), moved.bytes))?;
-    Ok(Exit::Ok)
+    if moved.unreadable == 0 {
+        return Ok(Exit::Ok);
+    }
+    eprintln!(
+        "wakeful: {} cannot be read and stay where they are: `wakeful blobs verify` names them",
+        count(moved.unreadable, "blob")
+    );
+    Ok(Exit::Partial)
 }
 
-async fn status(store: &Store, output: &Output) -> anyhow::Result<Exit> {
-    let stores = store.blobs_by_store().await?;
+async fn status(store: &Store, output: &Output, space: Option<&str>) -> anyhow::Result<Exit> {
+    let stores = store.blobs_by_store(space).await?;
     output.items(&stores, || {
         let mut table =
             Table::new(&[Column::number("BLOBS"), Column::number("BYTES"), Column::flexible("STORE")]);

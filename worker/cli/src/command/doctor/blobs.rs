@@ -29,7 +29,7 @@ pub(super) async fn check(store: &Store, report: &mut Report) -> Result<()> {
             ),
         }
     }
-    for of in store.blobs_by_store().await? {
+    for of in store.blobs_by_store(None).await? {
         let Some(name) = of.store.filter(|name| !known.contains(name)) else { continue };
         report.problem(
             "blobs",
