@@ -262,6 +262,19 @@ async fn whatever_dies_while_a_pack_is_put_or_moved_nothing_is_left_of_an_erased
         sample.outside.clone().env("FAILPOINTS", "K30_outside=1*return").serve(&sample.database).await;
     says(&dying.client(), "c1", "write b.md").await;
     assert!(!dying.ended().await.0.success());
+    // The run is cancelled, so that nothing puts the pack again.
+    let api = sample.outside.clone().arg("--roles=api").serve(&sample.database).await;
+    let (status, told) = api.client().post(&format!("/v1/sessions/{id}/cancel"), &json!({})).await;
+    assert!(status.is_success(), "{told}");
+    assert!(api.terminate().success());
+    let process = sample.host("host2").await;
+    process.client().wait_for(&id, "cancelled").await;
+    eventually("the job to end", || async {
+        let jobs: i64 = sample.database.value("select count(*) from jobs where $1 <> ''", "all").await;
+        (jobs == 0).then_some(())
+    })
+    .await;
+    assert!(process.terminate().success());
     assert_eq!((files(&sample.folder), sample.count(NOTES).await), (3, 1));
     // A move dies after it has put a pack, before its row says so.
     let elsewhere = sample.outside.path("elsewhere");

@@ -146,7 +146,7 @@ async fn a_store_that_is_away_slow_full_mute_lying_or_forgetting_is_a_clear_faul
         .model("openai/test")
         .env("OPENAI_BASE_URL", &model.url)
         .env("WAKEFUL_BLOBS__STORE", "s3://files/wakeful")
-        .env("WAKEFUL_BLOBS__TIMEOUT_S", "0.5")
+        .env("WAKEFUL_BLOBS__TIMEOUT_S", "1")
         .env("AWS_ENDPOINT_URL", &url)
         .env("AWS_ALLOW_HTTP", "true")
         .env("AWS_REGION", "us-east-1")
@@ -164,9 +164,9 @@ async fn a_store_that_is_away_slow_full_mute_lying_or_forgetting_is_a_clear_faul
     let mut answers = 1;
     let written = [
         (Mood::Away, "503"),
-        (Mood::Slow, "did not answer within 0.5 seconds"),
+        (Mood::Slow, "did not answer within 1 seconds"),
         (Mood::Full, "507"),
-        (Mood::Mute, "did not answer within 0.5 seconds"),
+        (Mood::Mute, "did not answer within 1 seconds"),
     ];
     for (mood, why) in written {
         bucket.is(mood);
@@ -186,7 +186,7 @@ async fn a_store_that_is_away_slow_full_mute_lying_or_forgetting_is_a_clear_faul
     // When another host reads them.
     for (number, (mood, why)) in [
         (Mood::Away, "503"),
-        (Mood::Slow, "did not answer within 0.5 seconds"),
+        (Mood::Slow, "did not answer within 1 seconds"),
         (Mood::Lies, "holds other bytes than it should"),
         (Mood::Forgets, "has no blob"),
     ]

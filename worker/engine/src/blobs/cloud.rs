@@ -40,8 +40,10 @@ pub(super) fn open(address: &str, limit: Duration) -> Result<Arc<dyn BlobStore>,
     if bucket.is_empty() || bucket.contains(['@', '?', '#']) {
         return Err(wrong("it names no bucket; credentials do not belong here".to_owned()));
     }
-    let retry =
-        RetryConfig { backoff: BackoffConfig::default(), max_retries: 5, retry_timeout: limit.mul_f64(0.8) };
+    // The last answer comes before the time is over, so that it can be told.
+    let backoff =
+        BackoffConfig { init_backoff: limit / 50, max_backoff: limit / 5, ..BackoffConfig::default() };
+    let retry = RetryConfig { backoff, max_retries: 5, retry_timeout: limit / 2 };
     let store: Result<Arc<dyn ObjectStore>, Error> = match scheme {
         "s3" => AmazonS3Builder::from_env()
             .with_bucket_name(bucket)

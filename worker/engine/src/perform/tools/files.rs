@@ -24,12 +24,12 @@ impl ToolRun<'_> {
             return Ok(None);
         }
         let (workspaces, lease) = (&self.ctx.workspaces, self.lease.token);
-        let from =
-            self.ctx.config.agents.get(&self.session.agent).and_then(|agent| agent.clone_from.as_ref());
-        let web = self.ctx.web.under(&self.agent.web, self.session.policy.web.as_ref());
         // A rehearsal has the files of its source's transcript.
-        let is_live = self.session.policy.tool_mode.is_live();
-        let seed = from.filter(|_| is_live).map(|from| Seed { from, web: &web });
+        let may_begin = self.session.workspace.is_none() && self.session.policy.tool_mode.is_live();
+        let agent = self.ctx.config.agents.get(&self.session.agent).filter(|_| may_begin);
+        let from = agent.and_then(|agent| agent.clone_from.as_ref());
+        let web = from.map(|_| self.ctx.web.under(&self.agent.web, self.session.policy.web.as_ref()));
+        let seed = from.zip(web.as_ref()).map(|(from, web)| Seed { from, web });
         let ready = || async {
             let (files, seeded) = workspaces.ready(&self.ctx.store, self.session, lease, seed).await?;
             if seeded {
