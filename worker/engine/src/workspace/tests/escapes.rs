@@ -40,8 +40,11 @@ impl Dice {
     }
 }
 
+/// Path, mode and content of each entry of a folder.
+type Entries = Vec<(PathBuf, u32, Vec<u8>)>;
+
 /// A host, and beside its workspaces what nobody may read or change.
-fn host_and_outside() -> (Host, PathBuf, Vec<(PathBuf, u32, Vec<u8>)>) {
+fn host_and_outside() -> (Host, PathBuf, Entries) {
     let host = Host::new();
     let outside = host.root.path().join("outside");
     fs::create_dir_all(outside.join("deep")).unwrap();
