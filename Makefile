@@ -62,17 +62,17 @@ check-deploy: ## Lint deploy/ with the linters of others, which it installs
 	scripts/check-deploy
 
 # Features that are off by default: AWS' SDK takes minutes to compile, and few still have chats in Redis.
-OPTIONAL := --workspace --locked --features wakeful-tests/ses,wakeful-tests/legacy-redis
+OPTIONAL := --workspace --locked --features wakeful-tests/ses,wakeful-tests/legacy-redis,wakeful-tests/object-stores
 .PHONY: test-optional
-test-optional: postgres ## Lint and test what only optional features have: Amazon SES, old chats in Redis
-	@scripts/setup moto
+test-optional: postgres ## Lint and test what only optional features have: Amazon SES, old chats in Redis, files in object stores
+	@scripts/setup moto azurite
 	@scripts/setup peers
 	$(CARGO) clippy $(OPTIONAL) --all-targets -- -D warnings
 	$(CARGO) build $(OPTIONAL) --bins --tests
 	$(CARGO) test $(OPTIONAL) --lib -- ses:: legacy::
-	$(WITH_POSTGRES) $(CARGO) test $(OPTIONAL) --test main -- legacy_chat::
+	$(WITH_POSTGRES) $(CARGO) test $(OPTIONAL) --test main -- legacy_chat:: blobs::
 	WAKEFUL_PEERS="$$PWD/.peers" $(WITH_POSTGRES) $(CARGO) test $(OPTIONAL) --test main -- \
-		--ignored peers::ses:: peers::legacy_chat::
+		--ignored peers::ses:: peers::legacy_chat:: peers::blobs::
 
 # A session's id, or a file that `wakeful session export` made. Not from the environment: SESSION may be a desktop's.
 GIVEN_SESSION = $(or $(SESSION_ID),$(if $(filter-out environment%,$(origin SESSION)),$(SESSION)))
@@ -92,10 +92,10 @@ storm: postgres with-postgres ## Many seeded storms: SEEDS=n [SEED_BASE=m] [JOBS
 
 # Part of `make test` too, at a fiftieth of its measure.
 .PHONY: trial
-trial: postgres with-postgres ## Hostile input in bulk, from seeds: requests, webhooks, connections, paths, bundles, secrets, spaces
+trial: postgres with-postgres ## Hostile input in bulk, from seeds: requests, webhooks, connections, paths, bundles, snapshots, git, secrets, spaces
 	WAKEFUL_TRIAL=whole WAKEFUL_TEST_TIMEOUT_S=300 $(WITH_POSTGRES) \
 		$(CARGO) test $(BUILD) --test main -- trial:: ten_thousand_unknown_keys --nocapture --test-threads 1 $(ARGS)
-	$(CARGO) test $(BUILD) -p wakeful --lib -- no_payload_becomes_markup
+	WAKEFUL_TRIAL=whole $(CARGO) test $(BUILD) --lib -- no_payload_becomes_markup leads_out
 
 .PHONY: mutants
 mutants: postgres with-postgres ## Put one defect after the other into the product: the tests must notice each

@@ -76,6 +76,7 @@ declare
     -- What goes away when it is done.
     passing constant text[] := array['jobs', 'generations', 'generation_chunks', 'workers', 'webhook_tokens', 'schedules',
         'schedule_firings', 'search_due', 'queue_samples', 'pauses', 'idempotency_keys',
+        'blob_removals',
         'transitions', 'notify_conditions', 'act_links',
         'notifications', 'notification_groups', 'notification_members'];
     secrets constant text[] := array['api_tokens', 'signing_keys'];

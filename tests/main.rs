@@ -15,6 +15,7 @@ mod ahead;
 mod awake;
 mod bad_input;
 mod batches;
+mod blobs;
 mod bundle;
 mod cancel;
 mod chat;

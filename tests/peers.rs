@@ -3,6 +3,8 @@
 //! `make test-peers` installs it and runs these.
 
 mod absurd;
+#[cfg(feature = "object-stores")]
+mod blobs;
 mod console;
 mod email_out;
 #[cfg(feature = "legacy-redis")]

@@ -1,5 +1,7 @@
 //! The files of a session from outside: by the API, by the command line, in forks, in bundles, and what is collected.
 
+mod seeds;
+
 use crate::support::client::texts;
 use crate::support::model::turns_since_user;
 use crate::support::{Answer, Client, Database, ModelServer, Options, Process};
@@ -102,6 +104,15 @@ async fn files_are_listed_read_and_checked_out_as_they_were_after_any_message() 
     assert!(status != 0 && log.contains("exists"), "a folder that is there is not touched: {log}");
     let (status, out, _) = sample.cli(&["session", "files", &sample.id]).await;
     assert!(status == 0 && out.contains("notes/a.md"), "{out}");
+    let fork = json!({"at": first + 2, "start": false});
+    let (_, forked) = sample.client.post(&format!("/v1/sessions/{}/fork", sample.id), &fork).await;
+    let forked = forked["session_id"].as_str().unwrap_or_else(|| panic!("{forked}"));
+    let (_, out, log) = sample.cli(&["session", "diff", &sample.id, forked, "-o", "json"]).await;
+    let report: Value = serde_json::from_str(&out).unwrap_or_else(|_| panic!("{out}{log}"));
+    let changed = json!([{"path": "b.md", "how": "removed"}, {"path": "notes/a.md", "how": "changed"}]);
+    assert_eq!(report["files"], changed, "{out}");
+    let (_, _, log) = sample.cli(&["session", "diff", &sample.id, forked, "-o", "table"]).await;
+    assert!(log.contains("Files: 2 differ"), "{log}");
     drop(sample.process);
 }
 
@@ -207,6 +218,27 @@ async fn a_pack_of_no_commit_is_collected_after_its_grace_and_no_other() {
         .await
         .unwrap();
     assert_eq!(store.check_blobs(None).await.unwrap().missing, [pack]);
+}
+
+#[tokio::test]
+async fn the_erasure_of_a_session_takes_its_pack_of_no_commit_and_no_other() {
+    let sample = Sample::new().await;
+    sample.database.with_roles().await;
+    let other = sample.client.chat("c2", "Take notes.").await["session_id"].as_str().unwrap().to_owned();
+    sample.client.wait_for(&other, "completed").await;
+    let store = sample.database.store().await;
+    for id in [&sample.id, &other] {
+        let orphan = format!("an orphan of {id}").into_bytes();
+        store.put_pack(id, &wakeful_store::workspace::name_of(&orphan), &orphan).await.unwrap();
+    }
+    let packs = async |id: &str| {
+        let sql = "select count(*) from blobs where media_type like '%pack' and stored_for = $1";
+        sample.database.value::<i64>(sql, id).await
+    };
+    assert_eq!((packs(&sample.id).await, packs(&other).await), (4, 4));
+    let (status, out, log) = sample.cli(&["conversation", "erase", "c1", "--yes"]).await;
+    assert_eq!(status, 0, "{out}{log}");
+    assert_eq!((packs(&sample.id).await, packs(&other).await), (0, 4));
 }
 
 #[tokio::test]

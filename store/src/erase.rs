@@ -214,6 +214,10 @@ impl Store {
         }
         let mut tx = self.retention().await?;
         rows.insert("blobs".to_owned(), blobs::delete_unused(&mut tx, &pending.blobs).await?);
+        tx.commit_part().await?;
+        // If a store is away, this erasure is not finished: the next one goes on here.
+        self.remove_outside().await?;
+        let mut tx = self.retention().await?;
         // The numbers of its messages were kept until its messages were gone. One that went on stays.
         let counters = sqlx::query!(
             "delete from conversation_counters c

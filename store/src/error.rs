@@ -61,6 +61,14 @@ pub enum Error {
         /// Why, and which request would be accepted.
         reason: String,
     },
+    /// A store of blobs outside of Postgres did not do what it was asked.
+    #[error("the blob store {store} is away: {reason}")]
+    BlobStore {
+        /// Its address.
+        store: String,
+        /// What it said.
+        reason: String,
+    },
     /// A link that lets a person act once cannot be used.
     #[error("{}", state.said(by.as_deref()))]
     Link {
@@ -152,6 +160,7 @@ impl Error {
         match self {
             Error::Database(error) => outage_of(error),
             Error::Keys { .. } => Some(Outage::KeysAway),
+            Error::BlobStore { .. } => Some(Outage::Blobs),
             Error::NotFound { .. }
             | Error::Conflict { .. }
             | Error::Refused { .. }
@@ -193,6 +202,8 @@ pub enum Outage {
     Contended,
     /// The store of the data keys cannot be reached, or lacks a master key.
     KeysAway,
+    /// The database is well, but a store of blobs outside of it is away.
+    Blobs,
 }
 
 impl Outage {
@@ -206,6 +217,7 @@ impl Outage {
             Outage::Ailing => "the database is out of a resource",
             Outage::Contended => "the database was too slow, or its transactions are in each other's way",
             Outage::KeysAway => "the data keys of encrypted texts cannot be had",
+            Outage::Blobs => "a blob store cannot be reached",
         }
     }
 
@@ -213,7 +225,7 @@ impl Outage {
     pub fn refuses_writes(self) -> bool {
         match self {
             Outage::ReadOnly | Outage::DiskFull | Outage::Ailing => true,
-            Outage::Away | Outage::Crowded | Outage::Contended | Outage::KeysAway => false,
+            Outage::Away | Outage::Crowded | Outage::Contended | Outage::KeysAway | Outage::Blobs => false,
         }
     }
 }

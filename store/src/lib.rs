@@ -13,7 +13,7 @@
 //! | make a session that begins with the messages of another one | [`fork`], [`tree`] |
 //! | rebuild a session from the database | [`hydrate`] |
 //! | commit what a step did | [`step`] |
-//! | store and find the files of a session | [`workspace`] |
+//! | store and find the files of a session; where their packs are | [`workspace`], [`blob_store`] |
 //! | read a tool's output, or a file that came with a message | [`outputs`] |
 //! | recover a session from a journal, wherever it is kept | [`journal`] |
 //! | check the caches against the logs | [`verify`] |
@@ -49,6 +49,7 @@
 pub mod absurd;
 pub mod audit;
 pub mod batch;
+pub mod blob_store;
 pub mod bounce;
 pub mod chain;
 pub mod create;
@@ -132,6 +133,7 @@ pub struct Store {
     pub(crate) lookups: Arc<token::Lookups>,
     pub(crate) refusals: Arc<audit::Refusals>,
     pub(crate) vault: encryption::Vault,
+    pub(crate) blob_stores: Arc<blob_store::BlobStores>,
 }
 
 impl Store {
@@ -156,6 +158,7 @@ impl Store {
             lookups,
             refusals: Arc::default(),
             vault: encryption::Vault::default(),
+            blob_stores: Arc::default(),
         })
     }
 

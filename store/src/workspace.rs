@@ -1,10 +1,10 @@
 //! Snapshots of sessions' files: their packs, and which one a session had at a message.
 #![deny(missing_docs)]
 
+use crate::blob_store::Owner;
 use crate::{Error, Result, Store};
 use sha2::Digest as _;
 use sqlx::PgConnection;
-use wakeful_workflow::id::SessionId;
 use wakeful_workflow::workspace::Snapshot;
 
 /// What a pack's row says it is.
@@ -20,26 +20,15 @@ impl Store {
     /// commit.
     ///
     /// # Errors
-    /// [`Error::Database`].
+    /// [`Error::NotFound`] for a session that was erased; [`Error::BlobStore`], [`Error::Database`].
     pub async fn put_pack(&self, session_id: &str, sha256: &str, bytes: &[u8]) -> Result<()> {
-        sqlx::query!(
-            "insert into blobs (space_id, sha256, size, media_type, bytes)
-            select space_id, $1, length($2::bytea), $3, $2 from conversation_sessions where session_id = $4
-            on conflict (sha256, space_id) do update set touched_at = now()",
-            sha256,
-            bytes,
-            PACK_TYPE,
-            session_id
-        )
-        .execute(&self.pool)
-        .await?;
-        Ok(())
+        self.put_for(Owner::Session(session_id), sha256, bytes).await
     }
 
     /// Returns up to `bytes` of a pack of the session's space, from `start` on.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] where its blob is not there; [`Error::Database`].
+    /// [`Error::Corrupt`] where its blob is not there; [`Error::BlobStore`], [`Error::Database`].
     pub async fn pack_part(
         &self,
         session_id: &str,
@@ -47,8 +36,31 @@ impl Store {
         start: u64,
         bytes: usize,
     ) -> Result<Vec<u8>> {
-        let (session_id, start) = (SessionId::from(session_id), usize::try_from(start).unwrap_or(usize::MAX));
-        self.blob_part(&session_id, "workspace", sha256, start, bytes).await
+        self.part_for(Owner::Session(session_id), sha256, "workspace", start, bytes).await
+    }
+
+    /// The blob stores outside of Postgres that a snapshot is in, and the one that a new one would go to.
+    ///
+    /// # Errors
+    /// [`Error::Database`].
+    pub async fn stores_of(&self, session_id: &str, snapshot: Option<&Snapshot>) -> Result<Vec<String>> {
+        let packs: Vec<&str> =
+            snapshot.into_iter().flat_map(|one| one.packs.iter().map(|pack| pack.sha256.as_str())).collect();
+        let mut stores = sqlx::query_scalar!(
+            r#"select distinct b.store as "store!" from blobs b
+            where b.sha256 = any($1) and b.store is not null
+                and b.space_id = (select space_id from conversation_sessions where session_id = $2)"#,
+            &packs as &[&str],
+            session_id
+        )
+        .fetch_all(&self.pool)
+        .await?;
+        if let Some(into) = self.blob_stores.new_go_to()
+            && !stores.iter().any(|store| store == into)
+        {
+            stores.push(into.to_owned());
+        }
+        Ok(stores)
     }
 
     /// Returns the files that a session had after `message_number`, or has now. `None`: no step had changed them.

@@ -5,6 +5,7 @@
 //! slow machine fails nothing. What must not grow is counted by `make bench-smoke`.
 
 mod commits;
+mod files;
 mod fixture;
 mod long;
 #[path = "../support/long.rs"]
@@ -52,6 +53,8 @@ enum Part {
     Claims,
     /// Long sessions: hydrate, fork, export, import, replay.
     Long,
+    /// Files of sessions: a snapshot of one change beside a tar of all, a restore beside a hydration.
+    Files,
     /// The same steps with other systems. Only on request.
     Compare,
 }
@@ -225,6 +228,9 @@ async fn measure(
         let steps: &[usize] = if arguments.quick { &[10, 100] } else { &[10, 100, 1000, 3000] };
         report.long = long::measure(&database, steps, progress).await?;
         database.remove().await?;
+    }
+    if arguments.has(Part::Files) {
+        files::measure(arguments.quick, server, report, progress).await?;
     }
     Ok(())
 }

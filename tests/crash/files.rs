@@ -60,14 +60,28 @@ async fn dies_or_completes(process: &mut Process, database: &Database) {
 }
 
 async fn killed_at(kills: &[&str]) -> Left {
-    run(kills, true).await
+    run(Kept::Here, kills, true).await
+}
+
+/// Where packs are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kept {
+    /// In Postgres.
+    Here,
+    /// In a directory.
+    Outside,
 }
 
 /// Runs the session. A process on a host of its own dies at each of `kills` in turn, and one more ends the run.
-async fn run(kills: &[&str], must_die: bool) -> Left {
+async fn run(kept: Kept, kills: &[&str], must_die: bool) -> Left {
     let database = Database::new().await;
     let model = model().await;
-    let options = Options::new().model("openai/test").env("OPENAI_BASE_URL", &model.url);
+    let mut options = Options::new().model("openai/test").env("OPENAI_BASE_URL", &model.url);
+    if kept == Kept::Outside {
+        let folder = options.path("blobs");
+        std::fs::create_dir(&folder).unwrap();
+        options = options.env("WAKEFUL_BLOBS__STORE", folder.display().to_string());
+    }
     let on_host = |number: usize| {
         let folder = options.path(&format!("host{number}")).display().to_string();
         options.clone().env("WAKEFUL_WORKSPACE__DIR", folder)
@@ -130,8 +144,12 @@ async fn k30_k31_a_kill_around_a_snapshot_or_a_restore_loses_no_file() {
         // Another host restores the files, and dies over that, twice; the next one then dies over its own snapshot.
         &["K22=2*off->1*return", "K31=1*return", "K31_rename=1*return", "K30_put=1*return", "K19=1*return"],
     ];
-    for kills in rows {
-        let left = killed_at(kills).await;
+    let rows = rows.map(|kills| (Kept::Here, kills)).into_iter().chain([
+        (Kept::Outside, &["K30_outside=1*return"][..]),
+        (Kept::Outside, &["K30_put=1*off->1*return", "K31=1*return", "K30_outside=1*return"]),
+    ]);
+    for (kept, kills) in rows {
+        let left = run(kept, kills, true).await;
         assert_eq!(distinct(&left.model.bodies()), bodies.iter().collect::<Vec<_>>(), "{kills:?}");
         assert_eq!(of(&left), of(&undisturbed), "the same files at the same messages: {kills:?}");
         let results = texts(&left.session, "tool");
@@ -166,8 +184,9 @@ async fn k31_a_folder_that_is_half_restored_is_never_seen() {
 #[tokio::test]
 #[ignore = "takes minutes"]
 async fn k30_k31_two_hundred_kills_around_snapshots_and_restores_lose_nothing() {
-    const PLACES: [&str; 9] = ["K17", "K18", "K19", "K21", "K22", "K30_put", "K30_put", "K31", "K31_rename"];
-    let undisturbed = run(&[], true).await;
+    const PLACES: [&str; 10] =
+        ["K17", "K18", "K19", "K21", "K22", "K30_put", "K30_put", "K30_outside", "K31", "K31_rename"];
+    let undisturbed = run(Kept::Here, &[], true).await;
     let bodies = undisturbed.model.bodies();
     let (mut kills, mut seed) = (0, 0);
     while kills < 200 {
@@ -175,7 +194,8 @@ async fn k30_k31_two_hundred_kills_around_snapshots_and_restores_lose_nothing() 
         let places: Vec<String> = (0..=dice.below(3))
             .map(|_| format!("{}={}*off->1*return", dice.of(&PLACES), dice.below(4)).replace("=0*off->", "="))
             .collect();
-        let left = run(&places.iter().map(String::as_str).collect::<Vec<_>>(), false).await;
+        let kept = if seed % 2 == 0 { Kept::Here } else { Kept::Outside };
+        let left = run(kept, &places.iter().map(String::as_str).collect::<Vec<_>>(), false).await;
         assert_eq!(
             distinct(&left.model.bodies()),
             bodies.iter().collect::<Vec<_>>(),
@@ -186,7 +206,12 @@ async fn k30_k31_two_hundred_kills_around_snapshots_and_restores_lose_nothing() 
             results[2].contains("A table for Ann.") && results[4].contains("By the window."),
             "seed {seed}: {places:?}"
         );
-        let store = left.database.store().await;
+        let mut blobs = wakeful_config::Blobs::default();
+        if kept == Kept::Outside {
+            blobs.store = Some(left.options.path("blobs").display().to_string());
+        }
+        let stores = wakeful_engine::blobs::stores(&blobs).unwrap();
+        let store = left.database.store().await.with_blob_stores(stores);
         let checked = store.check_blobs(None).await.unwrap();
         assert!(
             checked.wrong.is_empty() && checked.missing.is_empty(),

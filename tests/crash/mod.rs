@@ -10,6 +10,7 @@ mod connection;
 mod files;
 mod fork;
 mod poison;
+pub mod repository;
 mod step;
 mod table;
 

@@ -7,6 +7,7 @@ pub mod client;
 pub mod database;
 pub mod documented;
 pub mod end;
+pub mod git;
 pub mod long;
 pub mod messengers;
 pub mod model;

@@ -25,7 +25,7 @@ fn below(folder: &Path) -> BTreeMap<PathBuf, Option<Vec<u8>>> {
 }
 
 fn path(dice: &mut Dice, outside: &str) -> String {
-    const PARTS: [&str; 34] = [
+    const PARTS: [&str; 45] = [
         "..",
         "..",
         ".",
@@ -60,6 +60,18 @@ fn path(dice: &mut Dice, outside: &str) -> String {
         "passwd",
         "con",
         "-rf",
+        ".git",
+        ".GIT",
+        "git~1",
+        ".gi\u{200c}t",
+        "hooks/post-checkout",
+        "zero",
+        "pipe",
+        "a\u{308}",
+        "\u{e4}",
+        "A",
+        "long-name-long-name-long-name-long-name-long-name-long-name-long-name-long-name-long-name-long-name-long-name-long-name-\
+         long-name-long-name-long-name-long-name-long-name-long-name-long-name-long-name-long-name-long-name-long-name-long-name",
     ];
     let mut path = match dice.below(8) {
         0 => "/".to_owned(),
@@ -101,9 +113,13 @@ async fn no_path_leads_out_of_the_workspace() {
         (Path::new("/"), "root"),
         (Path::new("."), "here"),
         (Path::new("../../../outside"), "deep/out"),
+        (Path::new("/dev/zero"), "zero"),
     ] {
         symlink(to, workspace.join(from)).unwrap();
     }
+    // A pipe that nobody writes into.
+    let pipe = std::process::Command::new("mkfifo").arg(workspace.join("pipe")).status();
+    assert!(pipe.unwrap().success());
     let before = below(&outside);
     let mut call = ToolCallContext::detached("call_1");
     (call.workspace.path, call.workspace.expected) = (workspace.clone(), true);
@@ -140,4 +156,54 @@ async fn no_path_leads_out_of_the_workspace() {
     assert!(stray.is_empty(), "{stray:?}");
     // If none worked, the paths were too crude.
     assert!(wrote > 0, "{read} read, {wrote} written");
+}
+
+#[tokio::test]
+async fn no_link_that_is_swapped_while_a_tool_runs_leads_out_of_the_workspace() {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    let root = tempfile::tempdir().unwrap();
+    let (outside, workspace) = (root.path().join("outside"), root.path().join("workspaces/sess_1"));
+    std::fs::create_dir_all(&outside).unwrap();
+    std::fs::create_dir_all(workspace.join("deep")).unwrap();
+    std::fs::write(outside.join("secret.txt"), SECRET).unwrap();
+    std::fs::write(workspace.join("deep/secret.txt"), "mine").unwrap();
+    std::fs::write(workspace.join("file"), "mine").unwrap();
+    let before = below(&outside);
+    let stop = std::sync::Arc::new(AtomicBool::new(false));
+    let (stopped, folder, away) = (std::sync::Arc::clone(&stop), workspace.clone(), outside.clone());
+    let swapping = std::thread::spawn(move || {
+        while !stopped.load(Ordering::Relaxed) {
+            for (name, target) in [("deep", away.clone()), ("file", away.join("secret.txt"))] {
+                let (path, aside) = (folder.join(name), folder.join("aside"));
+                std::fs::rename(&path, &aside).unwrap();
+                if symlink(&target, &path).is_ok() {
+                    let _ = std::fs::remove_file(&path);
+                }
+                // A tool may make a new file or folder there meanwhile.
+                while std::fs::rename(&aside, &path).is_err() {
+                    let _ = std::fs::remove_dir_all(&path);
+                    let _ = std::fs::remove_file(&path);
+                }
+            }
+        }
+    });
+    let mut call = ToolCallContext::detached("call_1");
+    (call.workspace.path, call.workspace.expected) = (workspace.clone(), true);
+    let mut worked = 0;
+    for number in 0..share(50_000) {
+        let path = if number % 2 == 0 { "deep/secret.txt" } else { "file" };
+        let got = match number % 5 {
+            0 | 1 => ReadFile.call(&call, json!({"path": path})).await,
+            2 => WriteFile.call(&call, json!({"path": path, "content": "mine"})).await,
+            3 => EditFile.call(&call, json!({"path": path, "old": "mine", "new": "mine"})).await,
+            _ => SearchFiles.call(&call, json!({"pattern": "."})).await,
+        };
+        worked += usize::from(got.is_ok());
+        let text = got.map_or_else(|error| error.to_string(), |output| output.content);
+        assert!(!text.contains(SECRET), "{number}: {text}");
+    }
+    stop.store(true, Ordering::Relaxed);
+    swapping.join().unwrap();
+    assert_eq!(below(&outside), before, "nothing outside was changed");
+    assert!(worked > 0, "the swapping was too quick");
 }

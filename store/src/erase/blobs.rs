@@ -11,7 +11,7 @@ pub(super) async fn candidates(
     sessions: &[String],
 ) -> Result<Vec<String>> {
     let found = sqlx::query_scalar!(
-        r#"select distinct b.sha256
+        r#"select distinct b.sha256 as "sha256!"
         from (
             select concat(content::text, details::text) as text from conversation_records where conversation_id = any($1)
             union all
@@ -28,7 +28,10 @@ pub(super) async fn candidates(
         ) rows
         cross join lateral regexp_matches(rows.text, '[0-9a-f]{64}', 'g') as named
         join blobs b on b.sha256 = named[1]
-        order by b.sha256"#,
+        union
+        -- Packs whose commit never came.
+        select b.sha256 from blobs b where b.stored_for = any($2)
+        order by 1"#,
         conversations,
         sessions
     )

@@ -2,6 +2,7 @@
 //! with the row that names it.
 
 use super::explained;
+use crate::blob_store::BlobName;
 use crate::workspace::PACK_TYPE;
 use crate::{Result, Store};
 use serde::Serialize;
@@ -75,8 +76,14 @@ impl Store {
             rows.for_each(|size| (blobs, bytes) = (blobs + 1, bytes + size));
             Collected { blobs, bytes }
         };
-        if dry_run || orphans.is_empty() {
-            return Ok(of(&mut orphans.iter().map(|row| row.size)));
+        let found = of(&mut orphans.iter().map(|row| row.size));
+        if dry_run {
+            return Ok(found);
+        }
+        if orphans.is_empty() {
+            // What an earlier call could not delete in its store.
+            self.remove_outside().await?;
+            return Ok(found);
         }
         let (names, spaces): (Vec<String>, Vec<String>) =
             orphans.into_iter().map(|row| (row.sha256, row.space_id)).unzip();
@@ -110,6 +117,7 @@ impl Store {
         let collected = of(&mut deleted.into_iter());
         // The audit is written by another role than the one that deletes.
         tx.commit_part().await?;
+        self.remove_outside().await?;
         Ok(collected)
     }
 
@@ -123,7 +131,9 @@ impl Store {
         let mut after = (String::new(), String::new());
         loop {
             let page = sqlx::query!(
-                r#"select sha256, space_id, encode(sha256(bytes), 'hex') <> sha256 as "wrong!" from blobs
+                r#"select sha256, space_id, size, store is not null as "outside!",
+                    store is null and encode(sha256(bytes), 'hex') <> sha256 as "wrong!"
+                from blobs
                 where (sha256, space_id) > ($1::text, $2::text) and ($4::text is null or space_id = $4)
                 order by sha256, space_id
                 limit $3"#,
@@ -137,7 +147,12 @@ impl Store {
             let Some(last) = page.last() else { break };
             after = (last.sha256.clone(), last.space_id.clone());
             checked.blobs += page.len() as i64;
-            checked.wrong.extend(page.into_iter().filter(|row| row.wrong).map(|row| row.sha256));
+            for row in page {
+                let blob = BlobName { space: &row.space_id, sha256: &row.sha256 };
+                if row.wrong || row.outside && self.is_wrong_outside(blob, row.size).await? {
+                    checked.wrong.push(row.sha256);
+                }
+            }
         }
         checked.sealed = sqlx::query_scalar!(
             r#"select count(*) as "count!" from sealed_blobs where $1::text is null or space_id = $1"#,
@@ -160,5 +175,14 @@ impl Store {
         .fetch_all(&self.pool)
         .await?;
         Ok(checked)
+    }
+
+    /// A blob that is being put into its store may not be there yet.
+    async fn is_wrong_outside(&self, blob: BlobName<'_>, size: i64) -> Result<bool> {
+        match self.whole_pack(blob, size).await {
+            Ok(_) => Ok(false),
+            Err(crate::Error::Corrupt { .. }) => self.is_settled(blob).await,
+            Err(error) => Err(error),
+        }
     }
 }

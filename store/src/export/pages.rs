@@ -294,17 +294,10 @@ impl Export {
     }
 
     pub(super) async fn blob_part(&self, sha256: &str, at: i64) -> Result<Vec<u8>> {
-        sqlx::query_scalar!(
-            r#"select substring(bytes from $2::integer + 1 for $3) as "part!" from blobs
-            where sha256 = $1 and space_id = (select space_id from conversation_sessions where session_id = $4)"#,
-            sha256,
-            at as i32,
-            PART_BYTES as i32,
-            self.id()
-        )
-        .fetch_optional(&self.store.pool)
-        .await?
-        .ok_or_else(|| missing(sha256))
+        match self.store.pack_part(self.id(), sha256, at.unsigned_abs(), PART_BYTES).await {
+            Err(Error::Corrupt { .. }) => Err(missing(sha256)),
+            part => part,
+        }
     }
 
     fn id(&self) -> &str {

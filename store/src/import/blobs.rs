@@ -4,8 +4,9 @@
 //! import. If the import fails later, blobs without rows remain. They do no harm, because a blob's name is
 //! its hash.
 
-use crate::pool::Pool;
-use crate::{Error, Result};
+use crate::blob_store::Owner;
+use crate::workspace::PACK_TYPE;
+use crate::{Error, Result, Store};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use wakeful_workflow::bundle::BlobPart;
@@ -19,10 +20,14 @@ pub(super) struct Blobs {
 
 impl Blobs {
     /// Adds a part. The last part writes the blob, unless the space has it already.
-    pub async fn write(&mut self, pool: &Pool, space_id: &str, part: &BlobPart) -> Result<()> {
+    pub async fn write(&mut self, store: &Store, space_id: &str, part: &BlobPart) -> Result<()> {
         STANDARD.decode_vec(&part.base64, &mut self.bytes).map_err(|error| Error::corrupt("blob", error))?;
         if (self.bytes.len() as i64) < part.bytes {
             return Ok(());
+        }
+        let bytes = std::mem::take(&mut self.bytes);
+        if part.media_type == PACK_TYPE {
+            return store.put_for(Owner::Space(space_id), &part.sha256, &bytes).await;
         }
         sqlx::query!(
             "insert into blobs (space_id, sha256, size, media_type, bytes)
@@ -30,11 +35,11 @@ impl Blobs {
             -- One that is there counts as new again: it waits for the import's rows.
             on conflict (sha256, space_id) do update set touched_at = now()",
             part.sha256,
-            std::mem::take(&mut self.bytes),
+            bytes,
             part.media_type,
             space_id
         )
-        .execute(pool)
+        .execute(&store.pool)
         .await?;
         Ok(())
     }

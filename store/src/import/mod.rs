@@ -138,7 +138,7 @@ impl Store {
                 Batch::Rows(rows) => {
                     for row in &rows {
                         if let Line::Blob(part) = row {
-                            blobs.write(&self.pool, space_id, part).await?;
+                            blobs.write(self, space_id, part).await?;
                         }
                     }
                 }

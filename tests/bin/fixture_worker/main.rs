@@ -1,4 +1,4 @@
-//! The worker that the tests start and kill: `wakeful` with two more tools, one safe to repeat and one not, and a mail channel.
+//! The worker that the tests start and kill: `wakeful` with more tools, safe to repeat and not, and a mail channel.
 //!
 //! Environment variables tell it how to behave:
 //!
@@ -16,11 +16,13 @@ mod fetch;
 mod folder;
 mod misbehave;
 mod post;
+mod repository;
 
 use async_trait::async_trait;
 use fetch::Fetch;
 use misbehave::Misbehave;
 use post::Post;
+use repository::RunGit;
 use serde_json::{Value, json};
 use std::io::Write;
 use std::process::ExitCode;
@@ -120,8 +122,8 @@ fn main() -> ExitCode {
         eprintln!("fixture_worker: FIXTURE_ALLOCATIONS: {error}");
         return ExitCode::FAILURE;
     }
-    let app =
-        App::new().tool(Charge).tool(Reserve).tool(Misbehave::IDEMPOTENT).tool(Misbehave::PURE).tool(Fetch);
+    let app = App::new().tool(Charge).tool(Reserve).tool(Fetch).tool(RunGit);
+    let app = app.tool(Misbehave::IDEMPOTENT).tool(Misbehave::PURE);
     match Post::from_env() {
         Some(post) => app.channel(post).main(),
         None => app.main(),

@@ -30,7 +30,8 @@ fn arguments(command: &str, names: &Names) -> Option<Vec<String>> {
     let arguments: &[&str] = match command {
         "session list" => &["--conversation", conversation],
         "batch list" | "errors list" | "mail list" | "retention plan" => &[],
-        "retention run" | "blobs gc" | "blobs verify" | "notification list" => &[],
+        "retention run" | "blobs gc" | "blobs move" | "blobs status" | "blobs verify"
+        | "notification list" => &[],
         "notification show" | "notification resend" => &["ntf_x"],
         "batch show" | "batch members" | "batch pause" | "batch resume" | "batch cancel" | "batch wait" => {
             &["batch_x"]

@@ -182,7 +182,9 @@ impl App {
         }
         let intake_wait = Duration::from_millis(config.server.ingest_wait_ms);
         let connections = config.database.max_connections.saturating_sub(wakeful_store::OWN_CONNECTIONS);
+        let blobs = wakeful_engine::blobs::stores(&config.blobs).map_err(anyhow::Error::msg)?;
         let store = Store::connect(url, connections, wakeful_store::queue::APPLICATION).await?;
+        let store = store.with_blob_stores(blobs);
         wakeful_engine::encryption::turn_on(&config, &store)?;
         if let fit @ Fit::Newer { .. } = store.check_schema().await? {
             tracing::warn!("A rolling deploy, or a rollback: {}", fit.said());

@@ -102,6 +102,7 @@ pub struct Config {
     /// By name.
     pub schedules: BTreeMap<String, cron::Schedule>,
     pub workspace: Workspace,
+    pub blobs: Blobs,
     pub web: web::Web,
     pub users: users::Users,
     pub retention: retention::Retention,
@@ -226,6 +227,8 @@ pub struct AgentSettings {
     pub recipients: Option<Vec<String>>,
     /// The hosts that its tools may contact.
     pub web: WebPolicy,
+    /// What its sessions' workspaces begin with a copy of.
+    pub clone_from: Option<CloneFrom>,
     /// The only spaces whose sessions may use it. `None`: all.
     pub spaces: Option<Vec<String>>,
     /// How long the agent's question waits for an answer. `None`: without limit.
@@ -286,6 +289,42 @@ pub struct Scripted {
     pub dir: Option<PathBuf>,
 }
 
+/// What the workspaces of an agent's sessions begin with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CloneFrom {
+    /// A folder, or a file that is a git bundle.
+    Path(PathBuf),
+    /// Where a git bundle is fetched from, under the agent's web policy.
+    Url(String),
+}
+
+impl CloneFrom {
+    /// Whether a worker needs git for it. A path that is not there yet may become a folder.
+    pub fn needs_git(&self) -> bool {
+        match self {
+            CloneFrom::Path(path) => path.is_file(),
+            CloneFrom::Url(_) => true,
+        }
+    }
+}
+
+/// Where the packs of sessions' files are stored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Blobs {
+    /// A folder or a URL. `None`: Postgres.
+    pub store: Option<String>,
+    /// Other stores, from which packs are read.
+    pub also: Vec<String>,
+    /// How long one call of a store outside of Postgres may take, its own retries included.
+    pub timeout: Duration,
+}
+
+impl Default for Blobs {
+    fn default() -> Self {
+        Blobs { store: None, also: Vec::new(), timeout: Duration::from_secs(25) }
+    }
+}
+
 /// The sessions' files on this host, and what of them is stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Workspace {
@@ -335,6 +374,8 @@ pub enum AgentError {
         "agent {name:?} has no model: set agents.{name}.model to provider/model, or ANTHROPIC_API_KEY or OPENAI_API_KEY"
     )]
     NoModel { name: String },
+    #[error("agent {name:?} begins with a git bundle, and this host has no git")]
+    NoGit { name: String },
 }
 
 impl Config {

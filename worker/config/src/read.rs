@@ -9,12 +9,12 @@ use secrecy::SecretString;
 use wakeful_workflow::access::is_space;
 use wakeful_workflow::policy::PARTICIPANTS;
 
-use super::Given;
 use super::address::is_address;
 use super::price::{USD_RULE, parse_usd};
 use super::problem::{Origin, Problem};
 use super::routes::Route;
 use super::tree::{Node, Table, Value};
+use super::{CloneFrom, Given};
 
 /// How similar an unknown key must be to a known one to be suggested.
 const NEAR: f64 = 0.75;
@@ -180,6 +180,30 @@ impl<'p> Section<'p> {
             self.broken(key, &node, "must be a path");
         }
         path
+    }
+
+    /// A URL of `http` or `https` without credentials, or else a path as [`Section::path`] reads it.
+    pub fn path_or_url(&mut self, key: &str) -> Option<CloneFrom> {
+        let node = self.take(key)?;
+        let text = if let Value::Text(text) = &node.value { text.as_str() } else { "" };
+        let from = if text.contains("://") {
+            let url = url::Url::parse(text).ok().filter(|url| {
+                matches!(url.scheme(), "http" | "https")
+                    && url.username().is_empty()
+                    && url.password().is_none()
+            });
+            url.map(|_| CloneFrom::Url(text.to_owned()))
+        } else {
+            self.path_of(&node).map(CloneFrom::Path)
+        };
+        if from.is_none() {
+            self.broken(
+                key,
+                &node,
+                "must be a path, or an http or https URL without a user name and a password",
+            );
+        }
+        from
     }
 
     fn path_of(&self, node: &Node) -> Option<PathBuf> {

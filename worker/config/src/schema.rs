@@ -14,8 +14,8 @@ use super::problem::Problem;
 use super::read::{Notes, Section, narrow, recipients, spaces};
 use super::tree::Table;
 use super::{
-    AgentSettings, Config, Database, ModelSettings, OnDelayed, Provider, Providers, Queue, Scripted, Server,
-    Workspace,
+    AgentSettings, Blobs, CloneFrom, Config, Database, ModelSettings, OnDelayed, Provider, Providers, Queue,
+    Scripted, Server, Workspace,
 };
 
 /// The providers of models that every program has.
@@ -48,6 +48,7 @@ pub(super) fn read(table: Table, added: &[&str]) -> (Config, Vec<Problem>) {
         absurd: super::absurd::read(root.section("absurd")),
         schedules: BTreeMap::new(),
         workspace: workspace(root.section("workspace")),
+        blobs: blobs(root.section("blobs")),
         web: super::web::read(root.section("web")),
         users: super::users::read(root.section("users")),
         retention: super::retention::read(root.section("retention")),
@@ -223,6 +224,7 @@ fn agents(root: &mut Section<'_>, names: &ModelNames<'_>) -> BTreeMap<String, Ag
             context: context(section.section("context")),
             recipients: recipients(&mut section),
             web: super::web::policy(&mut section).unwrap_or_default(),
+            clone_from: seed(section.section("workspace")),
             spaces: spaces(&mut section),
             ask_expires_s: section.number("ask_expires_s", 1..=31_536_000).map(i64::unsigned_abs),
             on_ask_expired: section
@@ -256,6 +258,13 @@ fn on_delayed(section: &mut Section<'_>) -> Option<OnDelayed> {
         section.problem(origin, format!("{name} needs after_s, in seconds, and text"));
     }
     both.map(|(after, text)| OnDelayed { after, text })
+}
+
+/// `[agents.NAME.workspace]`.
+fn seed(mut section: Section<'_>) -> Option<CloneFrom> {
+    let clone = section.path_or_url("clone");
+    section.finish();
+    clone
 }
 
 fn fallback(section: &mut Section<'_>, names: &ModelNames<'_>) -> Vec<String> {
@@ -426,6 +435,23 @@ fn scripted(mut section: Section<'_>) -> Scripted {
     let scripted = Scripted { dir: section.path("dir") };
     section.finish();
     scripted
+}
+
+fn blobs(mut section: Section<'_>) -> Blobs {
+    let rule = "must be postgres, an absolute folder, s3://BUCKET/PREFIX, az://CONTAINER/PREFIX or gs://BUCKET/PREFIX, without credentials";
+    let address = |text: &str| {
+        let outside = ["s3://", "az://", "gs://"].iter().find_map(|scheme| text.strip_prefix(scheme));
+        let is_plain = outside.is_none_or(|rest| !rest.is_empty() && !rest.contains(['@', '?', '#']));
+        let known = text == "postgres" || text.starts_with('/') || outside.is_some();
+        (known && is_plain).then(|| text.to_owned())
+    };
+    let store = section.text("store", rule, address).filter(|store| store != "postgres");
+    let also = section.list("also").unwrap_or_default();
+    // A move reads and writes within the minute that the database lets a transaction rest.
+    let timeout = section.seconds("timeout_s", Duration::from_millis(100)..=Duration::from_secs(25));
+    let blobs = Blobs { store, also, timeout: timeout.unwrap_or(Blobs::default().timeout) };
+    section.finish();
+    blobs
 }
 
 fn workspace(mut section: Section<'_>) -> Workspace {

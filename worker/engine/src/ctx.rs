@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
-use wakeful_config::{AgentError, Config};
+use wakeful_config::{AgentError, CloneFrom, Config};
 use wakeful_store::Store;
 use wakeful_store::queue::{News, Notifier};
 use wakeful_workflow::agent::{Agent, JournalLevel, Limits, OnEmptyReply, OnUncertain, ToolDefinition};
@@ -104,6 +104,25 @@ impl Ctx {
     /// [`Fault::NotConfigured`] when this process lacks one of the agent's tools.
     pub fn configured_tools(&self, session: &Session, agent: &Agent) -> Result<Vec<ToolDefinition>, Fault> {
         if session.prefix.is_some() { Ok(Vec::new()) } else { self.tools_of(agent) }
+    }
+
+    /// Returns the agent of `session` for a step of it here. A host without git lacks the agents whose files begin with a git
+    /// bundle, until another host has made the first snapshot.
+    ///
+    /// # Errors
+    /// Those of [`Ctx::agent_of`], and [`AgentError::NoGit`].
+    pub fn agent_here(&self, session: &Session) -> Result<Agent, AgentError> {
+        let agent = self.agent_of(session)?;
+        if session.workspace.is_none() && !session.has_files() && self.lacks_git_for(&agent.name) {
+            return Err(AgentError::NoGit { name: agent.name });
+        }
+        Ok(agent)
+    }
+
+    /// Whether the agent's files begin with a git bundle, and this host has no git.
+    pub fn lacks_git_for(&self, agent: &str) -> bool {
+        let from = self.config.agents.get(agent).and_then(|agent| agent.clone_from.as_ref());
+        !self.workspaces.has_git() && from.is_some_and(CloneFrom::needs_git)
     }
 
     /// Returns the agent of `session`: the configured one, with the overrides of the session's own policy.

@@ -22,6 +22,9 @@ const HOLD: Duration = Duration::from_secs(10);
 /// A provider that answered within this time takes some calls, even if it refuses one for its rate.
 const LATELY: Duration = Duration::from_secs(5);
 
+/// The id of a blob store's gate begins so, and is what people read of it.
+pub const STORE: &str = "blob store ";
+
 /// The gates as this process knows them.
 #[derive(Debug)]
 pub struct Gates {
@@ -131,8 +134,28 @@ impl Gates {
     /// # Errors
     /// When the database cannot record it.
     pub async fn saw_fault(&self, store: &Store, gate_id: &str, seen: Seen, error: &str) -> Result<bool> {
+        self.saw(store, gate_id, seen, error, &self.policy).await
+    }
+
+    /// Records that a blob store is away, which shuts its gate. `probe`: it was asked whether it is back.
+    ///
+    /// # Errors
+    /// When the database cannot record it.
+    pub async fn saw_away(&self, store: &Store, gate_id: &str, probe: bool, error: &str) -> Result<bool> {
+        let seen = Seen::Fault { probe, retry_after_ms: None, answering: false };
+        self.saw(store, gate_id, seen, error, &GatePolicy { faults: 1, ..self.policy }).await
+    }
+
+    async fn saw(
+        &self,
+        store: &Store,
+        gate_id: &str,
+        seen: Seen,
+        error: &str,
+        policy: &GatePolicy,
+    ) -> Result<bool> {
         let was_open = self.is_open(gate_id);
-        let view = store.gate_saw(gate_id, provider(gate_id), seen, Some(error), &self.policy).await?;
+        let view = store.gate_saw(gate_id, provider(gate_id), seen, Some(error), policy).await?;
         let is_open = view.gate.is_open();
         if !matches!(view.gate.phase, Phase::Shut { .. }) {
             self.known().faulty.insert(gate_id.to_owned());
@@ -236,7 +259,10 @@ impl Gates {
     }
 }
 
-/// The provider in a gate's id.
+/// The provider in a gate's id, or the blob store.
 fn provider(gate_id: &str) -> &str {
+    if gate_id.starts_with(STORE) {
+        return gate_id;
+    }
     gate_id.split_once('@').map_or(gate_id, |(provider, _)| provider)
 }

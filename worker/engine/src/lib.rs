@@ -15,11 +15,13 @@
 //! | how a provider's outage is waited for | [`gates`] |
 //! | how code that never yields is stopped | [`watchdog`] |
 //! | which tools and models there are, and how one is added | [`tool`], [`model`] |
+//! | stores of files outside of Postgres | [`blobs`] |
 //! | the objects that all of these share | [`ctx`] |
 //! | the only maker of HTTP clients, and what they may reach | [`web`] |
 //! | how hostile text is shown | [`printable`] |
 //! | how the process is seen from outside | [`telemetry`] |
 
+pub mod blobs;
 pub mod cancels;
 pub mod channel;
 pub mod ctx;

@@ -157,6 +157,7 @@ impl From<wakeful_store::Error> for Problem {
             Error::Database(_)
             | Error::Schema(_)
             | Error::Keys { .. }
+            | Error::BlobStore { .. }
             | Error::File { .. }
             | Error::Corrupt { .. } => {
                 error!(error = %detail, "A request failed");

@@ -140,7 +140,7 @@ pub fn read(asked: ScheduleInput, space: &str, config: &Config) -> Result<Defini
     match config.agent_in(space, &agent) {
         // Only the process that runs the agent must know its model; the command line's configuration may not
         // name it.
-        Ok(_) | Err(AgentError::NoModel { .. }) => {}
+        Ok(_) | Err(AgentError::NoModel { .. } | AgentError::NoGit { .. }) => {}
         Err(error @ AgentError::Unknown { .. }) => return Err(error.to_string()),
     }
     if prompt.trim().is_empty() || prompt.len() > PROMPT_BYTES || prompt.contains('\0') {

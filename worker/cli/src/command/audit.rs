@@ -79,6 +79,7 @@ const WRITES: &[&str] = &[
     "audit.delete",
     "retention.run",
     "blobs.gc",
+    "blobs.move",
     "errors.mute",
     "errors.note",
     "batch.pause",

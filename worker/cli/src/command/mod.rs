@@ -313,7 +313,9 @@ fn exit_of(error: &anyhow::Error) -> Exit {
                     Exit::Auth
                 }
                 wakeful_store::Error::Schema(_) | wakeful_store::Error::InboxFull { .. } => Exit::Unavailable,
-                wakeful_store::Error::Database(_) | wakeful_store::Error::Keys { .. } => Exit::Unavailable,
+                wakeful_store::Error::Database(_)
+                | wakeful_store::Error::Keys { .. }
+                | wakeful_store::Error::BlobStore { .. } => Exit::Unavailable,
                 wakeful_store::Error::Bundle(_)
                 | wakeful_store::Error::File { .. }
                 | wakeful_store::Error::Corrupt { .. } => Exit::Failed,
@@ -353,13 +355,14 @@ fn database_url(config: &Config) -> anyhow::Result<String> {
 /// this binary's schema.
 async fn open_store(config: &Config, application: &str) -> anyhow::Result<Store> {
     let url = database_url(config)?;
+    let blobs = wakeful_engine::blobs::stores(&config.blobs).map_err(Usage)?;
     wakeful_store::diagnosis::reach(&url, CONNECT).await.map_err(|error| {
         let address = wakeful_store::diagnosis::address(&url).unwrap_or_default();
         let away = error.outage().filter(|outage| *outage == Outage::Away);
         let said = away.map_or_else(|| address.clone(), |outage| format!("{address}: {}", outage.as_str()));
         anyhow::Error::from(error).context(said)
     })?;
-    let store = Store::connect(&url, 2, application).await?;
+    let store = Store::connect(&url, 2, application).await?.with_blob_stores(blobs);
     wakeful_engine::encryption::turn_on(config, &store)?;
     store.check_schema().await?;
     Ok(store)

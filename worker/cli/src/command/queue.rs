@@ -6,6 +6,7 @@ use chrono::Utc;
 use serde_json::json;
 use std::fmt::Write as _;
 use wakeful_config::Config;
+use wakeful_engine::gates::STORE;
 use wakeful_store::Store;
 use wakeful_store::gate::ClosedGate;
 use wakeful_store::queue::{Depth, WorkerView};
@@ -80,8 +81,11 @@ pub(super) fn said(gate: &ClosedGate) -> String {
     let waiting = count(gate.waiting, "session");
     let wait = if gate.waiting == 1 { "waits" } else { "wait" };
     printable(&format!(
-        "Provider {} has failed for {}{}; {waiting} {wait}, {next}",
-        gate.provider,
+        "{} has failed for {}{}; {waiting} {wait}, {next}",
+        match gate.provider.strip_prefix(STORE) {
+            Some(store) => format!("Blob store {store}"),
+            None => format!("Provider {}", gate.provider),
+        },
         age(gate.since),
         error.unwrap_or_default()
     ))

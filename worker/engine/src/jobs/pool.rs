@@ -202,7 +202,9 @@ fn settings(ctx: &Ctx, kind: Kind, runner: &str, concurrency: usize) -> Settings
 /// The agents that this process has.
 fn served(ctx: &Ctx) -> Vec<Served> {
     let mut served = Vec::new();
-    for (agent, spaces) in ctx.config.served_agents() {
+    for (agent, spaces) in
+        ctx.config.served_agents().into_iter().filter(|(agent, _)| !ctx.lacks_git_for(agent))
+    {
         match spaces {
             None => served.push(Served { agent, space_id: None }),
             Some(spaces) => served.extend(

@@ -9,6 +9,7 @@ mod end;
 mod held;
 mod provider;
 mod span;
+mod store_gate;
 mod tries;
 
 use crate::ctx::Ctx;
@@ -115,6 +116,13 @@ async fn work(ctx: &Ctx, job: &Job) -> ClaimEnd {
                 }
                 return ClaimEnd::WithoutKey { why: error.to_string() };
             }
+            Err(error @ Error::BlobStore { .. }) => match store_gate::away(ctx, &error).await {
+                Ok(end) => return end,
+                Err(failed) => {
+                    warn!(%failed, "The outage of a blob store was not recorded at its gate; the next one is");
+                    return ClaimEnd::Retry { kind: "blob_store", error: error.to_string(), at_least: None };
+                }
+            },
             Err(error) if error.is_transient() && job.lease.is_live() => {
                 faults += 1;
                 warn!(%error, "A database fault interrupted the step; trying again");
@@ -208,7 +216,7 @@ async fn run_steps(
     let mut started = StartedCalls::default();
     let mut results = None;
     loop {
-        let agent = ctx.agent_of(&session);
+        let agent = ctx.agent_here(&session);
         let policy = agent.as_ref().map_or_else(|_| AgentPolicy::default(), Agent::policy);
         let decided = match &agent {
             Ok(agent) => {
@@ -428,6 +436,12 @@ async fn decide(
         && let Some(results) = results_of(calls, made.results)
     {
         return Ok(Decided::Performed(results));
+    }
+    if let Action::CallTools { calls } = &action
+        && let Some(end) = store_gate::admit(ctx, job, session, calls, &mut counts.troubles).await?
+    {
+        withdraw(ctx, job, &session.session_id, counts).await?;
+        return Ok(Decided::End(end));
     }
     let mut committed = made.call.filter(|one| action == Action::CallModel && one.call.is_of(&agent.model));
     if committed.is_some() {

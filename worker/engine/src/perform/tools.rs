@@ -94,7 +94,14 @@ pub(super) async fn call_tools(
         tool_run.settle_left().await?;
     }
     let mut ended = ended.into_iter().collect::<Result<Vec<_>, _>>()?;
-    let snapshot = tool_run.store_files(&mut ended).await?;
+    let snapshot = match tool_run.store_files(&mut ended).await {
+        Ok(snapshot) => snapshot,
+        Err(error) => {
+            // No commit follows here either.
+            tool_run.settle_left().await?;
+            return Err(error);
+        }
+    };
     // In a replay, results follow the source's order. The sort is stable, so other calls keep their own
     // order.
     ended.sort_by_key(|(_, source_number)| *source_number);

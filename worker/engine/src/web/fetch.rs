@@ -11,6 +11,7 @@ use reqwest::header::{
 use reqwest::{Method, Response, Url};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
 use wakeful_config::web::Web as Settings;
 use wakeful_workflow::policy::WebPolicy;
@@ -152,20 +153,57 @@ impl Web {
     /// # Errors
     /// As for [`Web::get`].
     pub async fn send(&self, request: WebRequest) -> Result<Fetched, WebError> {
+        let deadline = Instant::now() + self.shared.settings.total;
+        let (answer, url) = self.answered(request, deadline).await?;
+        self.whole(answer, url, deadline).await
+    }
+
+    /// Writes what `url` has into `file`, up to `limit` bytes and within `time`. Only an answer with status 200 counts.
+    pub(crate) async fn save(
+        &self,
+        url: &str,
+        mut file: &std::fs::File,
+        limit: u64,
+        time: Duration,
+    ) -> Result<(), WebError> {
+        let deadline = Instant::now() + time;
+        let request = WebRequest { url: url.to_owned(), ..WebRequest::default() };
+        let (mut answer, url) = self.answered(request, deadline).await?;
+        let host = host_of(&url);
+        if answer.status() != reqwest::StatusCode::OK {
+            return Err(WebError::Unknown(format!(
+                "{host} answers with status {}",
+                answer.status().as_u16()
+            )));
+        }
+        let mut written = 0;
+        while let Some(chunk) = next(&mut answer, &host, deadline).await? {
+            written += chunk.len() as u64;
+            if written > limit {
+                return Err(WebError::Unknown(format!("{host} answers with more than {limit} bytes")));
+            }
+            // Chunks are small, so the write does not hold up the task for long.
+            let kept = std::io::Write::write_all(&mut file, &chunk);
+            kept.map_err(|error| WebError::Unknown(format!("it cannot be written: {error}")))?;
+        }
+        Ok(())
+    }
+
+    /// Sends a request, and follows the redirects of a GET or HEAD. Returns the answer without its body, and the URL that gave it.
+    async fn answered(&self, request: WebRequest, deadline: Instant) -> Result<(Response, Url), WebError> {
         let method = if request.method.is_empty() { "GET" } else { request.method.as_str() };
         let method = Method::from_bytes(method.as_bytes())
             .map_err(|_| refused(format!("{method:?} is not an HTTP method")))?;
         let follows = matches!(method, Method::GET | Method::HEAD);
         let mut headers = headers(&request.headers)?;
         let mut url = parse(&request.url)?;
-        let deadline = Instant::now() + self.shared.settings.total;
         for _ in 0..=REDIRECTS {
             self.check(&url)?;
             let answer = self.once(&method, &url, &headers, &request.body, deadline).await?;
             let location =
                 answer.headers().get(LOCATION).filter(|_| follows && answer.status().is_redirection());
             let Some(location) = location else {
-                return self.whole(answer, url, deadline).await;
+                return Ok((answer, url));
             };
             let target = location.to_str().ok().and_then(|location| url.join(location).ok());
             let target = target.ok_or_else(|| refused("the server redirects to no address"))?;
@@ -267,14 +305,7 @@ impl Web {
             return Err(too_large());
         }
         let mut body = Vec::new();
-        loop {
-            let chunk = timeout_at(deadline, answer.chunk()).await;
-            let chunk =
-                chunk.map_err(|_| WebError::Unknown(format!("{host} did not finish its answer in time")))?;
-            let chunk = chunk.map_err(|error| {
-                WebError::Unknown(format!("the answer of {host} broke off: {}", chain(&error.without_url())))
-            })?;
-            let Some(chunk) = chunk else { break };
+        while let Some(chunk) = next(&mut answer, &host, deadline).await? {
             if body.len() + chunk.len() > limit {
                 return Err(too_large());
             }
@@ -282,6 +313,19 @@ impl Web {
         }
         Ok(Fetched { status, url: url.into(), content_type, body })
     }
+}
+
+/// The next part of a body.
+async fn next(
+    answer: &mut Response,
+    host: &str,
+    deadline: Instant,
+) -> Result<Option<bytes::Bytes>, WebError> {
+    let chunk = timeout_at(deadline, answer.chunk()).await;
+    let chunk = chunk.map_err(|_| WebError::Unknown(format!("{host} did not finish its answer in time")))?;
+    chunk.map_err(|error| {
+        WebError::Unknown(format!("the answer of {host} broke off: {}", chain(&error.without_url())))
+    })
 }
 
 fn parse(url: &str) -> Result<Url, WebError> {

@@ -186,6 +186,30 @@ impl Held {
         Ok(index)
     }
 
+    /// Makes an empty folder under another name, for what the session begins with, and says where a bundle can lie meanwhile.
+    pub(super) fn begin_seed(&self) -> io::Result<(PathBuf, PathBuf)> {
+        let state = self.state_folder();
+        self.remove_parts(&state);
+        let part = state.join(format!("{}.part", self.name));
+        private(&part)?;
+        Ok((part, state.join(format!("{}.bundle", self.name))))
+    }
+
+    /// Puts that folder in its place, whole.
+    pub(super) fn end_seed(&self, part: &Path) -> io::Result<Index> {
+        // Nothing of it is stored yet, so a step that dies leaves a folder that is made anew.
+        let index = Index::empty();
+        self.save(Some(&index));
+        fs::rename(part, &self.path)?;
+        self.remove_parts(&self.state_folder());
+        Ok(index)
+    }
+
+    /// Removes what an attempt has left.
+    pub(super) fn give_up_seed(&self) {
+        self.remove_parts(&self.state_folder());
+    }
+
     /// Writes the index for the next claim on this host. Without it, that claim restores the files.
     pub(super) fn save(&self, index: Option<&Index>) {
         let Some(index) = index.filter(|_| !self.own) else { return };
@@ -246,6 +270,7 @@ impl Held {
         for left in ["part", "away"] {
             let _ = remove_all(&state.join(format!("{}.{left}", self.name)));
         }
+        let _ = fs::remove_file(state.join(format!("{}.bundle", self.name)));
     }
 }
 

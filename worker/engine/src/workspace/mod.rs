@@ -16,10 +16,12 @@
 mod browse;
 mod codec;
 mod folder;
+mod git;
 mod index;
 mod look;
 mod pack;
 mod restore;
+mod seed;
 mod settings;
 mod snapshot;
 mod sweep;
@@ -27,8 +29,10 @@ mod tree;
 
 pub use browse::{Changed, Files, Found, Listed, changes, checkout, list_at};
 pub use folder::Held;
+pub use git::Git;
 pub use look::Limits;
 pub use restore::Unreadable;
+pub use seed::Seed;
 pub use settings::{FileUse, Settings};
 pub use sweep::remove_session;
 
@@ -52,6 +56,7 @@ const PACKS_WAITING: usize = 1;
 #[derive(Debug)]
 pub struct Workspaces {
     settings: Arc<Settings>,
+    git: Option<Git>,
     held: Mutex<HashMap<String, Arc<Held>>>,
     swept: Mutex<Option<Instant>>,
 }
@@ -68,22 +73,50 @@ pub enum NotReady {
 impl Workspaces {
     /// Creates a process's view.
     pub fn new(settings: Settings) -> Workspaces {
-        Workspaces { settings: Arc::new(settings), held: Mutex::default(), swept: Mutex::default() }
+        let (held, swept) = (Mutex::default(), Mutex::default());
+        Workspaces { settings: Arc::new(settings), git: Git::find(), held, swept }
     }
 
-    /// Brings the folder of `session` to the snapshot that its rows name, for the claim `lease`.
+    /// Whether this host has git.
+    pub fn has_git(&self) -> bool {
+        self.git.is_some()
+    }
+
+    /// Brings the folder of `session` to the snapshot that its rows name, for the claim `lease`. A session without files
+    /// begins with a copy of `seed`. Returns whether it did so just now: a snapshot has to follow.
     ///
     /// # Errors
     /// [`NotReady`].
-    pub async fn ready(&self, store: &Store, session: &Session, lease: i64) -> Result<Arc<Held>, NotReady> {
+    pub async fn ready(
+        &self,
+        store: &Store,
+        session: &Session,
+        lease: i64,
+        seed: Option<Seed<'_>>,
+    ) -> Result<(Arc<Held>, bool), NotReady> {
         let held = self.hold(session.session_id.as_str(), lease).await?;
         let mut state = held.state.lock().await;
         let target = session.workspace.as_ref();
         if !state.is(target) {
             self.bring(store, &held, &mut state, target).await?;
         }
+        let mut seeded = false;
+        if let Some(seed) = seed
+            && target.is_none()
+            && !session.has_files()
+            && !held.path.exists()
+        {
+            let index = seed.plant(&held, self.git.as_ref(), &self.settings.limits).await.map_err(|why| {
+                warn!(session.id = held.session_id, why, "A workspace did not get what it begins with");
+                NotReady::Refused(format!(
+                    "The files that this agent's sessions begin with cannot be copied: {why}. Tell the user that the files \
+                     cannot be reached now."
+                ))
+            })?;
+            (state.index, state.clean, seeded) = (Some(index), false, true);
+        }
         drop(state);
-        Ok(held)
+        Ok((held, seeded))
     }
 
     /// Notes that a call is about to change the files, and makes the folder of a session that has none yet.

@@ -4,7 +4,8 @@ use super::super::output::printable;
 use super::Report;
 use crate::App;
 use std::path::{Path, PathBuf};
-use wakeful_config::Config;
+use wakeful_config::{CloneFrom, Config};
+use wakeful_engine::workspace::Git;
 
 /// `doctor` warns when the workspace's file system has less free space than this.
 const LOW_DISK_BYTES: u64 = 1 << 30;
@@ -16,6 +17,7 @@ pub(super) fn check(app: &App, config: &Config, report: &mut Report) {
     token(config, report);
     lmtp(config, report);
     workspace(config, report);
+    seeds(config, report);
     maildir(config, report);
 }
 
@@ -161,6 +163,40 @@ fn workspace(config: &Config, report: &mut Report) {
             format!("{}: {error}", shown(&dir)),
             "make it and let this user write there, or correct [workspace] dir",
         ),
+    }
+}
+
+/// Checks what agents' sessions begin with.
+fn seeds(config: &Config, report: &mut Report) {
+    let git = Git::find();
+    for (name, agent) in &config.agents {
+        let Some(from) = &agent.clone_from else { continue };
+        let place = match from {
+            CloneFrom::Path(path) => shown(path),
+            // A query may hold a secret.
+            CloneFrom::Url(url) => printable(url.split('?').next().unwrap_or_default()).to_string(),
+        };
+        if let CloneFrom::Path(path) = from
+            && let Err(error) = std::fs::metadata(path)
+        {
+            report.problem(
+                "workspace",
+                format!("agent {name} begins with {place}: {error}"),
+                "bring it to every host where workers run, or correct clone in its [agents.NAME.workspace]",
+            );
+        } else if from.needs_git() && git.is_none() {
+            report.warning(
+                "workspace",
+                format!("agent {name} begins with the git bundle {place}, and this host has no git"),
+                "install git where workers run; a worker without it leaves new sessions of this agent to others",
+            );
+        } else if from.needs_git() {
+            let git = git.as_ref().map(|git| shown(git.path())).unwrap_or_default();
+            report
+                .ok("workspace", format!("agent {name} begins with the git bundle {place}, opened by {git}"));
+        } else {
+            report.ok("workspace", format!("agent {name} begins with a copy of {place}"));
+        }
     }
 }
 

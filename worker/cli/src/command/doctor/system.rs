@@ -7,7 +7,9 @@ use std::time::Duration;
 use wakeful_channels::chat::legacy;
 use wakeful_channels::email;
 use wakeful_config::Config;
+use wakeful_engine::gates::STORE;
 use wakeful_engine::web::{self, Reach};
+use wakeful_store::blob_store::BlobStores;
 use wakeful_store::diagnosis::{self, NEWEST_SESSIONS, Troubles};
 use wakeful_store::{Error, Store};
 
@@ -165,7 +167,11 @@ async fn ask(config: &Config, url: &str, since: Duration, report: &mut Report) -
         );
         return Ok(());
     }
-    let store = Store::connect(url, 2, "wakeful doctor").await?;
+    let blobs = wakeful_engine::blobs::stores(&config.blobs).unwrap_or_else(|wrong| {
+        report.problem("blobs", wrong, "correct [blobs]");
+        BlobStores::default()
+    });
+    let store = Store::connect(url, 2, "wakeful doctor").await?.with_blob_stores(blobs);
     let facts = store.server_facts().await?;
     let took = span(facts.round_trip.as_secs_f64());
     if facts.version_num / 10_000 < diagnosis::OLDEST_SERVER {
@@ -289,8 +295,12 @@ async fn work(config: &Config, store: &Store, report: &mut Report) -> Result<(),
         report.warning(
             "providers",
             crate::command::queue::said(gate),
-            "nothing is lost: the sessions go on when it answers. Look at its status page; `fallback` of an agent names models \
-             that answer meanwhile",
+            if gate.provider.starts_with(STORE) {
+                "nothing is lost: the sessions go on when it answers"
+            } else {
+                "nothing is lost: the sessions go on when it answers. Look at its status page; `fallback` of an agent names \
+                 models that answer meanwhile"
+            },
         );
     }
     if gates.is_empty() {
@@ -305,6 +315,7 @@ async fn work(config: &Config, store: &Store, report: &mut Report) -> Result<(),
                 .to_owned(),
         );
     }
+    super::blobs::check(store, report).await?;
     faulty(store, report).await?;
     deadly(store, report).await?;
     let depth = store.queue_depth().await?;

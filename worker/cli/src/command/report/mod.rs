@@ -68,8 +68,13 @@ pub(crate) struct ReportArgs {
 ///
 /// # Errors
 /// When the page cannot be written, or stdout is closed.
-pub(crate) fn tell(output: &Output, report: &Report, args: &ReportArgs) -> anyhow::Result<Exit> {
-    output.one(report, || text::of(output, report, args.full))?;
+pub(crate) fn tell(
+    output: &Output,
+    json: &impl serde::Serialize,
+    report: &Report,
+    args: &ReportArgs,
+) -> anyhow::Result<Exit> {
+    output.one(json, || text::of(output, report, args.full))?;
     if let Some(file) = &args.file {
         write_page(report, file)?;
         if output.format() != Some(Format::Json) {

@@ -5,7 +5,7 @@ use super::{Exit, Usage};
 use serde_json::json;
 use std::path::PathBuf;
 use wakeful_config::Config;
-use wakeful_engine::workspace::{Limits, Listed, Unreadable, changes, checkout, list_at};
+use wakeful_engine::workspace::{Changed, Limits, Listed, Unreadable, changes, checkout, list_at};
 use wakeful_store::Store;
 use wakeful_workflow::diff::Report;
 
@@ -76,14 +76,18 @@ pub(super) async fn check_out(
     Ok(Exit::Ok)
 }
 
-/// Says on stderr which files two sessions have otherwise. Files never count for a report's verdict.
-pub(super) async fn tell_changes(store: &Store, config: &Config, report: &Report) -> anyhow::Result<()> {
+/// Which files two sessions have otherwise.
+pub(super) async fn changed(store: &Store, config: &Config, report: &Report) -> anyhow::Result<Vec<Changed>> {
     let limits = Limits::of(&config.workspace);
     let (_, left) = list_at(store, &report.left.session_id, None, &limits).await.map_err(of)?;
     let (_, right) = list_at(store, &report.right.session_id, None, &limits).await.map_err(of)?;
-    let changed = changes(&left, &right);
+    Ok(changes(&left, &right))
+}
+
+/// Says so on stderr.
+pub(super) fn tell_changes(changed: &[Changed]) {
     if changed.is_empty() {
-        return Ok(());
+        return;
     }
     eprintln!("Files: {} differ", changed.len());
     for one in changed.iter().take(100) {
@@ -92,7 +96,6 @@ pub(super) async fn tell_changes(store: &Store, config: &Config, report: &Report
     if changed.len() > 100 {
         eprintln!("  and {} more", changed.len() - 100);
     }
-    Ok(())
 }
 
 fn of(unreadable: Unreadable) -> anyhow::Error {

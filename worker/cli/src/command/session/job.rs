@@ -5,6 +5,7 @@ use super::super::output::{age, count, span};
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 use serde_json::Value;
+use wakeful_engine::gates::STORE;
 use wakeful_store::queue::LACKS;
 use wakeful_store::standing::JobView;
 
@@ -111,6 +112,18 @@ pub(super) fn of_outage(job: &JobView, around: Surroundings<'_>) -> Option<Findi
                 Some(_) => "a probe is under way or due".to_owned(),
                 None => "it is back, and the waiting sessions go on in their order".to_owned(),
             };
+            if provider.starts_with(STORE) {
+                return Some(Finding {
+                    why: format!(
+                        "Step {step} needs files of the {provider}, which has been away for {since}: {next}.{last}"
+                    ),
+                    remedy: Some(
+                        "It goes on by itself when the store answers; an outage of it fails no run. `wakeful doctor` asks the store. \
+                         If this host does not know it, name it in [blobs] also and restart the workers"
+                            .to_owned(),
+                    ),
+                });
+            }
             format!(
                 "Step {step} waits for provider {provider}, which has failed for {since}: {next}.{last}{calls}{end}"
             )

@@ -23,7 +23,7 @@ use wakeful_workflow::id::RunId;
 use wakeful_workflow::session::Session;
 
 /// A waiting job looks by itself after this time, in case that no process opens its gate.
-const LOOK: Duration = Duration::from_secs(300);
+pub(super) const LOOK: Duration = Duration::from_secs(300);
 
 /// A job that was to wait for a gate which is open by now looks again after this time. The process may still know an older
 /// state of the gate.
@@ -45,6 +45,15 @@ impl Troubles {
     /// The step made progress.
     pub(super) fn over(&mut self) {
         self.outage = Outage::default();
+    }
+
+    pub(super) fn pass(&self) -> Option<i64> {
+        self.pass
+    }
+
+    /// A gate has opened for this job.
+    pub(super) fn let_through(&mut self, opening: Option<i64>) {
+        self.pass = opening.or(self.pass);
     }
 
     fn lasted(&self) -> Duration {
@@ -73,6 +82,14 @@ pub(super) struct Back {
     delay: Duration,
     failed: Option<(Option<RunId>, Event)>,
     outage: bool,
+}
+
+impl Back {
+    /// The job waits at a gate, and no attempt is used up.
+    pub(super) fn at(gate_id: String, look: Duration, error: String) -> Back {
+        let gate = Some((gate_id, queue::jittered(look)));
+        Back { error, gate, delay: AGAIN, failed: None, outage: true }
+    }
 }
 
 /// The agent's models: its own, and those that may answer instead.

@@ -3,7 +3,7 @@
 use super::{ToolRun, failed};
 use crate::perform::Unperformed;
 use crate::tool::{FileUse, ToolError, Workspace};
-use crate::workspace::NotReady;
+use crate::workspace::{NotReady, Seed};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use wakeful_workflow::advance::{CallEnd, EndedCall};
@@ -24,7 +24,19 @@ impl ToolRun<'_> {
             return Ok(None);
         }
         let (workspaces, lease) = (&self.ctx.workspaces, self.lease.token);
-        let ready = || workspaces.ready(&self.ctx.store, self.session, lease);
+        // A rehearsal has the files of its source's transcript.
+        let may_begin = self.session.workspace.is_none() && self.session.policy.tool_mode.is_live();
+        let agent = self.ctx.config.agents.get(&self.session.agent).filter(|_| may_begin);
+        let from = agent.and_then(|agent| agent.clone_from.as_ref());
+        let web = from.map(|_| self.ctx.web.under(&self.agent.web, self.session.policy.web.as_ref()));
+        let seed = from.zip(web.as_ref()).map(|(from, web)| Seed { from, web });
+        let ready = || async {
+            let (files, seeded) = workspaces.ready(&self.ctx.store, self.session, lease, seed).await?;
+            if seeded {
+                self.may_have_changed.store(true, Ordering::Relaxed);
+            }
+            Ok(files)
+        };
         let files = match self.files.get_or_try_init(ready).await {
             Ok(files) => files,
             Err(NotReady::Store(error)) => return Err(error.into()),

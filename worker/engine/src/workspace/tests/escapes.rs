@@ -1,0 +1,376 @@
+//! Attempts to leave a workspace through snapshots, through links that are swapped meanwhile, and through git bundles. `make
+//! trial` gives each its whole measure.
+
+use super::super::codec::Out;
+use super::super::folder::remove_all;
+use super::super::git::Git;
+use super::super::look::{Fault, Sink};
+use super::super::pack::Writer;
+use super::super::restore::Spool;
+use super::super::tree::{hash_of, nothing};
+use super::super::{codec::Hash, look::look};
+use super::{Host, bounds, limits, listing, open};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use wakeful_workflow::workspace::Pack;
+
+const SECRET: &str = "what only others may read";
+
+/// How much of a whole measure this run takes.
+fn share(whole: usize) -> usize {
+    if std::env::var_os("WAKEFUL_TRIAL").is_some() { whole } else { whole.div_ceil(100) }
+}
+
+/// Numbers from a seed: SplitMix64.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((mixed ^ (mixed >> 31)) % limit.max(1) as u64) as usize
+    }
+
+    fn of<T: Copy>(&mut self, list: &[T]) -> T {
+        list[self.below(list.len())]
+    }
+}
+
+/// Path, mode and content of each entry of a folder.
+type Entries = Vec<(PathBuf, u32, Vec<u8>)>;
+
+/// A host, and beside its workspaces what nobody may read or change.
+fn host_and_outside() -> (Host, PathBuf, Entries) {
+    let host = Host::new();
+    let outside = host.root.path().join("outside");
+    fs::create_dir_all(outside.join("deep")).unwrap();
+    fs::write(outside.join("secret.txt"), SECRET).unwrap();
+    fs::write(outside.join("deep/secret.txt"), SECRET).unwrap();
+    let before = listing(&outside);
+    (host, outside, before)
+}
+
+fn names() -> Vec<Vec<u8>> {
+    let mut names: Vec<Vec<u8>> = [
+        "..",
+        ".",
+        "",
+        "a",
+        "b",
+        "a/b",
+        "/",
+        "/etc/passwd",
+        "../outside/secret.txt",
+        "a\0",
+        "\0",
+        ".git",
+        ".GIT",
+        "git~1",
+        ".gi\u{200c}t",
+        "con",
+        "nul",
+        "aux.txt",
+        "A",
+        "\u{e4}",
+        "a\u{308}",
+        "\u{ff0e}\u{ff0e}",
+        "..\\",
+        "a\\..\\b",
+        "-rf",
+        "~",
+        "\n",
+        ".wakefulignore",
+        "secret.txt",
+        "deep",
+    ]
+    .into_iter()
+    .map(|name| name.as_bytes().to_vec())
+    .collect();
+    names.extend([vec![b'n'; 255], vec![b'n'; 256], vec![0xff, 0xfe], vec![b'.'; 3]]);
+    names
+}
+
+/// A snapshot's tree out of folders that no look would make: any name, any order, names that stand twice, links anywhere.
+fn made_up(dice: &mut Dice, outside: &Path) -> (Hash, Vec<u8>, Pack) {
+    let names = names();
+    let targets = [
+        outside.display().to_string(),
+        outside.join("secret.txt").display().to_string(),
+        "../../outside".to_owned(),
+        "..".to_owned(),
+        "/".to_owned(),
+        "/dev/zero".to_owned(),
+        "/proc/self/root".to_owned(),
+        "a".to_owned(),
+    ];
+    let mut writer = Writer::new("sess_1");
+    let mine = hash_of(b"mine");
+    writer.add(mine, b"mine");
+    let mut folder = nothing();
+    writer.add(folder, b"");
+    for _ in 0..=dice.below(4) {
+        let mut entries: Vec<&[u8]> =
+            (0..=dice.below(4)).map(|_| names[dice.below(names.len())].as_slice()).collect();
+        if dice.below(3) > 0 {
+            entries.sort_unstable();
+        }
+        if dice.below(8) == 0 {
+            // A link, and a folder of the same name that would be made through it.
+            entries = vec![entries[0]; 2];
+        }
+        let mut out = Out::default();
+        for (number, name) in entries.iter().enumerate() {
+            match if entries.len() == 2 { 2 - number } else { dice.below(3) } {
+                0 => {
+                    out.u8(b'f');
+                    out.bytes(name);
+                    out.u32(dice.of(&[0o644, 0o777, 0o4755, 0o100_644, u32::MAX]));
+                    out.u64(dice.of(&[4, 0, 5, u64::MAX]));
+                    out.u32(1);
+                    out.hash(&mine);
+                }
+                1 => {
+                    out.u8(b'd');
+                    out.bytes(name);
+                    out.u32(dice.of(&[0o700, 0, 0o7777]));
+                    out.hash(&folder);
+                }
+                _ => {
+                    out.u8(b'l');
+                    out.bytes(name);
+                    out.bytes(targets[dice.below(targets.len())].as_bytes());
+                }
+            }
+        }
+        folder = hash_of(&out.0);
+        writer.add(folder, &out.0);
+    }
+    let packed = writer.finish().unwrap();
+    let pack = Pack { sha256: hex::encode(packed.sha256), bytes: packed.bytes.len() as u64 };
+    (folder, packed.bytes, pack)
+}
+
+#[test]
+fn no_snapshot_leads_out_of_its_folder() {
+    let (host, outside, before) = host_and_outside();
+    let held = host.take(1);
+    let (all, mut made) = (share(100_000), 0);
+    for seed in 0..all {
+        let (tree, bytes, pack) = made_up(&mut Dice(seed as u64), &outside);
+        let Ok(spool) = Spool::of(&[pack], &bounds(), |_| bytes.clone()) else { continue };
+        made += usize::from(held.restore(&spool, tree, &bounds()).is_ok());
+        if seed % 500 == 0 || seed + 1 == all {
+            assert_eq!(listing(&outside), before, "before seed {seed}");
+            let mut beside: Vec<_> =
+                fs::read_dir(host.root.path()).unwrap().map(|one| one.unwrap().file_name()).collect();
+            beside.sort();
+            assert_eq!(beside, ["outside", "workspaces"], "before seed {seed}");
+            let mut sessions: Vec<_> =
+                fs::read_dir(&host.settings.folder).unwrap().map(|one| one.unwrap().file_name()).collect();
+            sessions.retain(|name| name != "sess_1");
+            assert_eq!(sessions, [".state"], "before seed {seed}");
+        }
+    }
+    // If none was made, the trees were too crude.
+    assert!(made > all / 20, "{made} of {all}");
+}
+
+/// Keeps whatever a look reads.
+struct Reads(bool);
+
+impl Sink for Reads {
+    fn object(&mut self, _: Hash, bytes: &[u8]) -> Result<(), Fault> {
+        self.0 |= bytes.windows(SECRET.len()).any(|part| part == SECRET.as_bytes());
+        Ok(())
+    }
+}
+
+#[test]
+fn no_link_that_is_swapped_while_files_are_stored_leads_out() {
+    let (host, outside, before) = host_and_outside();
+    let held = host.take(1);
+    held.make_empty().unwrap();
+    let (folder, files) = (host.path().join("deep"), host.path().join("secret.txt"));
+    let aside = |path: &Path| path.with_extension("aside");
+    fs::create_dir(&folder).unwrap();
+    fs::write(folder.join("secret.txt"), "mine").unwrap();
+    fs::write(&files, "mine").unwrap();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                for (path, target) in [(&folder, outside.join("deep")), (&files, outside.join("secret.txt"))]
+                {
+                    fs::rename(path, aside(path)).unwrap();
+                    std::os::unix::fs::symlink(target, path).unwrap();
+                    fs::remove_file(path).unwrap();
+                    fs::rename(aside(path), path).unwrap();
+                }
+            }
+        });
+        let (mut seen, mut whole) = (Reads(false), 0);
+        let root = open(&host.path());
+        for _ in 0..share(20_000) {
+            whole += usize::from(look(&root, None, &limits(), &mut seen).is_ok());
+        }
+        stop.store(true, Ordering::Relaxed);
+        assert!(!seen.0, "a file of outside was read");
+        assert!(whole > 0, "if none ended, the swapping was too quick");
+    });
+    assert_eq!(listing(&outside), before);
+}
+
+/// Runs git in `folder`, with `input`, and returns what it printed.
+fn git(folder: &Path, arguments: &[&str], input: &[u8]) -> String {
+    let mut command = Command::new("git");
+    command
+        .current_dir(folder)
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null());
+    for role in ["AUTHOR", "COMMITTER"] {
+        command.env(format!("GIT_{role}_NAME"), "Ann").env(format!("GIT_{role}_EMAIL"), "ann@example.com");
+    }
+    let mut child = command.spawn().expect("git is installed");
+    let _ = std::io::Write::write_all(&mut child.stdin.take().unwrap(), input);
+    String::from_utf8_lossy(&child.wait_with_output().unwrap().stdout).trim().to_owned()
+}
+
+/// A bundle whose trees, links, attributes, references and bytes would leave the folder if something believed them.
+fn hostile_bundle(dice: &mut Dice, source: &Path, outside: &Path) -> Vec<u8> {
+    let touch = format!("touch {}", outside.join("owned").display());
+    let blob = |text: &str| git(source, &["hash-object", "-w", "--stdin"], text.as_bytes());
+    let config = format!(
+        "[core]\n\tfsmonitor = {touch}\n\thooksPath = .\n[filter \"evil\"]\n\tsmudge = {touch}\n\tprocess = {touch}\n"
+    );
+    let blobs = [
+        blob("mine"),
+        blob(&format!("#!/bin/sh\n{touch}\n")),
+        blob(&config),
+        blob("* filter=evil diff=evil merge=evil\n"),
+        blob(&format!(
+            "[submodule \"x\"]\n\tpath = x\n\turl = ext::sh -c \"{touch}\"\n\tupdate = !{touch}\n"
+        )),
+        blob(&outside.join(".git/objects").display().to_string()),
+        blob(&outside.display().to_string()),
+        blob(".git/hooks"),
+        blob(&format!("gitdir: {}\n", outside.display())),
+    ];
+    let names = [
+        "a",
+        "b",
+        "..",
+        ".",
+        ".git",
+        ".GIT",
+        "git~1",
+        ".gi\u{200c}t",
+        "hooks",
+        "post-checkout",
+        "config",
+        ".gitattributes",
+        ".gitmodules",
+        ".gitconfig",
+        "objects",
+        "info",
+        "alternates",
+        "attributes",
+        "a/b",
+        "../outside/x",
+        "/etc/x",
+        "secret.txt",
+        "HEAD",
+        "con",
+    ];
+    let tame = [
+        "a",
+        "b",
+        "hooks",
+        "post-checkout",
+        "config",
+        "objects",
+        "info",
+        "alternates",
+        "attributes",
+        ".gitconfig",
+        ".gitattributes",
+    ];
+    let is_tame = dice.below(2) == 0;
+    let mut tree: Option<String> = None;
+    for _ in 0..=dice.below(4) {
+        let mut bytes = Vec::new();
+        // Names that git refuses stand in every other bundle only, so that the rest of the others is tried too.
+        let some = if is_tame { &tame[..] } else { &names[..] };
+        let mut entries: Vec<&str> = (0..=dice.below(4)).map(|_| dice.of(some)).collect();
+        entries.sort_unstable();
+        if is_tame {
+            entries.dedup();
+        }
+        for name in entries {
+            let (mode, object) = match (dice.below(5), &tree) {
+                (0, Some(tree)) | (1, Some(tree)) => ("40000", tree.clone()),
+                (2, _) => ("120000", blobs[dice.below(blobs.len())].clone()),
+                (3, _) => ("100755", blobs[dice.below(blobs.len())].clone()),
+                (_, _) => ("100644", blobs[dice.below(blobs.len())].clone()),
+            };
+            bytes.extend_from_slice(format!("{mode} {name}\0").as_bytes());
+            bytes.extend(hex::decode(object).unwrap());
+        }
+        tree = Some(git(source, &["hash-object", "-w", "--literally", "-t", "tree", "--stdin"], &bytes));
+    }
+    let commit = git(source, &["commit-tree", "-m", "x", &tree.unwrap()], b"");
+    git(source, &["update-ref", "refs/heads/main", &commit], b"");
+    let _ = fs::remove_file(source.join("x.bundle"));
+    git(source, &["bundle", "create", "-q", "x.bundle", "refs/heads/main"], b"");
+    let mut bundle = fs::read(source.join("x.bundle")).unwrap_or_default();
+    let text = b"refs/heads/main";
+    if dice.below(3) == 0
+        && let Some(at) = bundle.windows(text.len()).position(|part| part == text)
+    {
+        let other = dice.of(&[
+            "refs/heads/../../../../outside/x",
+            "refs/heads/--upload-pack=x",
+            "-c",
+            "refs/heads/a b",
+            "HEAD",
+            "refs/heads/.git/hooks/x",
+            "refs/heads/main\0x",
+        ]);
+        bundle.splice(at..at + text.len(), other.bytes());
+    }
+    if dice.below(4) == 0 && !bundle.is_empty() {
+        let at = dice.below(bundle.len());
+        bundle[at] ^= 1 << dice.below(8);
+    }
+    bundle
+}
+
+#[tokio::test]
+async fn no_git_bundle_leads_out_of_its_folder_or_runs_anything() {
+    let (host, outside, before) = host_and_outside();
+    let found = Git::find().expect("git is installed");
+    let source = host.root.path().join("source");
+    fs::create_dir(&source).unwrap();
+    git(&source, &["init", "-q"], b"");
+    let (all, mut opened) = (share(5_000), 0);
+    for seed in 0..all {
+        let bundle = hostile_bundle(&mut Dice(seed as u64), &source, &outside);
+        let (file, into) = (host.root.path().join("seed.bundle"), host.root.path().join("into"));
+        fs::write(&file, bundle).unwrap();
+        fs::create_dir(&into).unwrap();
+        opened += usize::from(found.unbundle(&file, &into, &limits()).await.is_ok());
+        assert_eq!(listing(&outside), before, "seed {seed}");
+        assert!(!into.join(".git/hooks").exists(), "seed {seed}");
+        remove_all(&into).unwrap();
+        let beside = fs::read_dir(host.root.path()).unwrap().count();
+        assert_eq!(beside, 3, "seed {seed}: outside, source, seed.bundle");
+    }
+    // If none was opened, they were too crude.
+    assert!(opened > all / 20, "{opened} of {all}");
+    println!("{opened} of {all} bundles were opened");
+}
