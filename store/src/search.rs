@@ -29,7 +29,7 @@ const GROUPS: i64 = 200;
 const CONVERSATIONS: i64 = 1000;
 
 /// A word, a sender or a tool of at most so many sessions is few: these sessions are looked at, and no others.
-const FEW: i64 = 1000;
+const FEW: i64 = 3000;
 
 /// What is read before a search, because its statement depends on it.
 #[derive(Debug, Default)]
