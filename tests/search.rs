@@ -1,5 +1,6 @@
 //! Search: sessions are found by what was said, who said it, with which tool, error and cost; and every list comes from an index.
 
+mod lists;
 mod plans;
 
 use crate::support::{Answer, Client, Database, ModelServer, Options, eventually};

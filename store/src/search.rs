@@ -29,7 +29,7 @@ const GROUPS: i64 = 200;
 const CONVERSATIONS: i64 = 1000;
 
 /// A word, a sender or a tool of at most so many sessions is few: these sessions are looked at, and no others.
-const FEW: i64 = 1000;
+const FEW: i64 = 3000;
 
 /// What is read before a search, because its statement depends on it.
 #[derive(Debug, Default)]
@@ -103,8 +103,7 @@ impl Store {
 
     /// The sessions of the rarest word, sender or tool that is asked for, if they are [`FEW`].
     async fn few_of(&self, filter: &SessionFilter) -> Result<Option<Vec<String>>> {
-        const WORDS: &str =
-            "select session_id from search_documents where words @@ websearch_to_tsquery('simple', $1) limit $2";
+        const WORDS: &str = "select session_id from search_documents where words @@ websearch_to_tsquery('simple', $1) limit $2";
         const SENDER: &str = "select session_id from search_sessions where senders @> array[$1] limit $2";
         const TOOL: &str = "select session_id from search_sessions where tools @> array[$1] limit $2";
         let asked = [(WORDS, &filter.text), (SENDER, &filter.from), (TOOL, &filter.tool)];
@@ -187,7 +186,9 @@ fn statement(filter: &SessionFilter, beside: &Beside) -> QueryBuilder<Postgres> 
             sql.push(" where conversation_id = s.conversation_id and user_id = ").push_bind(user.clone());
             sql.push(format_args!(" limit 1) c{n}"));
         } else {
-            sql.push(format_args!(" join conversation_counters c{n} on c{n}.conversation_id = s.conversation_id"));
+            sql.push(format_args!(
+                " join conversation_counters c{n} on c{n}.conversation_id = s.conversation_id"
+            ));
             sql.push(format_args!(" and c{n}.user_id = ")).push_bind(user.clone());
         }
     }

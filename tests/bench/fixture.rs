@@ -79,12 +79,17 @@ impl Database {
 
     /// The same in the role that `serve` has in production, which row-level security binds.
     pub async fn store_as_runtime(&self, connections: u32) -> Result<Store> {
+        Ok(Store::connect(&self.runtime_url().await?, connections, "wakeful bench").await?)
+    }
+
+    /// The URL of that role, which this makes.
+    pub async fn runtime_url(&self) -> Result<String> {
         let mut owner = self.connect().await?;
         sqlx::raw_sql(ROLES).execute(&mut owner).await?;
         owner.close().await?;
         let mut url = reqwest::Url::parse(&self.url).context("the database's URL")?;
         url.set_username("wakeful_runtime").ok().context("the URL has a user")?;
-        Ok(Store::connect(url.as_str(), connections, "wakeful bench").await?)
+        Ok(url.into())
     }
 
     /// A connection for queries, and for work that no worker does.

@@ -7,6 +7,7 @@
 mod commits;
 mod files;
 mod fixture;
+mod lists;
 mod long;
 #[path = "../support/long.rs"]
 mod made;
@@ -55,6 +56,8 @@ enum Part {
     Long,
     /// Files of sessions: a snapshot of one change beside a tar of all, a restore beside a hydration.
     Files,
+    /// Lists, searches and pages of an installation of 1,000,000 sessions. Only on request.
+    Lists,
     /// The same steps with other systems. Only on request.
     Compare,
 }
@@ -65,7 +68,7 @@ struct Arguments {
     /// Less of everything: three minutes on a machine with nothing else to do.
     #[arg(long)]
     quick: bool,
-    /// Only these parts, separated by commas. Without it: all but `compare`.
+    /// Only these parts, separated by commas. Without it: all but `lists` and `compare`.
     #[arg(long, value_enum, value_delimiter = ',')]
     only: Vec<Part>,
     /// Seconds of one round of one contestant.
@@ -96,7 +99,8 @@ struct Arguments {
 
 impl Arguments {
     fn has(&self, part: Part) -> bool {
-        if self.only.is_empty() { part != Part::Compare } else { self.only.contains(&part) }
+        let on_request = [Part::Lists, Part::Compare];
+        if self.only.is_empty() { !on_request.contains(&part) } else { self.only.contains(&part) }
     }
 
     fn rounds(&self) -> u32 {
@@ -231,6 +235,10 @@ async fn measure(
     }
     if arguments.has(Part::Files) {
         files::measure(arguments.quick, server, report, progress).await?;
+    }
+    if arguments.has(Part::Lists) {
+        let (sessions, times) = if arguments.quick { (20_000, 10) } else { (1_000_000, 40) };
+        report.lists = lists::measure(server, sessions, times, progress).await?;
     }
     Ok(())
 }

@@ -32,6 +32,14 @@ impl Site {
         Site::with_model("openai/bench", &format!("[providers.openai]\nbase_url = \"{url}\"\n"))
     }
 
+    /// A site with these agents too.
+    pub fn with_agents<'a>(names: impl Iterator<Item = &'a str>) -> Result<Site> {
+        let agent = |name| {
+            format!("[agents.{name}]\nsystem_prompt = \"You are measured.\"\nmodel = \"scripted/bench\"\n")
+        };
+        Site::with_model("scripted/bench", &names.map(agent).collect::<String>())
+    }
+
     fn with_model(model: &str, more: &str) -> Result<Site> {
         let dir = TempDir::with_prefix("wakeful-bench-")?;
         let path = dir.path();

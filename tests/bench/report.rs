@@ -1,5 +1,6 @@
 //! The figures: as a table for people, as JSON for programs, as a plot.
 
+use crate::lists::{self, Lists};
 use crate::long::{self, Cost};
 use crate::reads::median;
 use anyhow::Result;
@@ -31,11 +32,19 @@ pub struct Report {
     pub arguments: String,
     pub figures: Vec<Figure>,
     pub long: Vec<Cost>,
+    pub lists: Lists,
 }
 
 impl Report {
     pub fn new(server: String) -> Report {
-        Report { server, machine: machine(), arguments: arguments(), figures: Vec::new(), long: Vec::new() }
+        Report {
+            server,
+            machine: machine(),
+            arguments: arguments(),
+            figures: Vec::new(),
+            long: Vec::new(),
+            lists: Lists::default(),
+        }
     }
 
     pub fn add(
@@ -109,6 +118,7 @@ impl Report {
             );
         }
         long::print(&paint, &self.long);
+        lists::print(&paint, &self.lists);
         println!();
     }
 
@@ -140,6 +150,7 @@ impl Report {
             )?;
         }
         long::write_markdown(&mut text, &self.long)?;
+        lists::write_markdown(&mut text, &self.lists)?;
         Ok(std::fs::write(file, text)?)
     }
 
@@ -180,7 +191,7 @@ impl Report {
     }
 }
 
-fn number(value: f64) -> String {
+pub fn number(value: f64) -> String {
     match value.abs() {
         size if size >= 100.0 => format!("{value:.0}"),
         size if size >= 10.0 => format!("{value:.1}"),

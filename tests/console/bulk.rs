@@ -100,6 +100,43 @@ async fn an_error_is_found_noted_muted_and_its_sessions_are_retried_as_one_batch
 }
 
 #[tokio::test]
+async fn two_operators_who_retry_the_same_sessions_act_on_each_once_and_are_told() {
+    let scene = Scene::quick(&[]).await;
+    scene.failed(&["one", "two", "three"]).await;
+    let (ann, ben) = (scene.browser(), scene.browser());
+    let plan = "/batches/new?verb=retry&status=failed";
+    let of_ann = ann.open(plan).await.form("/console/batches");
+    let of_ben = ben.open(plan).await.form("/console/batches");
+    let how = |reason| [("reason", reason), ("rate", "100")];
+    let (how_ann, how_ben) = (how("ann knows why"), how("ben knows too"));
+    let (one, other) = tokio::join!(ann.post(&of_ann, &how_ann), ben.post(&of_ben, &how_ben));
+    // Ann clicks twice, and goes back and presses again.
+    for _ in 0..2 {
+        assert_eq!(ann.post(&of_ann, &how_ann).await.location(), one.location());
+    }
+    let mut batches = 0;
+    for (browser, answer) in [(&ann, one), (&ben, other)] {
+        let led = answer.location();
+        if led.starts_with("/console/batches/batch_") {
+            batches += 1;
+            browser.comes(&below(&led), ">done</span>").await;
+        } else {
+            // The other batch had taken all of them before this one was made.
+            assert!(browser.get(&led).await.html.contains("Nothing was done"), "{led}");
+        }
+    }
+    assert!(batches > 0);
+    let acted = "select count(*) from batch_members where outcome = 'acted' and $1 <> ''";
+    assert_eq!(scene.count(acted).await, 3);
+    let refused =
+        "select count(*) from batch_members where outcome = 'refused' and detail <> '' and $1 <> ''";
+    assert_eq!(scene.count(refused).await, 3 * (batches - 1), "the other batch says why it did nothing");
+    let retried =
+        "select count(*) from audit_log where verb = 'session.retry' and outcome = 'done' and $1 <> ''";
+    assert_eq!(scene.count(retried).await, 3);
+}
+
+#[tokio::test]
 async fn a_batch_is_tried_dry_waits_for_a_person_and_goes_on_in_stages() {
     let scene = Scene::quick(&[]).await;
     scene.failed(&["one", "two", "three"]).await;

@@ -97,6 +97,27 @@ for (const [way, options] of [["mouse", {}], ["without JavaScript", { javaScript
   told.whilePaused = paused;
 }
 
+// A page that nobody sees asks for nothing either, and looks again when it is seen.
+for (const path of ["/", `/chat/${chat}`]) {
+  const page = await person({});
+  await page.clock.install();
+  await page.goto(root + path);
+  const hide = (hidden) => page.evaluate((hidden) => {
+    Object.defineProperty(document, "hidden", { configurable: true, get: () => hidden });
+    document.dispatchEvent(new Event("visibilitychange"));
+  }, hidden);
+  await hide(true);
+  const asked = [];
+  page.on("request", (request) => asked.push(request.url()));
+  await page.clock.fastForward(600_000);
+  await page.evaluate(() => fetch(location.origin + "/healthz"));
+  told.whilePaused.push(...asked.filter((url) => !url.endsWith("/healthz")));
+  const again = page.waitForRequest(root + path);
+  await hide(false);
+  await again;
+  await page.context().close();
+}
+
 // Every page in both themes, wide and narrow.
 for (const [colorScheme, width] of [["light", 1280], ["dark", 1280], ["light", 390], ["dark", 390]]) {
   const page = await person({ colorScheme, viewport: { width, height: 844 } });

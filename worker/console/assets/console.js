@@ -25,20 +25,25 @@
   });
 
   // Loads the page again and puts its parts into this one, except a part in which somebody types.
+  // Says whether something is new. A page that nobody sees, or that is stopped, asks for nothing.
   async function refresh() {
+    if (stopped || document.hidden) return false;
     if (loading) {
       again = true;
-      return;
+      return false;
     }
+    let changed = false;
     loading = true;
     try {
       const response = await fetch(location.href, { headers: { accept: "text/html" }, credentials: "same-origin" });
-      if (!response.ok || response.redirected) return;
+      if (!response.ok || response.redirected) return false;
       const fresh = new DOMParser().parseFromString(await response.text(), "text/html");
       for (const part of document.querySelectorAll("[data-part]")) {
         const next = fresh.querySelector(`[data-part="${part.dataset.part}"]`);
         if (!next || part.contains(document.activeElement)) continue;
-        if (!same(part, next)) swap(part, next);
+        if (same(part, next)) continue;
+        changed ||= still(part) !== still(next);
+        swap(part, next);
       }
       document.title = fresh.title;
     } catch {
@@ -50,12 +55,15 @@
         refresh();
       }
     }
+    return changed;
   }
 
   // The words of forms differ from page to page and say nothing.
   const plain = (part) => part.innerHTML.replace(/name="(word|press)" value="[^"]*"/g, "").replace(/ (open|disabled)=""/g, "")
     .replace(/<button type="button" class="quiet copy">.*?<\/button>/g, "");
   const same = (one, other) => plain(one) === plain(other);
+  // "5 s ago" says nothing new a moment later.
+  const still = (part) => plain(part).replace(/(<time[^>]*>)[^<]*/g, "$1");
 
   function swap(part, next) {
     const open = [...part.querySelectorAll("details")].map((one) => one.open);
@@ -98,10 +106,31 @@
     if (!document.hidden) start();
   }
 
+  // Looks again after so many seconds. While nothing happens, and nobody does anything here, the looks become rarer: up to four
+  // times as far apart. So many pages that stay open cost the database little.
   function every(seconds) {
-    const tick = () => { if (!stopped && !document.hidden) refresh(); };
-    setInterval(tick, seconds * 1000);
-    document.addEventListener("visibilitychange", tick);
+    let wait = seconds;
+    let timer = 0;
+    const next = () => {
+      clearTimeout(timer);
+      timer = setTimeout(look, wait * 1000);
+    };
+    const look = async () => {
+      wait = await refresh() ? seconds : Math.min(wait * 1.5, seconds * 4);
+      next();
+    };
+    const soon = () => {
+      if (wait > seconds) {
+        wait = seconds;
+        next();
+      }
+    };
+    next();
+    ["keydown", "pointerdown", "pointermove", "scroll"].forEach((act) => document.addEventListener(act, soon, { passive: true }));
+    document.addEventListener("visibilitychange", () => {
+      wait = seconds;
+      look();
+    });
   }
 
   function toggleUpdates() {

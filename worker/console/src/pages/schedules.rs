@@ -1,6 +1,6 @@
 //! Schedules: when each fires next, and what became of its last firings.
 
-use crate::api::part;
+use crate::api::{part, query};
 use crate::form::{Form, done};
 use crate::frame::{Frame, Nav, page};
 use crate::list::List;
@@ -9,7 +9,7 @@ use crate::refusal::Refusal;
 use crate::text::Moment;
 use crate::visit::Visit;
 use askama::Template;
-use axum::extract::Path;
+use axum::extract::{Path, Query};
 use axum::http::StatusCode;
 use axum::response::Response;
 use serde::Deserialize;
@@ -20,6 +20,8 @@ use serde_json::json;
 struct Schedules {
     frame: Frame,
     items: Vec<Schedule>,
+    /// A link to those after these.
+    next: String,
 }
 
 #[derive(Template)]
@@ -38,19 +40,18 @@ struct Tick {
     local: String,
 }
 
-pub(crate) async fn list(visit: Visit) -> Result<Response, Refusal> {
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Asked {
+    cursor: String,
+}
+
+pub(crate) async fn list(visit: Visit, Query(asked): Query<Asked>) -> Result<Response, Refusal> {
     let frame = Frame::of(&visit, Nav::Schedules, "Schedules").await?;
-    let (mut items, mut cursor) = (Vec::new(), String::new());
-    loop {
-        let found: List<Schedule> = visit.api.get(&format!("/v1/schedules?limit=500{cursor}")).await?;
-        let next = found.next();
-        items.extend(found.items);
-        if next.is_empty() {
-            break;
-        }
-        cursor = format!("&cursor={}", part(&next));
-    }
-    Ok(page(&Schedules { frame, items }))
+    let asked = query(&[("cursor", &asked.cursor), ("limit", "100")]);
+    let found: List<Schedule> = visit.api.get(&format!("/v1/schedules{asked}")).await?;
+    let next = query(&[("cursor", &found.next())]);
+    Ok(page(&Schedules { frame, items: found.items, next }))
 }
 
 pub(crate) async fn show(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusal> {
