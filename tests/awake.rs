@@ -304,7 +304,7 @@ async fn one_message_is_one_claim_and_wakes_no_other_process() {
         .options
         .env("WAKEFUL_LOG", "info,wakeful=debug,sqlx::query=debug")
         // A claim comes by a notification, or not at all.
-        .env("WAKEFUL_QUEUE__POLL_MS", "60000");
+        .env("WAKEFUL_QUEUE__POLL_MS", "3600000");
     let process = serve(&world.options, &world.database).await;
     let client = process.client();
     // The first messages also warm up: the process claims once when it begins to listen.

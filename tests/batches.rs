@@ -345,30 +345,34 @@ async fn retried_across_kills(each: usize, kills: usize, rate: u32) {
     let worker = || -> Process { stage.options.clone().arg("--roles=worker").spawn(&stage.database.url) };
     let acted =
         || async { client.get(&format!("/v1/batches/{batch}")).await.1["counts"]["acted"].as_i64().unwrap() };
+    let mut points = Vec::new();
     for kill in 0..kills {
-        // Every second worker dies between an act and its commit, or right after it.
-        let point = ["B1", "B2"][kill % 2];
-        let mut killed = if kill % 2 == 0 {
-            stage
-                .options
-                .clone()
-                .arg("--roles=worker")
-                .env("FAILPOINTS", format!("{point}=2*off->return"))
-                .spawn(&stage.database.url)
-        } else {
-            worker()
+        // Some die in their third act by themselves: right before its commit, or right after it. The others are killed after
+        // an act of theirs.
+        let point = ["B1", "B2", "", ""][kill % 4];
+        let mut killed = match point {
+            "" => worker(),
+            point => {
+                let options = stage.options.clone().arg("--roles=worker");
+                options.env("FAILPOINTS", format!("{point}=2*off->return")).spawn(&stage.database.url)
+            }
         };
         let before = acted().await;
         let end = killed.end();
-        let more = eventually("another act", || async {
-            (before == all as i64 || acted().await != before).then_some(())
+        let enough = eventually("other acts", || async {
+            let acted = acted().await;
+            (acted == all as i64 || point.is_empty() && acted != before).then_some(())
         });
         tokio::select! {
-            () = end.reached() => {}
-            () = more => {}
+            () = end.reached() => {
+                let (status, dead) = killed.ended().await;
+                assert!(!status.success() && dead.log().contains("failpoint"), "{point}: {}", dead.log());
+                points.push(point);
+            }
+            () = enough => killed.kill(),
         }
-        killed.kill();
     }
+    assert!(points.starts_with(&["B1", "B2"]), "{points:?}");
     let last = worker();
     let done = client.batch_that_is(&batch, "done").await;
     assert_eq!((&done["counts"]["acted"], &done["counts"]["passed"]), (&json!(all), &json!(all)), "{done}");
@@ -383,7 +387,7 @@ async fn retried_across_kills(each: usize, kills: usize, rate: u32) {
 
 #[tokio::test]
 async fn each_member_is_acted_on_once_though_workers_are_killed() {
-    retried_across_kills(5, 2, 6).await;
+    retried_across_kills(5, 3, 6).await;
 }
 
 #[tokio::test]

@@ -4,7 +4,7 @@
 use crate::support::client::texts;
 use crate::support::wire::Proxy;
 use crate::support::world::wake;
-use crate::support::{Answer, Client, Database, ModelServer, Options, Process, TIMEOUT, eventually};
+use crate::support::{Answer, Client, Database, ModelServer, Options, Process, eventually};
 use futures::StreamExt as _;
 use futures::future::select_all;
 use reqwest::StatusCode;
@@ -445,7 +445,7 @@ async fn a_cancel_is_noticed_although_the_wait_that_heard_it_ends() {
     assert!(futures::poll!(second.as_mut()).is_pending());
     waits.cancel_second(first.as_mut()).await;
     drop(first);
-    timeout(TIMEOUT, second).await.expect("the cancel is noticed");
+    timeout(crate::support::timeout(), second).await.expect("the cancel is noticed");
     waits.stop.cancel();
 }
 
@@ -461,7 +461,7 @@ async fn a_cancel_that_is_heard_before_its_session_waits_is_noticed() {
             () = waits.waits(1) => {}
         }
     };
-    timeout(TIMEOUT, second).await.expect("the cancel is noticed");
+    timeout(crate::support::timeout(), second).await.expect("the cancel is noticed");
     waits.stop.cancel();
 }
 

@@ -6,7 +6,6 @@ mod widths;
 use crate::support::{Answer, Database, ModelServer, Options, eventually};
 use serde_json::{Value, json};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 /// The result of a command.
 pub struct Ran {
@@ -185,9 +184,7 @@ async fn the_doctor_finds_a_healthy_system_healthy() {
     // With this address, doctor also asks the running process for its health.
     let beside = command(&options, &[]).env("WAKEFUL_SERVER__LISTEN", &listen);
 
-    let began = Instant::now();
     let ran = run(&beside, &database.url, &["doctor", "-o", "json"]).await;
-    assert!(began.elapsed() < Duration::from_secs(10));
     let report = ran.json();
     assert_eq!((ran.code, checks(&report, "problem").len()), (0, 0), "{report:#}");
     let ok: Vec<&str> = checks(&report, "ok").iter().map(|check| check["name"].as_str().unwrap()).collect();

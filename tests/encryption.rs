@@ -158,6 +158,12 @@ async fn lived(client: &Client, model: &ModelServer, database: &Database) -> [St
     let woken: Value = request.send().await.unwrap().json().await.unwrap();
     let mailed = woken["session_id"].as_str().unwrap_or_else(|| panic!("{woken}")).to_owned();
     client.wait_for(&mailed, "completed").await;
+    // A run is complete before its reply is sent.
+    eventually("every job to end", || async {
+        let jobs: i64 = database.value("select count(*) from jobs where $1 <> ''", "all").await;
+        (jobs == 0).then_some(())
+    })
+    .await;
     [first, forked, mailed]
 }
 

@@ -129,7 +129,17 @@ async fn lived(world: &World) -> Vec<String> {
     let imported = client.post_request("/v1/sessions/import").body(bundle).send().await.unwrap();
     let imported: Value = imported.json().await.unwrap();
     let imported = imported["session_id"].as_str().unwrap_or_else(|| panic!("{imported}")).to_owned();
+    nothing_is_owed(&world.database).await;
     vec![first, forked, mailed, imported]
+}
+
+/// Waits until no work is left: a run is complete before its reply is sent.
+async fn nothing_is_owed(database: &Database) {
+    eventually("every job to end", || async {
+        let jobs: i64 = database.value("select count(*) from jobs where $1 <> ''", "all").await;
+        (jobs == 0).then_some(())
+    })
+    .await;
 }
 
 /// What summaries of failures, batches and Absurd's list keep of Ann's session and of Bob's.

@@ -83,20 +83,15 @@ impl Post {
         }
     }
 
-    /// Sends the message, which must be accepted.
+    /// Sends the message until it is accepted, as its messenger does. A busy server may answer that it should come again.
     async fn send(&self, client: &Client) {
-        let response = self.request(client).send().await.unwrap();
-        let status = response.status();
-        assert!(status.is_success(), "{status} {}: {}", response.text().await.unwrap(), self.body);
-    }
-
-    /// Sends it until it is accepted, as its messenger does.
-    async fn send_until_taken(&self, client: &Client) {
         eventually("a message to be taken", || async {
-            let status = self.request(client).send().await.unwrap().status();
+            let response = self.request(client).send().await.unwrap();
+            let status = response.status();
             let busy = matches!(status, StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS);
-            assert!(status.is_success() || busy, "{status}: {}", self.body);
-            (!busy).then_some(())
+            let taken = status.is_success();
+            assert!(taken || busy, "{status} {}: {}", response.text().await.unwrap(), self.body);
+            taken.then_some(())
         })
         .await;
     }

@@ -18,12 +18,11 @@ mod schemathesis;
 mod ses;
 
 use crate::support::client::{numbers, texts};
-use crate::support::{Client, Database, Options, Process, TIMEOUT};
+use crate::support::{Client, Database, Options, Process, timeout};
 use eventsource_stream::Event;
 use futures::{Stream, StreamExt};
 use serde_json::{Value, json};
 use std::process::Stdio;
-use std::time::Duration;
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
@@ -101,7 +100,7 @@ async fn tool_loop(protocol: Protocol) {
     let session_id = answer["session_id"].as_str().expect("an id");
     let stream = client.stream(session_id, None).await;
     let worker = options.clone().arg("--roles=worker").spawn(&database.url);
-    let frames = tokio::time::timeout(TIMEOUT, until_completed(stream)).await.expect("the run completes");
+    let frames = tokio::time::timeout(timeout(), until_completed(stream)).await.expect("the run completes");
     let session = client.session(session_id).await;
 
     assert_eq!(texts(&session, "assistant"), ["Let me look.", "", REPLY]);
@@ -237,7 +236,7 @@ impl Aimock {
             }
             panic!("aimock ended: {:?}", child.wait().await)
         };
-        let url = tokio::time::timeout(TIMEOUT, listens).await.expect("aimock listens");
+        let url = tokio::time::timeout(timeout(), listens).await.expect("aimock listens");
         Aimock { url, _child: child, _dir: dir, _output: output }
     }
 
@@ -265,7 +264,7 @@ async fn run(client: &Client, text: &str) -> (Value, Vec<(String, Value)>) {
     let answer = client.chat("c1", text).await;
     let session_id = answer["session_id"].as_str().expect("an id");
     let stream = client.stream(session_id, None).await;
-    let frames = tokio::time::timeout(TIMEOUT, until_completed(stream)).await.expect("the run completes");
+    let frames = tokio::time::timeout(timeout(), until_completed(stream)).await.expect("the run completes");
     (client.session(session_id).await, frames)
 }
 
@@ -350,7 +349,6 @@ fn check(request: &Value) {
 }
 
 async fn end(process: Process) {
-    let began = std::time::Instant::now();
     let ended = tokio::task::spawn_blocking(move || process.terminate()).await.expect("it can be waited for");
-    assert!(ended.success() && began.elapsed() < Duration::from_secs(20), "{ended}");
+    assert!(ended.success(), "{ended}");
 }

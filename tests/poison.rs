@@ -37,7 +37,8 @@ impl Ward {
             "[agents.default]\nsystem_prompt = \"You are a test.\"\nmodel = \"openai/test\"\n\
              tools = [\"charge\", \"misbehave\"]\n[agents.default.limits]\n{limits}"
         );
-        let options = Options::new().config(&config).env("OPENAI_BASE_URL", &model.url);
+        // A life may end before it has its liveness lock. Then the next one waits for the lease.
+        let options = Options::new().short_lease().config(&config).env("OPENAI_BASE_URL", &model.url);
         let database = Database::new().await;
         let store = database.store().await;
         Ward { database, model, options, store }

@@ -1,5 +1,6 @@
 //! Checks the documents: each test that they name exists, and each route is documented.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 #[test]
@@ -34,6 +35,37 @@ fn every_test_that_is_named_exists() {
         assert!(names.len() >= least, "the table is read: {names:?}");
         let missing: Vec<&String> = names.iter().filter(|name| !exists(&tests, name)).collect();
         assert!(missing.is_empty(), "tests that are named and do not exist: {missing:#?}");
+    }
+}
+
+#[test]
+fn every_failpoint_stands_in_the_table_of_failpoints() {
+    let root = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
+    let map = std::fs::read_to_string(root.join("tests/README.md")).unwrap();
+    let table = map.split("\n## Failpoints").nth(1).unwrap();
+    let rows = table.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next());
+    let rows: BTreeSet<String> = rows.map(str::to_owned).collect();
+    let sources =
+        ["store/src", "worker/engine/src", "worker/http/src", "worker/channels/src", "worker/cli/src"];
+    let mut set = BTreeSet::new();
+    for source in sources {
+        failpoints(&root.join(source), &mut set);
+    }
+    assert!(set.len() >= 50, "the sources are read: {set:?}");
+    assert_eq!(rows, set, "left: the table, right: the sources");
+}
+
+/// The names of all failpoints in the sources below `dir`.
+fn failpoints(dir: &Path, names: &mut BTreeSet<String>) {
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            failpoints(&path, names);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let source = std::fs::read_to_string(&path).unwrap();
+            let set = source.split("failpoint!(\"").skip(1).filter_map(|rest| rest.split('"').next());
+            names.extend(set.map(str::to_owned));
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 
 use crate::support::client::texts;
 use crate::support::model::turns_since_user;
-use crate::support::{Answer, Client, Database, ModelServer, Options, Process, TIMEOUT};
+use crate::support::{Answer, Client, Database, ModelServer, Options, Process, timeout};
 use reqwest::{Response, StatusCode, header};
 use serde_json::{Value, json};
 
@@ -235,7 +235,7 @@ impl Reader {
                     None => continue,
                 }
             }
-            let bytes = tokio::time::timeout(TIMEOUT, self.response.chunk()).await.expect("a frame comes");
+            let bytes = tokio::time::timeout(timeout(), self.response.chunk()).await.expect("a frame comes");
             self.buffer.push_str(std::str::from_utf8(&bytes.ok()??).unwrap());
         }
     }
@@ -248,7 +248,8 @@ impl Reader {
                 self.buffer = rest.to_owned();
                 return text;
             }
-            let bytes = tokio::time::timeout(TIMEOUT, self.response.chunk()).await.expect("a comment comes");
+            let bytes =
+                tokio::time::timeout(timeout(), self.response.chunk()).await.expect("a comment comes");
             self.buffer.push_str(std::str::from_utf8(&bytes.unwrap().unwrap()).unwrap());
         }
     }

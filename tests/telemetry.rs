@@ -13,7 +13,6 @@ use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
 use prost::Message;
 use serde_json::{Value, json};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use wakeful_engine::telemetry::names;
@@ -189,9 +188,7 @@ async fn a_collector_that_is_down_costs_a_count_and_one_line() {
     let dropped = process.wait_for_log("Spans are dropped").await;
     let dropped: Value = serde_json::from_str(&dropped).unwrap();
     assert!(dropped["dropped"].as_u64().unwrap() > 0, "{dropped}");
-    let began = Instant::now();
     let log = end(process).await;
-    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
     assert_eq!(log.matches("Spans are dropped").count(), 1, "{log}");
 }
 

@@ -25,7 +25,9 @@ impl Zombie {
         let mut world = World::new("zombie", tools).await;
         let model = model(tools).await;
         model.hold_from(number);
-        let options = world.options.clone().env("OPENAI_BASE_URL", &model.url);
+        let options = world.options.clone().short_lease().env("OPENAI_BASE_URL", &model.url);
+        // A second slot would claim the process's own job again, if a busy machine let its lease end.
+        let options = options.arg("--concurrency").arg("1");
         let held = world.options.path("held").display().to_string();
         let process = change(options.env("FIXTURE_HOLD", held)).serve(&world.database).await;
         world.begin(&process.client()).await;
@@ -147,12 +149,7 @@ async fn k23_stopped_without_its_liveness_lock_it_does_not_report_its_effect() {
 
 /// Makes the heartbeat so rare that the process does not notice its lost lease before it commits.
 fn deaf(options: Options) -> Options {
-    options
-        .env("WAKEFUL_QUEUE__LEASE_S", "3600")
-        .env("WAKEFUL_QUEUE__HEARTBEAT_S", "1800")
-        // A second slot would claim the process's own job again.
-        .arg("--concurrency")
-        .arg("1")
+    options.env("WAKEFUL_QUEUE__LEASE_S", "3600").env("WAKEFUL_QUEUE__HEARTBEAT_S", "1800")
 }
 
 /// Ends the lease early, as if its time had passed.
@@ -191,10 +188,11 @@ async fn a_call_is_neither_started_nor_settled_under_a_lost_lease() {
     let held = zombie.world.options.path("held");
     zombie.changes_nothing(other, |_| std::fs::remove_file(held).unwrap()).await;
 
-    // It sleeps between the commit that asks for the call and the one that starts it.
+    // It stops between the commit that asks for the call and the one that starts it.
     let change = |options: Options| deaf(options).env("FAILPOINTS", "K17=sleep(5000)");
     let zombie = Zombie::begin(GUARDED, 9, change).await;
     zombie.has("select count(*) from tool_calls where session_id = $1 and status = 'invoked'").await;
+    zombie.process.signal(libc::SIGSTOP);
     end_lease(&zombie).await;
     let other = zombie.replace().await;
     assert_eq!(
@@ -202,5 +200,5 @@ async fn a_call_is_neither_started_nor_settled_under_a_lost_lease() {
         1,
         "the other one ran it, with the proof that this one had not"
     );
-    zombie.changes_nothing(other, |_| {}).await;
+    zombie.changes_nothing(other, |zombie| zombie.process.signal(libc::SIGCONT)).await;
 }

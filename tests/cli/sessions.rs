@@ -121,8 +121,8 @@ async fn a_failed_run_says_why_and_a_retry_wakes_a_worker_at_once() {
         _ => Answer::text("Now it works."),
     })
     .await;
-    // Polling takes longer than the test may take, so only a notification can wake the worker.
-    let options = options(&model).env("WAKEFUL_QUEUE__POLL_MS", "60000");
+    // It polls once an hour, so only a notification can wake the worker.
+    let options = options(&model).env("WAKEFUL_QUEUE__POLL_MS", "3600000");
     let process = options.serve(&database).await;
     let client = process.client();
     let answer = client.chat("c1", "Hello.").await;
@@ -137,11 +137,9 @@ async fn a_failed_run_says_why_and_a_retry_wakes_a_worker_at_once() {
     let list = cli(&["session", "list", "--status", "failed"]).await;
     assert!(list.out.contains("status 400"), "{}", list.out);
 
-    let began = Instant::now();
     let retry = cli(&["session", "retry", id, "--reason", "the model is back", "-o", "json"]).await;
     assert_eq!(retry.json()["run_id"], answer["run_id"], "the same run goes on");
     client.wait_for(id, "completed").await;
-    assert!(began.elapsed() < Duration::from_secs(50), "the worker was told");
     assert!(cli(&["session", "why", id]).await.out.contains("Nothing holds it up"));
 }
 

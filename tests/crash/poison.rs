@@ -12,7 +12,9 @@ async fn k36_a_step_that_kills_its_worker_each_time_fails_its_run_and_not_its_ne
         if poisoned { Answer::call("charge", json!({"cents": 1})) } else { Answer::text("Fine.") }
     })
     .await;
+    // A life may end before it has its liveness lock. Then the next one waits for the lease.
     let options = Options::new()
+        .short_lease()
         .model("openai/test")
         .config("[agents.default.limits]\nattempts = 5")
         .env("OPENAI_BASE_URL", &model.url)

@@ -1,7 +1,7 @@
 //! LMTP, spoken line by line.
 
 use super::{SUPPORT, count, mail, options, policy, says, sessions};
-use crate::support::{Database, Process, Server, TIMEOUT};
+use crate::support::{Database, Process, Server, timeout};
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::net::TcpStream;
@@ -33,7 +33,7 @@ impl Lmtp {
     /// The last line of a reply, or `None` if the connection ended.
     pub async fn reply(&mut self) -> Option<String> {
         loop {
-            let line = tokio::time::timeout(TIMEOUT, self.lines.next_line()).await.expect("a reply");
+            let line = tokio::time::timeout(timeout(), self.lines.next_line()).await.expect("a reply");
             let line = line.ok().flatten()?;
             if line.as_bytes().get(3) != Some(&b'-') {
                 return Some(line);

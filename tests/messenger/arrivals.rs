@@ -82,7 +82,7 @@ async fn slack_is_answered_while_its_message_still_waits_for_the_database_and_ge
     assert!(waiting > 0, "the first write still waits, and the database has not given it up");
     held.commit().await.unwrap();
 
-    late.send_until_taken(&client).await;
+    late.send(&client).await;
     assert_eq!(desk.taken().await.1, 2, "each message once");
     assert!(process.terminate().success());
 }
@@ -155,7 +155,8 @@ async fn no_webhook_is_answered_before_its_message_is_committed() {
         // While the test holds this lock, no message can be written.
         let mut holder = desk.database.pool.begin().await.unwrap();
         sqlx::query("lock table session_inbox in exclusive mode").execute(&mut *holder).await.unwrap();
-        let request = Post::new(medium, 1, 1, "Hello").request(&client);
+        let post = Post::new(medium, 1, 1, "Hello");
+        let request = post.request(&client);
         let answer = tokio::spawn(async move { request.send().await.unwrap().status() });
         eventually("it to wait for its turn to write", || async {
             let sql = "select count(*) from pg_locks
@@ -164,9 +165,15 @@ async fn no_webhook_is_answered_before_its_message_is_committed() {
         })
         .await;
         assert_eq!(client.get("/healthz").await.0, StatusCode::OK);
-        assert!(!answer.is_finished(), "{medium:?} was answered");
+        let early = answer.is_finished();
         holder.rollback().await.unwrap();
-        assert!(answer.await.unwrap().is_success());
+        let status = answer.await.unwrap();
+        if medium == Medium::Slack && status == StatusCode::SERVICE_UNAVAILABLE {
+            // Slack does not wait for long, so on a busy machine it is told to send the message again.
+            post.send(&client).await;
+        } else {
+            assert!(!early && status.is_success(), "{medium:?} was answered {status}");
+        }
         assert_eq!(desk.taken().await.1, before + 1, "{medium:?}");
     }
     assert!(process.terminate().success());
@@ -178,10 +185,7 @@ async fn no_webhook_is_answered_before_its_message_is_committed() {
 #[ignore = "slow: make soak"]
 async fn ten_thousand_duplicate_and_reordered_webhooks_are_one_run_each_message() {
     let desk = Desk::new().await;
-    // No process dies in this test, so a long lease costs nothing. On a busy machine the tests' short lease
-    // could end.
-    let options = desk.options.clone().env("WAKEFUL_QUEUE__LEASE_S", "30");
-    let process = options.serve(&desk.database).await;
+    let process = desk.serve().await;
     let client = process.client();
     let mut posts = Vec::new();
     for (medium, conversations) in [(Medium::Slack, 100), (Medium::Telegram, 50), (Medium::Webhook, 50)] {
@@ -205,7 +209,7 @@ async fn ten_thousand_duplicate_and_reordered_webhooks_are_one_run_each_message(
         posts.swap(at, (random >> 33) as usize % (at + 1));
     }
     let client = &client;
-    futures::stream::iter(&posts).for_each_concurrent(100, |post| post.send_until_taken(client)).await;
+    futures::stream::iter(&posts).for_each_concurrent(100, |post| post.send(client)).await;
     assert_eq!(desk.taken().await, (200, 200, 200));
 
     desk.messengers.has(200).await;

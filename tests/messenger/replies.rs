@@ -162,7 +162,8 @@ async fn a_messenger_that_takes_no_more_is_left_alone_for_as_long_as_it_asks() {
 #[tokio::test]
 async fn a_messenger_that_never_takes_more_holds_its_conversation_for_five_hours_and_not_for_ever() {
     let desk = Desk::new().await;
-    for _ in 0..2 {
+    // It refuses for longer than the test takes.
+    for _ in 0..200 {
         let mut says = Says::new(429, "");
         says.headers.push(("retry-after", "1".to_owned()));
         desk.messengers.says(says);
@@ -178,7 +179,7 @@ async fn a_messenger_that_never_takes_more_holds_its_conversation_for_five_hours
     let (status, error, _) = desk.outbox().await.remove(0);
     assert_eq!(status, "failed", "{error:?}");
     assert!(error.as_deref().unwrap().contains("it was tried for 5 hours"), "{error:?}");
-    assert_eq!((desk.messengers.asked(), desk.messengers.texts().len()), (2, 0));
+    assert!(desk.messengers.asked() >= 2 && desk.messengers.texts().is_empty());
     assert!(process.terminate().success());
 }
 

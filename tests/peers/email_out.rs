@@ -1,6 +1,6 @@
 //! Mail to a third-party SMTP server, PyPI's aiosmtpd. A third-party library, dkimpy, verifies its signature.
 
-use crate::support::{Answer, Database, ModelServer, Options, Program, TIMEOUT, eventually};
+use crate::support::{Answer, Database, ModelServer, Options, Program, eventually, timeout};
 use serde_json::{Value, json};
 use std::process::Stdio;
 use std::sync::{Arc, Mutex};
@@ -30,7 +30,7 @@ impl Aiosmtpd {
             .spawn()
             .expect("aiosmtpd is installed");
         let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
-        let first = tokio::time::timeout(TIMEOUT, lines.next_line()).await.expect("it listens in time");
+        let first = tokio::time::timeout(timeout(), lines.next_line()).await.expect("it listens in time");
         let first: Value = serde_json::from_str(&first.expect("text").expect("it listens")).expect("JSON");
         let mails = Arc::new(Mutex::new(Vec::new()));
         let into = Arc::clone(&mails);

@@ -1,7 +1,7 @@
 //! Third-party mail and a third-party mail server: the malformed mails of CPython and of mail-parser, and
 //! Postfix.
 
-use crate::support::{Answer, Database, ModelServer, Options, Process, TIMEOUT, eventually};
+use crate::support::{Answer, Database, ModelServer, Options, Process, eventually, timeout};
 use reqwest::StatusCode;
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -154,7 +154,7 @@ impl Postfix {
         let script = "import smtplib, sys\nserver = smtplib.SMTP('127.0.0.1', int(sys.argv[1]))\n\
                       server.sendmail('ann@example.com', ['agent@example.org'], sys.argv[2].encode())\nserver.quit()";
         let sent = Command::new("python3").args(["-c", script, &self.port.to_string(), text]).status();
-        let sent = tokio::time::timeout(TIMEOUT, sent).await.expect("it ends").expect("python3 runs");
+        let sent = tokio::time::timeout(timeout(), sent).await.expect("it ends").expect("python3 runs");
         assert!(sent.success(), "Postfix takes the mail");
     }
 }

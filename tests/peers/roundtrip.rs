@@ -5,7 +5,7 @@
 use super::email_out::Aiosmtpd;
 use super::mail::{Postfix, queued};
 use crate::support::model::turns_since_user;
-use crate::support::{Answer, Client, Database, ModelServer, Options, Process, TIMEOUT, eventually};
+use crate::support::{Answer, Client, Database, ModelServer, Options, Process, eventually, timeout};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::process::Stdio;
@@ -101,7 +101,7 @@ async fn python(command: &str, asked: Value) -> Value {
     let mut stdin = child.stdin.take().expect("piped");
     stdin.write_all(asked.to_string().as_bytes()).await.expect("it reads");
     drop(stdin);
-    let output = tokio::time::timeout(TIMEOUT, child.wait_with_output()).await.expect("it ends").unwrap();
+    let output = tokio::time::timeout(timeout(), child.wait_with_output()).await.expect("it ends").unwrap();
     assert!(output.status.success(), "{command} {asked}");
     serde_json::from_slice(&output.stdout).expect("JSON")
 }

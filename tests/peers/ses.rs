@@ -1,6 +1,6 @@
 //! Mail by SES, against PyPI's moto, which implements AWS' protocols.
 
-use crate::support::{Answer, Database, ModelServer, Options, TIMEOUT, eventually};
+use crate::support::{Answer, Database, ModelServer, Options, eventually, timeout};
 use serde_json::{Value, json};
 use std::process::Stdio;
 use tokio::io::{AsyncBufReadExt, BufReader};
@@ -77,7 +77,7 @@ impl Moto {
                 }
             }
         };
-        let url = tokio::time::timeout(TIMEOUT, listens).await.expect("moto listens");
+        let url = tokio::time::timeout(timeout(), listens).await.expect("moto listens");
         // Keep reading moto's output, so that moto can keep writing.
         tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
         Moto { url, http: reqwest::Client::new(), _child: child }

@@ -182,7 +182,8 @@ impl Stage {
     /// Starts or continues a replay that a failpoint kills. Returns the id of its session if there already is
     /// one.
     pub async fn killed_replay(&self, failpoint: &str, args: &[&str]) -> Option<String> {
-        let mut options = self.world.options.clone().env("FAILPOINTS", failpoint);
+        // It may die before it has its liveness lock. Then the next one waits for the lease.
+        let mut options = self.world.options.clone().short_lease().env("FAILPOINTS", failpoint);
         options.args = ["replay", &self.world.session_id, "-o", "json"].map(str::to_owned).to_vec();
         options.args.extend(args.iter().map(|arg| (*arg).to_owned()));
         let (status, process) = options.spawn(&self.world.database.url).ended().await;

@@ -3,7 +3,7 @@
 use super::world::*;
 use super::*;
 use crate::support::proxy::{CutAt, Proxy};
-use crate::support::{Database, Server, TIMEOUT, eventually};
+use crate::support::{Database, Server, eventually};
 use apalis_core::backend::Backend;
 use apalis_core::worker::context::WorkerContext;
 use futures::future::poll_fn;
@@ -89,9 +89,12 @@ async fn a_begin_that_was_dropped_leaves_no_later_statement_in_a_transaction() {
     let database = Database::new().await;
     let proxy = Proxy::start(&database.url);
     let store = Store::connect(&proxy.url, 2, "wakeful test").await.unwrap();
-    proxy.cut_when("BEGIN", CutAt::LateAnswer);
-    let begun = timeout(Duration::from_millis(300), store.verify("sess_x")).await;
-    assert!(begun.is_err(), "the answer to BEGIN comes later");
+    proxy.cut_when("BEGIN", CutAt::HeldAnswer);
+    tokio::select! {
+        begun = store.verify("sess_x") => panic!("BEGIN was answered: {begun:?}"),
+        () = eventually("a BEGIN", || async { (proxy.cut_count() == 1).then_some(()) }) => {}
+    }
+    proxy.release();
     store.count_legacy(CacheMiss::Missed).await.unwrap();
     let counted: i64 = database.value("select count(*) from legacy_chat_counts where $1 <> ''", "any").await;
     assert_eq!(counted, 1, "it was committed");
@@ -195,7 +198,9 @@ async fn a_process_with_few_connections_lets_other_jobs_take_turns_and_tells_oth
         let context = WorkerContext::new("test");
         let mut jobs = Vec::new();
         while jobs.is_empty() || jobs.len() < holdings.len() {
-            let task = timeout(TIMEOUT, poll_fn(|cx| queue.poll_next(cx, &context))).await.expect("a job");
+            let task = timeout(crate::support::timeout(), poll_fn(|cx| queue.poll_next(cx, &context)))
+                .await
+                .expect("a job");
             jobs.push(task.unwrap().unwrap().args);
         }
         assert!(jobs.len() >= 8, "{} jobs", jobs.len());
@@ -206,7 +211,8 @@ async fn a_process_with_few_connections_lets_other_jobs_take_turns_and_tells_oth
         others.listen("wakeful_jobs").await.unwrap();
         Notifier::start(store.clone(), &news).job(Kind::Step);
         loop {
-            let heard = timeout(TIMEOUT, others.recv()).await.expect("others are told").unwrap();
+            let heard =
+                timeout(crate::support::timeout(), others.recv()).await.expect("others are told").unwrap();
             if heard.payload() == "step:" {
                 break;
             }

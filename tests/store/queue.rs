@@ -190,8 +190,9 @@ async fn claims_walk_through_finished_jobs_that_somebody_still_sees_only_now_and
     }
     claims.stop();
     let read = "select idx_tup_read from pg_stat_user_indexes where indexrelname = 'jobs_ready'";
-    let read = world.one(read).await;
-    assert!(read < 4 * FINISHED, "{read} entries read");
+    let (claimed, read) = (world.one(scans).await, world.one(read).await);
+    // On a busy machine the claims are few, and more of them look all the way back.
+    assert!(read < FINISHED * claimed / 4, "{read} entries read by {claimed} claims");
     sees.rollback().await.unwrap();
 }
 

@@ -1,7 +1,7 @@
 //! Helpers for the tests of the store: a store, claims on its jobs, and made-up outcomes.
 
 use super::LEASE;
-use crate::support::{Database, TIMEOUT};
+use crate::support::{Database, timeout};
 use apalis_core::backend::Backend;
 use apalis_core::worker::context::WorkerContext;
 use futures::future::poll_fn;
@@ -295,7 +295,7 @@ impl Claims {
 
     pub(super) async fn next(&mut self) -> Job {
         let next = poll_fn(|cx| self.queue.poll_next(cx, &self.context));
-        let task = tokio::time::timeout(TIMEOUT, next).await.expect("a job is ready");
+        let task = tokio::time::timeout(timeout(), next).await.expect("a job is ready");
         task.expect("the queue is open").expect("claiming works").args
     }
 

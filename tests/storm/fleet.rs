@@ -2,7 +2,7 @@
 
 use super::plan::{Plan, WINDOW_MS};
 use super::summary::Summary;
-use crate::support::{Options, Process, TIMEOUT, eventually};
+use crate::support::{Options, Process, eventually, timeout};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -129,7 +129,7 @@ impl Fleet {
         for slot in &mut self.slots {
             let Some(process) = slot.process.as_mut() else { continue };
             // The deadline is its own, because a process that does not end is reported here.
-            if tokio::time::timeout(TIMEOUT / 2, process.end().reached()).await.is_err() {
+            if tokio::time::timeout(timeout() / 2, process.end().reached()).await.is_err() {
                 unwell.push(format!("{} does not end", name(slot)));
                 continue;
             }

@@ -8,7 +8,7 @@ use super::verdict;
 use crate::support::model::turns_since_user;
 use crate::support::proxy::Proxy;
 use crate::support::server::Server;
-use crate::support::{Answer, Client, Database, ModelServer, Options, checker};
+use crate::support::{Answer, Client, Database, ModelServer, Options, checker, timeout};
 use futures::FutureExt;
 use futures::future::join_all;
 use serde_json::{Value, json};
@@ -19,9 +19,6 @@ use std::time::{Duration, Instant};
 
 /// A short lease, so that a dead worker's jobs are soon taken up.
 pub const LEASE: Duration = Duration::from_secs(2);
-
-/// How long after the last blow everything must be at rest. It is a limit only; no figure depends on it.
-const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// What a failed storm leaves for its reader.
 pub struct Wrong {
@@ -165,7 +162,7 @@ impl Storm<'_> {
                     break;
                 }
             }
-            if began.elapsed() > TIMEOUT {
+            if began.elapsed() > timeout() {
                 panic!("it does not come to rest: {:#}", self.owed().await);
             }
         }

@@ -21,7 +21,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// `serve` with all roles on a free port, a short lease, and the tools of `fixture_worker`.
+    /// `serve` with all roles on a free port, and the tools of `fixture_worker`.
     pub fn new() -> Options {
         Options {
             config: String::new(),
@@ -59,6 +59,13 @@ impl Options {
         self
     }
 
+    /// A lease that ends soon after its process stops. A busy machine may let it end while the process works, so
+    /// that another claim repeats work: only for tests in which a lease has to end. Another process does not wait for
+    /// the lease of one that was killed.
+    pub fn short_lease(self) -> Options {
+        self.env("WAKEFUL_QUEUE__LEASE_S", "1.5")
+    }
+
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
@@ -68,10 +75,16 @@ impl Options {
         std::fs::read_to_string(self.path("effects")).unwrap_or_default().lines().map(str::to_owned).collect()
     }
 
-    /// Starts the process and waits until it listens.
+    /// Starts the process and waits until it listens. If a failpoint is to kill it, its liveness lock is waited for too: without
+    /// one, the next process would wait for the end of its leases.
     pub async fn serve(&self, database: &Database) -> Process {
         let process = self.spawn(&database.url);
         process.wait_for_log("\"Listening\"").await;
+        let has_all_roles = !self.args.iter().any(|arg| arg.starts_with("--roles"));
+        if has_all_roles && self.env.contains_key("FAILPOINTS") {
+            // It may die before that, if its work waits already.
+            let _ = process.log.line("Took the liveness lock").await;
+        }
         process
     }
 
@@ -115,7 +128,8 @@ impl Options {
         command
             .env("DATABASE_URL", database_url)
             .env("WAKEFUL_LOG", "info,wakeful=debug")
-            .env("WAKEFUL_QUEUE__LEASE_S", "1.5")
+            // On a busy machine a heartbeat may take seconds.
+            .env("WAKEFUL_QUEUE__LEASE_S", "10")
             .env("WAKEFUL_QUEUE__HEARTBEAT_S", "0.3")
             .env("WAKEFUL_QUEUE__POLL_MS", "200")
             .env("FIXTURE_EFFECTS", self.path("effects"))

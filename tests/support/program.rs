@@ -76,7 +76,7 @@ impl Program {
     /// Waits for the program's end, and returns its exit status. For a signal: 128 plus the signal's number.
     pub async fn end(&mut self) -> i32 {
         use std::os::unix::process::ExitStatusExt;
-        let ended = tokio::time::timeout(super::TIMEOUT, super::End::of(&mut self.child).reached()).await;
+        let ended = tokio::time::timeout(super::timeout(), super::End::of(&mut self.child).reached()).await;
         assert!(ended.is_ok(), "it does not end:\n{}\n{}", self.output(), self.errors());
         let status = self.child.wait().expect("it can be waited for");
         self.ended = Some(status);

@@ -149,7 +149,7 @@ fn queue(mut section: Section<'_>) -> Queue {
     let queue = Queue {
         lease: lease_length,
         heartbeat: heartbeat_interval,
-        poll_ms: narrow(section.number("poll_ms", 10..=60_000), 1_000),
+        poll_ms: narrow(section.number("poll_ms", 10..=3_600_000), 1_000),
         concurrency: narrow(section.number("concurrency", 1..=1024), 32),
         slice_steps: narrow(section.number("slice_steps", 1..=10_000), 8),
         heal_s: narrow(section.number("heal_s", 1..=86_400), 30),

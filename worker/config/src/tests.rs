@@ -150,7 +150,7 @@ lease_s = 1
             r#"etc/wakeful.toml:18: models."mistral/large".input_usd = -1 must be US dollars per million tokens from 0 to 1000000 with at most 6 decimal places, such as 0.25"#,
             r#"etc/wakeful.toml:21: models."openai/gpt-5".output_usd = 0.0000001 must be US dollars per million tokens from 0 to 1000000 with at most 6 decimal places, such as 0.25"#,
             "etc/wakeful.toml:23: unknown key qeue; did you mean queue?",
-            "WAKEFUL_QUEUE__POLL_MS: queue.poll_ms = \"soon\" must be a whole number from 10 to 60000",
+            "WAKEFUL_QUEUE__POLL_MS: queue.poll_ms = \"soon\" must be a whole number from 10 to 3600000",
             "WAKEFUL_QUEUE__POL_MS: unknown key queue.pol_ms; did you mean queue.poll_ms?",
         ]
     );
