@@ -166,3 +166,44 @@ async fn k82_a_press_whose_process_dies_before_the_commit_leaves_the_link_as_it_
     assert_eq!(status, Status::OK, "{used}");
     process.client().wait_for(&session, "completed").await;
 }
+
+#[tokio::test]
+async fn a_message_that_was_not_taken_leaves_no_link_behind() {
+    let stage = Stage::new(LINKS).await;
+    let process = stage.serve().await;
+    stage.sink.says(&[503, 503, 503]);
+    stage.session(&process, "broken", 400, "failed").await;
+    let message = stage.sink.has(1).await.remove(0);
+    assert_eq!(stage.sink.asked(), 4);
+    let links = message["links"].as_array().unwrap().len() as i64;
+    let stored = "select count(*) from act_links where $1 = ''";
+    assert_eq!((links, stage.database.value::<i64>(stored, "").await), (1, 1), "{message}");
+    let browser = Browser::new(&process.url());
+    assert_eq!(browser.get(&link(&message, "retry")).await.status, Status::OK);
+}
+
+/// How the database reads what it asks for each message and deletes each hour.
+#[tokio::test]
+async fn no_look_of_the_notifications_reads_a_whole_table() {
+    let database = Database::new().await;
+    for sql in [
+        "select coalesce(max(through_member), 0) from notifications where group_id = 'g'",
+        "delete from notifications n using (values ('g')) old (group_id) where n.group_id = old.group_id",
+        "select group_id from notification_groups where closed_at < clock_timestamp() - interval '90 days' limit 1000",
+        "delete from act_links where expires_at < clock_timestamp() - interval '30 days'",
+        "delete from act_links where notification_id = 'n' and used_at is null",
+    ] {
+        // As the connections of the product are set up.
+        let mut tx = database.pool.begin().await.unwrap();
+        sqlx::raw_sql("set local enable_seqscan = off; set local enable_bitmapscan = off")
+            .execute(&mut *tx)
+            .await
+            .unwrap();
+        let plan: Vec<String> = sqlx::query_scalar(sqlx::AssertSqlSafe(format!("explain {sql}")))
+            .fetch_all(&mut *tx)
+            .await
+            .unwrap();
+        let plan = plan.join("\n");
+        assert!(plan.contains("Index") && !plan.contains("Seq Scan"), "{sql}\n{plan}");
+    }
+}
