@@ -239,6 +239,9 @@ async fn all_keys_whose_time_is_over_are_forgotten_however_many() {
     sqlx::raw_sql(keys).execute(&database.pool).await.unwrap();
     let store = database.store().await;
     assert_eq!(within(Scope::All, store.forget_keys()).await.unwrap(), 2500);
-    assert_eq!(database.value::<i64>("select count(*) from idempotency_keys where key = $1", "key 2501").await, 1);
+    assert_eq!(
+        database.value::<i64>("select count(*) from idempotency_keys where key = $1", "key 2501").await,
+        1
+    );
     assert_eq!(database.value::<i64>("select count(*) from idempotency_keys where key <> $1", "").await, 1);
 }

@@ -85,7 +85,8 @@ async fn an_erasure_that_cannot_be_finished_keeps_no_other_from_beginning() {
     let (status, told, said) = world.run(&["conversation", "erase", "c1", "--yes"]).await;
     assert_eq!(status, Some(0), "{told} {said}");
     assert!(said.contains("erase_0") && said.contains("is not finished"), "{said}");
-    let (status, _, said) = world.run(&["retention", "run"]).await;
+    let days = [("WAKEFUL_RETENTION__ENDED_DAYS", "90")];
+    let (status, _, said) = world.run_with(&["retention", "run"], &days).await;
     assert_eq!((status, said.contains("erase_0")), (Some(0), true), "{said}");
     assert_eq!(world.client.get(&format!("/v1/sessions/{id}")).await.0, 404);
     let pending: Vec<String> =

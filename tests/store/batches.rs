@@ -24,11 +24,10 @@ async fn batch(world: &World, status: &str, sessions: &[&str]) {
     sqlx::raw_sql(AssertSqlSafe(sql)).execute(&world.database.pool).await.unwrap();
 }
 
-async fn ended(world: &World, conversation: &str) -> String {
+/// A session whose run has begun. The batch's helper makes it fail.
+async fn begun(world: &World, conversation: &str) -> String {
     let session_id = world.wake(conversation, "Hello.").await;
-    let mut driver = world.drive(&session_id).await;
-    driver.continues(Performed::Begun).await;
-    driver.commit(replied(vec![text("Hello.")])).await;
+    world.drive(&session_id).await.continues(Performed::Begun).await;
     session_id
 }
 
@@ -45,7 +44,7 @@ async fn turn(world: &World) {
 #[tokio::test]
 async fn a_member_whose_key_cannot_be_had_holds_up_no_other_and_counts_as_failed_in_the_end() {
     let world = World::new().await;
-    let (sealed, clear) = (ended(&world, "c1").await, ended(&world, "c2").await);
+    let (sealed, clear) = (begun(&world, "c1").await, begun(&world, "c2").await);
     batch(&world, "proving", &[&sealed, &clear]).await;
     // This process has no [encryption].
     let seal = "update conversation_sessions set data_key = '0123456789abcdef' where session_id = $1";
@@ -67,13 +66,18 @@ async fn a_member_whose_key_cannot_be_had_holds_up_no_other_and_counts_as_failed
 #[tokio::test]
 async fn a_copy_that_begins_while_its_batch_is_cancelled_is_cancelled_too() {
     let world = World::new().await;
-    let session_id = ended(&world, "c1").await;
+    let session_id = begun(&world, "c1").await;
     batch(&world, "proving", &[&session_id]).await;
+    let wait = "create function wait_here() returns trigger language plpgsql as $$
+        begin perform pg_advisory_xact_lock(42); return null; end $$;
+        create trigger wait_here before update of copy_session_id on batch_proofs for each statement execute function wait_here()";
+    sqlx::raw_sql(wait).execute(&world.database.pool).await.unwrap();
     let mut holder = world.database.pool.begin().await.unwrap();
-    sqlx::query("lock table batch_proofs in share mode").execute(&mut *holder).await.unwrap();
+    sqlx::query("select pg_advisory_xact_lock(42)").execute(&mut *holder).await.unwrap();
     let beside = async {
         // The copy is there, and is not noted yet.
-        world.until("select exists (select from conversation_sessions where trigger_type = 'replay')").await;
+        world.until(WAITS_HERE).await;
+        assert_eq!(world.one(COPIES).await, 1);
         let cancelled = world.store.steer_batch(None, "batch_1", Steer::Cancel, None).await.unwrap();
         assert_eq!(cancelled.status, "cancelled");
         holder.rollback().await.unwrap();
@@ -86,7 +90,7 @@ async fn a_copy_that_begins_while_its_batch_is_cancelled_is_cancelled_too() {
 #[tokio::test]
 async fn a_cancel_that_died_before_it_ended_the_copies_ends_them_when_it_is_asked_again() {
     let world = World::new().await;
-    let session_id = ended(&world, "c1").await;
+    let session_id = begun(&world, "c1").await;
     batch(&world, "proving", &[&session_id]).await;
     turn(&world).await;
     world.run_sql("update batches set status = 'cancelled'").await;
@@ -99,11 +103,9 @@ async fn a_cancel_that_died_before_it_ended_the_copies_ends_them_when_it_is_aske
 async fn the_counts_of_a_batch_that_has_ended_are_written_down_and_are_not_counted_again() {
     for cancel in [false, true] {
         let world = World::new().await;
-        let ids = [ended(&world, "c1").await, ended(&world, "c2").await];
+        let ids = [begun(&world, "c1").await, begun(&world, "c2").await];
         batch(&world, "running", &[&ids[0], &ids[1]]).await;
-        world
-            .run_sql("update batch_members set outcome = 'acted', run_id = 'none' where ordinal = 1")
-            .await;
+        world.run_sql("update batch_members set outcome = 'acted', run_id = 'none' where ordinal = 1").await;
         let mut counts = Counts { acted: 1, pending: 1, open: 1, ..Counts::default() };
         if cancel {
             world.store.steer_batch(None, "batch_1", Steer::Cancel, None).await.unwrap();
@@ -113,7 +115,10 @@ async fn the_counts_of_a_batch_that_has_ended_are_written_down_and_are_not_count
             counts = Counts { acted: 1, refused: 1, ..Counts::default() };
         }
         let ended = world.store.batch(None, "batch_1").await.unwrap();
-        assert_eq!((ended.status.as_str(), ended.counts), (if cancel { "cancelled" } else { "done" }, counts));
+        assert_eq!(
+            (ended.status.as_str(), ended.counts),
+            (if cancel { "cancelled" } else { "done" }, counts)
+        );
         world.run_sql("delete from batch_members").await;
         assert_eq!(world.store.batches(None, None, None, 9).await.unwrap()[0].counts, counts);
     }

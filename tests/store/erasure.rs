@@ -6,6 +6,12 @@ use wakeful_store::fork::ForkRequest;
 use wakeful_store::wake::NewAttachment;
 use wakeful_workflow::fork::CutPoint;
 
+const READS: &str =
+    "select exists (select from pg_locks where relation = 'session_events'::regclass and not granted
+    and database = (select oid from pg_database where datname = current_database()))";
+const DELETES: &str = "select exists (select from pg_locks where relation = 'blobs'::regclass and not granted
+    and database = (select oid from pg_database where datname = current_database()))";
+
 #[tokio::test]
 async fn an_erasure_reads_the_logs_without_holding_up_those_who_store_files_and_keeps_what_they_store() {
     let world = World::new().await;
@@ -15,8 +21,10 @@ async fn an_erasure_reads_the_logs_without_holding_up_those_who_store_files_and_
         media_type: "text/csv".into(),
         bytes: bytes.as_bytes().to_vec(),
     };
-    let files = NewMessage { attachments: vec![file("hers alone"), file("stored anew")], ..message("Hello.") };
+    let files =
+        NewMessage { attachments: vec![file("hers alone"), file("stored anew")], ..message("Hello.") };
     world.store.wake(&new_session("c1", "c1"), &files).await.unwrap();
+    world.wake("c2", "Another's.").await;
     // The run ends. Before the blobs' turn the erasure waits here, and tells its limit.
     let script = "update conversation_sessions set status = 'completed';
         update session_runs set status = 'completed';
@@ -37,16 +45,12 @@ async fn an_erasure_reads_the_logs_without_holding_up_those_who_store_files_and_
     let conversation = Subject::Conversation("default/c1".into());
     let erasure = world.store.erase("default", &conversation);
     let beside = async {
-        world.until("select exists (select from pg_locks where locktype = 'advisory' and not granted)").await;
+        world.until(WAITS_HERE).await;
         sqlx::query("lock table session_events in access exclusive mode").execute(&mut *log).await.unwrap();
         gate.commit().await.unwrap();
-        world
-            .until(
-                "select exists (select from pg_locks where relation = 'session_events'::regclass and not granted)",
-            )
-            .await;
-        let locked =
-            "select count(*) from pg_locks where relation = 'blobs'::regclass and mode = 'ShareRowExclusiveLock'";
+        world.until(READS).await;
+        let locked = "select count(*) from pg_locks where relation = 'blobs'::regclass and mode = 'ShareRowExclusiveLock'
+            and database = (select oid from pg_database where datname = current_database())";
         assert_eq!(world.one(locked).await, 0, "it reads, and others may store a blob");
         // Somebody sends one of the files again, and commits after the logs were read.
         sqlx::query(
@@ -58,19 +62,21 @@ async fn an_erasure_reads_the_logs_without_holding_up_those_who_store_files_and_
         .await
         .unwrap();
         log.rollback().await.unwrap();
-        world
-            .until("select exists (select from pg_locks where relation = 'blobs'::regclass and not granted)")
-            .await;
+        world.until(DELETES).await;
         sender.commit().await.unwrap();
     };
     let (erased, ()) = tokio::join!(erasure, beside);
     assert_eq!(erased.unwrap().rows["blobs"], 1);
+    let prefixes = "select count(*) from blobs b join conversation_sessions s on s.prefix_sha256 = b.sha256";
+    assert_eq!(world.one(prefixes).await, 1, "the other's prefix");
     let left = "select count(*) from blobs where convert_from(bytes, 'UTF8') = $1";
     assert_eq!(world.database.value::<i64>(left, "hers alone").await, 0);
     assert_eq!(world.database.value::<i64>(left, "stored anew").await, 1);
     // However long the logs are, reading them ends.
-    let limits: Vec<String> =
-        sqlx::query_scalar("select limit_of_statements from seen").fetch_all(&world.database.pool).await.unwrap();
+    let limits: Vec<String> = sqlx::query_scalar("select limit_of_statements from seen")
+        .fetch_all(&world.database.pool)
+        .await
+        .unwrap();
     assert_eq!(limits, ["0"]);
 }
 
@@ -93,7 +99,7 @@ async fn a_commit_or_a_fork_that_stores_a_blob_keeps_it_from_an_erasure_that_has
         assert_eq!(world.one(marked).await, left, "{conversation}");
     }
     world.run_sql(mark).await;
-    let fork = ForkRequest::new(&session_id, CutPoint::End);
+    let fork = ForkRequest { start: false, ..ForkRequest::new(&session_id, CutPoint::End) };
     world.store.fork(&fork).await.unwrap();
     assert_eq!(world.one(marked).await, 0, "the fork begins with the same state");
 }
