@@ -228,3 +228,20 @@ async fn a_key_is_kept_for_a_day_and_then_forgotten() {
     })
     .await;
 }
+
+#[tokio::test]
+async fn all_keys_whose_time_is_over_are_forgotten_however_many() {
+    let database = Database::new().await;
+    let keys = "insert into idempotency_keys (space_id, principal, key, request, body_sha256, claim, claimed_until, expires_at)
+        select 'default', 'x', 'key ' || n, 'POST /v1/x', '', 'c', now(),
+            now() + case when n <= 2500 then -1 else 1 end * interval '1 hour'
+        from generate_series(1, 2501) n";
+    sqlx::raw_sql(keys).execute(&database.pool).await.unwrap();
+    let store = database.store().await;
+    assert_eq!(within(Scope::All, store.forget_keys()).await.unwrap(), 2500);
+    assert_eq!(
+        database.value::<i64>("select count(*) from idempotency_keys where key = $1", "key 2501").await,
+        1
+    );
+    assert_eq!(database.value::<i64>("select count(*) from idempotency_keys where key <> $1", "").await, 1);
+}

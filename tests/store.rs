@@ -2,9 +2,11 @@
 
 mod absurd;
 mod at_once;
+mod batches;
 mod bundle;
 mod cancelled;
 mod ending;
+mod erasure;
 mod fork;
 mod group;
 mod hostile;

@@ -23,6 +23,7 @@ use crate::{Error, Result, Store};
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use sqlx::PgConnection;
 
 /// The space of a batch of the whole installation.
 pub const EVERYWHERE: &str = "*";
@@ -76,7 +77,7 @@ impl Verb {
 }
 
 /// How many members are where.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Counts {
     pub pending: i64,
@@ -215,8 +216,8 @@ impl Store {
     ) -> Result<Vec<Batch>> {
         let mut tx = self.pool.planned().await?;
         let rows = sqlx::query!(
-            r#"select b.*, m.pending as "pending!", m.acted as "acted!", m.refused as "refused!", m.passed as "passed!",
-                m.failed_again as "failed_again!", m.open as "open!"
+            // The counts of a batch that has ended are in its row, so a list of old batches counts nothing.
+            r#"select b.*, coalesce(b.ended_counts, m.counts) as "counts!"
             from (
                 select * from batches
                 where ($1::text is null or space_id = $1)
@@ -226,15 +227,9 @@ impl Store {
                 order by batch_id desc
                 limit $5
             ) b
-            cross join lateral (
-                select count(*) filter (where outcome = 'pending') as pending,
-                    count(*) filter (where outcome = 'acted') as acted,
-                    count(*) filter (where outcome = 'refused') as refused,
-                    count(*) filter (where result = 'passed') as passed,
-                    count(*) filter (where result = 'failed_again') as failed_again,
-                    count(*) filter (where outcome = 'acted' and result is null and b.verb = 'retry') as open
-                from batch_members where batch_id = b.batch_id
-            ) m
+            left join lateral (
+                select count_batch(b.batch_id) as counts where b.ended_counts is null
+            ) m on true
             order by b.batch_id desc"#,
             space_id,
             batch_id,
@@ -267,14 +262,8 @@ impl Store {
                     started_at: row.started_at,
                     ended_at: row.ended_at,
                     members: row.members,
-                    counts: Counts {
-                        pending: row.pending,
-                        acted: row.acted,
-                        refused: row.refused,
-                        passed: row.passed,
-                        failed_again: row.failed_again,
-                        open: row.open,
-                    },
+                    counts: serde_json::from_value(row.counts)
+                        .map_err(|error| Error::corrupt("counts of a batch", error))?,
                 })
             })
             .collect()
@@ -370,6 +359,10 @@ impl Store {
         );
         let moved = moved.execute(&mut *tx).await?.rows_affected();
         if moved == 1 {
+            if to == "cancelled" {
+                // By now no member is acted on any more.
+                write_counts(&mut tx, batch_id).await?;
+            }
             tx.commit().await?;
             if to == "cancelled" {
                 self.cancel_copies(batch_id).await?;
@@ -379,6 +372,10 @@ impl Store {
         tx.rollback().await?;
         let batch = self.batch(space_id, batch_id).await?;
         if batch.status == to || (to == "running" && batch.status == "proving") {
+            if to == "cancelled" {
+                // A process that died after its cancel has left them.
+                self.cancel_copies(batch_id).await?;
+            }
             return Ok(batch);
         }
         let verb = steer.as_str().trim_start_matches("batch.");
@@ -406,6 +403,14 @@ impl Store {
         }
         Ok(())
     }
+}
+
+/// Writes the counts of a batch down that has ended, in a statement of its own, which sees what the one before it has waited for.
+async fn write_counts(tx: &mut PgConnection, batch_id: &str) -> Result<()> {
+    sqlx::query!("update batches set ended_counts = count_batch(batch_id) where batch_id = $1", batch_id)
+        .execute(tx)
+        .await?;
+    Ok(())
 }
 
 /// The act of a batch on one of its members: the person's who made or resumed it.

@@ -178,7 +178,7 @@ impl Inner {
             return Err(Error::Keys { reason: "it did not answer a moment ago".to_owned() });
         }
         let answer = in_time(CALL, self.store.get(key_id.to_owned())).await;
-        self.known().away = answer.is_err().then(Instant::now);
+        self.known().away = matches!(answer, Err(Error::Keys { .. })).then(Instant::now);
         let wrapped = answer?.ok_or_else(|| Error::Keys {
             reason: format!("it has no data key {key_id}: the key was erased, or this is another key store"),
         })?;

@@ -84,6 +84,15 @@ pub struct Erasure {
     pub refused: Vec<String>,
 }
 
+/// What became of erasures that had died on their way.
+#[derive(Debug, Default)]
+pub struct Finished {
+    /// The sessions of those that are finished now.
+    pub sessions: Vec<String>,
+    /// Those that are not, and why.
+    pub failed: Vec<(String, Error)>,
+}
+
 /// What is left to do after the first transaction.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Pending {
@@ -101,13 +110,12 @@ struct Pending {
 }
 
 impl Store {
-    /// Erases it. First finishes erasures that died on their way.
+    /// Erases it. See [`Store::finish_erasures`] for those that died on their way.
     ///
     /// # Errors
     /// [`Error::NotFound`] when there is nothing. [`Error::NotErased`] when a hold forbids it, a session is at work, or this
     /// user of the database may not take the role `wakeful_retention`. [`Error::Database`].
     pub async fn erase(&self, space: &str, subject: &Subject) -> Result<Erasure> {
-        self.finish_erasures().await?;
         self.erase_now(space, subject).await.map_err(explained)
     }
 
@@ -163,24 +171,32 @@ impl Store {
         Err(Error::NotErased { reason: "it is forked all the time: erase it again".to_owned() })
     }
 
-    /// Finishes the erasures that died on their way, and returns their sessions.
+    /// Finishes the erasures that died on their way. One that still cannot be finished keeps no other from it, nor a new one from
+    /// beginning.
     ///
     /// # Errors
-    /// As for [`Store::erase`].
-    pub async fn finish_erasures(&self) -> Result<Vec<String>> {
+    /// [`Error::Database`] if they cannot be read.
+    pub async fn finish_erasures(&self) -> Result<Finished> {
         let unfinished = sqlx::query!(
             r#"select erasure_id, pending as "pending!" from erasures where pending is not null order by erasure_id"#
         )
         .fetch_all(&self.pool)
         .await?;
-        let mut sessions = Vec::new();
+        let mut finished = Finished::default();
         for row in unfinished {
-            let pending: Pending = serde_json::from_value(row.pending)
-                .map_err(|error| Error::Corrupt { what: "erasure", reason: error.to_string() })?;
-            sessions.extend(pending.sessions.iter().cloned());
-            self.finish_erasure(&row.erasure_id, pending).await?;
+            let ended = match serde_json::from_value::<Pending>(row.pending) {
+                Ok(pending) => {
+                    let sessions = pending.sessions.clone();
+                    self.finish_erasure(&row.erasure_id, pending).await.map(|_| sessions)
+                }
+                Err(error) => Err(Error::corrupt("erasure", error)),
+            };
+            match ended {
+                Ok(sessions) => finished.sessions.extend(sessions),
+                Err(error) => finished.failed.push((row.erasure_id, error)),
+            }
         }
-        Ok(sessions)
+        Ok(finished)
     }
 
     async fn finish_erasure(&self, erasure_id: &str, pending: Pending) -> Result<BTreeMap<String, i64>> {
@@ -212,10 +228,8 @@ impl Store {
                 }
             }
         }
-        let mut tx = self.retention().await?;
-        rows.insert("blobs".to_owned(), blobs::delete_unused(&mut tx, &pending.blobs).await?);
-        tx.commit_part().await?;
-        // If a store is away, this erasure is not finished: the next one goes on here.
+        rows.insert("blobs".to_owned(), self.delete_unused_blobs(&pending.blobs).await?);
+        // If a store is away, this erasure is not finished: a later one goes on here.
         self.remove_outside().await?;
         let mut tx = self.retention().await?;
         // The numbers of its messages were kept until its messages were gone. One that went on stays.
@@ -248,10 +262,11 @@ impl Store {
         Ok(rows)
     }
 
-    /// Begins a transaction in the role that may delete.
+    /// Begins a transaction in the role that may delete. Its statements may read every log, so they have no limit of time.
     async fn retention(&self) -> Result<Transaction> {
         let mut tx = self.pool.begin().await?;
-        let taken = sqlx::query(AssertSqlSafe(format!("set local role {ROLE}"))).execute(&mut *tx).await;
+        let take = format!("set local statement_timeout = 0; set local role {ROLE}");
+        let taken = sqlx::raw_sql(AssertSqlSafe(take)).execute(&mut *tx).await;
         taken.map_err(|error| explained(error.into()))?;
         Ok(tx)
     }

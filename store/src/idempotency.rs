@@ -14,7 +14,7 @@ pub const KEPT: Duration = Duration::from_secs(24 * 3600);
 pub const AT_WORK: Duration = Duration::from_secs(120);
 /// How often a request that is at work renews its key.
 pub const RENEW: Duration = Duration::from_secs(30);
-/// How many old keys are forgotten at once.
+/// How many old keys one statement forgets.
 const FORGOTTEN: i64 = 1000;
 
 /// A request, by its key.
@@ -153,16 +153,27 @@ impl Store {
         Ok(())
     }
 
-    /// Forgets keys whose time is over, of all spaces that the caller sees.
+    /// Forgets all keys whose time is over, of all spaces that the caller sees. Returns how many.
     ///
     /// # Errors
     /// [`crate::Error::Database`].
     pub async fn forget_keys(&self) -> Result<u64> {
+        let mut forgotten = 0;
+        loop {
+            let page = self.forget_some_keys().await?;
+            forgotten += page;
+            if page < FORGOTTEN as u64 {
+                return Ok(forgotten);
+            }
+        }
+    }
+
+    async fn forget_some_keys(&self) -> Result<u64> {
         let forgotten = sqlx::query!(
             "delete from idempotency_keys
             where (space_id, principal, key) in (
                 select space_id, principal, key from idempotency_keys
-                where expires_at < clock_timestamp()
+                where expires_at < now()
                 limit $1
                 for update skip locked
             )",

@@ -177,7 +177,8 @@ async fn adopt(
         sqlx::query!(
             "insert into blobs (space_id, sha256, size, media_type, bytes)
             values ($3, $1, length($2::bytea), 'application/json', $2)
-            on conflict (sha256, space_id) do nothing",
+            -- An erasure that looks for it at this moment leaves it.
+            on conflict (sha256, space_id) do update set touched_at = now()",
             snapshot.sha256,
             snapshot.bytes,
             new.space_id

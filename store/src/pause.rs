@@ -211,9 +211,18 @@ impl Store {
             .await?
             .rows_affected();
             if over == 0 {
+                // Only the time of this wave is over: looks come more often than whole jobs fall due. What a wave leaves that is
+                // bounded by its size is made up for at most one second.
+                let of_wave = pause.rate.map(|rate| wave as f64 / rate);
                 sqlx::query!(
-                    "update pauses set tended_at = clock_timestamp() where pause_id = $1",
-                    pause.pause_id
+                    "update pauses
+                    set tended_at = case
+                        when $2::float8 is null then clock_timestamp()
+                        else greatest(tended_at + make_interval(secs => $2), clock_timestamp() - interval '1 second')
+                    end
+                    where pause_id = $1",
+                    pause.pause_id,
+                    of_wave
                 )
                 .execute(&mut *tx)
                 .await?;

@@ -72,3 +72,27 @@ async fn an_erasure_and_its_receipt_name_the_bundles_that_were_taken() {
     assert_eq!(who, [(&json!(id), &json!("an internal token")), (&json!(id), &json!("operator eve"))]);
     assert!(exports.to_string().contains("redacted"), "{exports}");
 }
+
+#[tokio::test]
+async fn an_erasure_that_cannot_be_finished_keeps_no_other_from_beginning() {
+    let world = World::new().await;
+    world.database.with_roles().await;
+    let id = world.chat("c1", json!({"text": planted(1), "user_id": "ann"})).await;
+    // What is left of an earlier one cannot be read.
+    let stuck = "insert into erasures (erasure_id, space_id, subject_sha256, pending)
+        values ('erase_0', 'default', 'x', '{\"conversations\": 5}')";
+    sqlx::raw_sql(stuck).execute(&world.database.pool).await.unwrap();
+    let (status, told, said) = world.run(&["conversation", "erase", "c1", "--yes"]).await;
+    assert_eq!(status, Some(0), "{told} {said}");
+    assert!(said.contains("erase_0") && said.contains("is not finished"), "{said}");
+    let days = [("WAKEFUL_RETENTION__ENDED_DAYS", "90")];
+    let (status, _, said) = world.run_with(&["retention", "run"], &days).await;
+    assert_eq!((status, said.contains("erase_0")), (Some(0), true), "{said}");
+    assert_eq!(world.client.get(&format!("/v1/sessions/{id}")).await.0, 404);
+    let pending: Vec<String> =
+        sqlx::query_scalar("select erasure_id from erasures where pending is not null")
+            .fetch_all(&world.database.pool)
+            .await
+            .unwrap();
+    assert_eq!(pending, ["erase_0"]);
+}

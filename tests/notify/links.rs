@@ -166,3 +166,62 @@ async fn k82_a_press_whose_process_dies_before_the_commit_leaves_the_link_as_it_
     assert_eq!(status, Status::OK, "{used}");
     process.client().wait_for(&session, "completed").await;
 }
+
+#[tokio::test]
+async fn a_message_that_was_not_taken_leaves_no_link_behind() {
+    let stage = Stage::new(LINKS).await;
+    let process = stage.serve().await;
+    stage.sink.says(&[503, 503, 503]);
+    stage.session(&process, "broken", 400, "failed").await;
+    let message = stage.sink.has(1).await.remove(0);
+    assert_eq!(stage.sink.asked(), 4);
+    let links = message["links"].as_array().unwrap().len() as i64;
+    let stored = "select count(*) from act_links where $1 = ''";
+    assert_eq!((links, stage.database.value::<i64>(stored, "").await), (1, 1), "{message}");
+    let browser = Browser::new(&process.url());
+    assert_eq!(browser.get(&link(&message, "retry")).await.status, Status::OK);
+}
+
+/// What is asked for each message, and deleted each hour or minute, as the product asks it.
+#[tokio::test]
+async fn no_look_of_the_notifications_reads_a_whole_table() {
+    let database = Database::new().await;
+    let sources = concat!(
+        include_str!("../../store/src/notify/mod.rs"),
+        include_str!("../../store/src/notify/link.rs"),
+        include_str!("../../store/src/idempotency.rs")
+    );
+    let sources = sources.split_whitespace().collect::<Vec<_>>().join(" ");
+    for (sql, condition) in [
+        (
+            "select coalesce(max(through_member), 0) as member from notifications where group_id = $2",
+            "group_id",
+        ),
+        ("from notifications where rule = $1 and created_at > now() - interval '1 hour'", "created_at"),
+        ("delete from notifications n using old where n.group_id = old.group_id", "group_id"),
+        (
+            "select group_id from notification_groups where closed_at < now() - interval '90 days' limit 1000",
+            "closed_at",
+        ),
+        ("delete from act_links where expires_at < now() - interval '30 days'", "expires_at"),
+        ("delete from act_links where notification_id = $1 and used_at is null", "notification_id"),
+        ("from idempotency_keys where expires_at < now() limit $1", "expires_at"),
+    ] {
+        assert!(sources.contains(sql), "the product does not ask this any more: {sql}");
+        let sql = sql
+            .replace("$1", "'1'")
+            .replace("$2", "'1'")
+            .replace("using old", "using (values ('1')) old (group_id)");
+        let sql = if sql.starts_with("from") { format!("select count(*) {sql}") } else { sql };
+        // As the connections of the product are set up.
+        let mut tx = database.pool.begin().await.unwrap();
+        let settings = "set local enable_seqscan = off; set local enable_bitmapscan = off";
+        sqlx::raw_sql(settings).execute(&mut *tx).await.unwrap();
+        let plan: Vec<String> = sqlx::query_scalar(sqlx::AssertSqlSafe(format!("explain {sql}")))
+            .fetch_all(&mut *tx)
+            .await
+            .unwrap();
+        let by_index = |line: &String| line.contains("Index Cond: ") && line.contains(condition);
+        assert!(plan.iter().any(by_index), "{sql}\n{}", plan.join("\n"));
+    }
+}

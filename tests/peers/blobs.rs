@@ -2,7 +2,7 @@
 
 use crate::support::client::texts;
 use crate::support::model::turns_since_user;
-use crate::support::{Answer, Database, ModelServer, Options, TIMEOUT, eventually};
+use crate::support::{Answer, Database, ModelServer, Options, eventually, timeout};
 use base64::Engine as _;
 use serde_json::json;
 use std::process::Stdio;
@@ -52,7 +52,7 @@ impl Server {
                 }
             }
         };
-        let url = tokio::time::timeout(TIMEOUT, listens).await.expect("it listens");
+        let url = tokio::time::timeout(timeout(), listens).await.expect("it listens");
         // Keep reading, so that it can keep writing.
         tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
         let mut silent = BufReader::new(silent).lines();

@@ -42,6 +42,31 @@ async fn two_pauses_that_end_at_a_rate_let_a_job_go_once_each() {
 }
 
 #[tokio::test]
+async fn looks_that_come_often_let_as_many_jobs_go_as_the_rate_says() {
+    for (rate, looks, least) in [(3.0, 6, 9), (1.9, 20, 19), (5000.0, 1, 1000)] {
+        let world = World::new().await;
+        let agent = subject(pause::Kind::Agent, "default");
+        world.store.pause(&agent, "a fix", None, Some(rate)).await.unwrap();
+        let held = "insert into jobs
+                (kind, runner, space_id, conversation_id, session_id, step_number, run_at, held_by, held_since)
+            select 'step', 'elsewhere', 'default', 'default/x', 's' || n, 1, clock_timestamp() + interval '1 hour',
+                'agent:default', clock_timestamp()
+            from generate_series(1, 3000) as n";
+        sqlx::raw_sql(held).execute(&world.database.pool).await.unwrap();
+        let began = std::time::Instant::now();
+        world.store.resume(&agent, None).await.unwrap();
+        let mut freed = 0;
+        for _ in 0..looks {
+            // Half a second passes.
+            world.run_sql("update pauses set tended_at = tended_at - interval '0.5 seconds'").await;
+            freed += world.store.tend_pauses().await.unwrap();
+        }
+        let most = rate * (f64::from(looks) * 0.5 + began.elapsed().as_secs_f64());
+        assert!(freed >= least && freed as f64 <= most, "{rate} a second: {freed}, at most {most}");
+    }
+}
+
+#[tokio::test]
 async fn a_pause_does_not_hold_a_job_that_was_claimed_and_leaves_its_back_off_alone() {
     let world = World::new().await;
     let agent = subject(pause::Kind::Agent, "default");

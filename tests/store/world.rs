@@ -32,6 +32,11 @@ use wakeful_workflow::strategy::Strategy;
 pub(super) const TERMS: Terms =
     Terms { max_age: None, attempt_limit: Duration::from_secs(1), longest_pause: Duration::from_secs(7200) };
 
+/// Somebody waits for a lock of a test's trigger.
+pub(super) const WAITS_HERE: &str =
+    "select exists (select from pg_locks where locktype = 'advisory' and not granted
+    and database = (select oid from pg_database where datname = current_database()))";
+
 pub(super) struct World {
     pub(super) database: Database,
     pub(super) store: Store,

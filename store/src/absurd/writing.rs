@@ -327,7 +327,8 @@ impl<'a> Writing<'a> {
         sqlx::query!(
             "insert into blobs (space_id, sha256, size, media_type, bytes)
             values ($3, $1, length($2::bytea), 'application/json', $2)
-            on conflict (sha256, space_id) do nothing",
+            -- An erasure that looks for it at this moment leaves it.
+            on conflict (sha256, space_id) do update set touched_at = now()",
             blob.sha256,
             blob.bytes,
             self.import.new.space_id

@@ -198,11 +198,14 @@ impl Store {
             }
             Err(error) => return Err(error),
         };
-        // Locked last. If another worker has acted on it, or the batch rests now, this act is undone.
+        // Locked last, the batch's row before it. If another worker has acted on it, or the batch rests now, this act is undone. A
+        // cancel waits for this commit.
         let noted = sqlx::query!(
-            "update batch_members set outcome = 'acted', run_id = $3, acted_at = clock_timestamp()
-            where batch_id = $1 and ordinal = $2 and outcome = 'pending'
-                and exists (select from batches where batch_id = $1 and status = 'running')",
+            "with batch as (
+                select from batches where batch_id = $1 and status = 'running' for share
+            )
+            update batch_members set outcome = 'acted', run_id = $3, acted_at = clock_timestamp()
+            where batch_id = $1 and ordinal = $2 and outcome = 'pending' and exists (select from batch)",
             batch.batch_id,
             member.ordinal,
             run_id
@@ -220,8 +223,11 @@ impl Store {
     /// Notes that a member cannot be acted on any more. No act of anybody: nothing happened to the session.
     async fn refuse(&self, batch: &Claimed, member: &Next, detail: &str) -> Result<()> {
         sqlx::query!(
-            "update batch_members set outcome = 'refused', detail = $3, acted_at = clock_timestamp()
-            where batch_id = $1 and ordinal = $2 and outcome = 'pending'",
+            "with batch as (
+                select from batches where batch_id = $1 and status = 'running' for share
+            )
+            update batch_members set outcome = 'refused', detail = $3, acted_at = clock_timestamp()
+            where batch_id = $1 and ordinal = $2 and outcome = 'pending' and exists (select from batch)",
             batch.batch_id,
             member.ordinal,
             detail

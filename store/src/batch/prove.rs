@@ -9,8 +9,13 @@ use super::{Proof, ProofError};
 use crate::fork::{ForkRequest, Purpose};
 use crate::{Error, Result, Store};
 use std::collections::BTreeMap;
+use std::time::Duration;
+use tracing::warn;
 use wakeful_workflow::fork::CutPoint;
 use wakeful_workflow::policy::ToolMode;
+
+/// For how long a member is tried whose key cannot be had. The key store may be back soon.
+const WITHOUT_KEY: Duration = Duration::from_secs(600);
 
 /// How many errors the sentence names.
 const NAMED: usize = 3;
@@ -18,14 +23,33 @@ const NAMED: usize = 3;
 struct Try {
     ordinal: i32,
     session_id: String,
+    /// It was tried for as long as a member is.
+    given_up: bool,
+}
+
+/// What became of a try to copy a session.
+enum Copied {
+    Runs(String),
+    /// It cannot be tried, which is noted.
+    Cannot,
+    /// Not now.
+    Later,
+    /// The batch was cancelled meanwhile, and the copy with it.
+    Cancelled,
 }
 
 /// Begins the next dry tries, and notes how others ended. Returns the copies, and whether the batch only waits for them.
 pub(super) async fn turn(store: &Store, batch: &Claimed, many: i64) -> Result<(Vec<String>, bool)> {
     let mut copies = Vec::new();
-    let next = next(store, &batch.batch_id, many).await?;
-    for one in &next {
-        copies.extend(copy(store, batch, one).await?);
+    let mut moved = false;
+    for one in &next(store, &batch.batch_id, many).await? {
+        match copy(store, batch, one).await? {
+            Copied::Runs(id) => copies.push(id),
+            Copied::Cannot => {}
+            Copied::Later => continue,
+            Copied::Cancelled => return Ok((copies, true)),
+        }
+        moved = true;
     }
     note_results(store, &batch.batch_id).await?;
     let proof = read(store, &batch.batch_id).await?;
@@ -44,25 +68,36 @@ pub(super) async fn turn(store: &Store, batch: &Claimed, many: i64) -> Result<(V
     )
     .execute(&store.pool)
     .await?;
-    Ok((copies, next.is_empty()))
+    Ok((copies, !moved))
 }
 
 async fn next(store: &Store, batch_id: &str, many: i64) -> Result<Vec<Try>> {
-    Ok(sqlx::query_as!(
+    let mut next = sqlx::query_as!(
         Try,
-        "select ordinal, session_id from batch_proofs
-        where batch_id = $1 and result is null and copy_session_id is null
-        order by ordinal
-        limit $2",
+        // One that could not be copied now comes after those that were not tried yet.
+        r#"update batch_proofs p
+        set tried_at = clock_timestamp(), tried_since = coalesce(p.tried_since, clock_timestamp())
+        from (
+            select ordinal from batch_proofs
+            where batch_id = $1 and result is null and copy_session_id is null
+            order by tried_at nulls first, ordinal
+            limit $2
+        ) next
+        where p.batch_id = $1 and p.ordinal = next.ordinal
+        returning p.ordinal, p.session_id,
+            p.tried_since < clock_timestamp() - make_interval(secs => $3) as "given_up!""#,
         batch_id,
-        many
+        many,
+        WITHOUT_KEY.as_secs_f64()
     )
     .fetch_all(&store.pool)
-    .await?)
+    .await?;
+    next.sort_by_key(|one| one.ordinal);
+    Ok(next)
 }
 
-/// Copies a session and lets the copy run. `None`: it cannot be copied, which is noted.
-async fn copy(store: &Store, batch: &Claimed, one: &Try) -> Result<Option<String>> {
+/// Copies a session and lets the copy run.
+async fn copy(store: &Store, batch: &Claimed, one: &Try) -> Result<Copied> {
     let request = ForkRequest {
         purpose: Purpose::Replay,
         model: batch.model(),
@@ -76,21 +111,41 @@ async fn copy(store: &Store, batch: &Claimed, one: &Try) -> Result<Option<String
         Err(error @ (Error::Refused { .. } | Error::NotFound { .. } | Error::Corrupt { .. })) => {
             (None, Some(format!("it cannot be tried: {error}")))
         }
+        Err(error @ Error::Keys { .. }) if one.given_up => {
+            (None, Some(format!("it cannot be tried: {error}")))
+        }
+        Err(error @ Error::Keys { .. }) => {
+            warn!(%error, session.id = one.session_id, "A member of a batch cannot be tried now; trying again");
+            return Ok(Copied::Later);
+        }
         Err(error) => return Err(error),
     };
-    sqlx::query!(
-        "update batch_proofs
+    // The batch's row is locked, so a cancel either comes after this note and ends the copy, or is seen here.
+    let is_cancelled = sqlx::query_scalar!(
+        r#"with batch as (
+            select status from batches where batch_id = $1 for share
+        )
+        update batch_proofs
         set copy_session_id = $3, error = $4, result = case when $4::text is not null then 'failed' end,
             same = case when $4::text is not null then false end
-        where batch_id = $1 and ordinal = $2 and result is null",
+        from batch
+        where batch_id = $1 and ordinal = $2 and result is null
+        returning batch.status = 'cancelled' as "is_cancelled!""#,
         batch.batch_id,
         one.ordinal,
-        copy,
+        copy.as_deref(),
         error
     )
-    .execute(&store.pool)
+    .fetch_optional(&store.pool)
     .await?;
-    Ok(copy)
+    match copy {
+        None => Ok(Copied::Cannot),
+        Some(_) if is_cancelled == Some(true) => {
+            store.cancel_copies(&batch.batch_id).await?;
+            Ok(Copied::Cancelled)
+        }
+        Some(copy) => Ok(Copied::Runs(copy)),
+    }
 }
 
 async fn note_results(store: &Store, batch_id: &str) -> Result<()> {

@@ -169,8 +169,10 @@ async fn pause(store: &Store, batch: &Claimed, stage: i32, now: Stage) -> Result
 }
 
 async fn end(store: &Store, batch_id: &str) -> Result<()> {
+    // No member is pending or open, so nothing changes the counts any more.
     sqlx::query!(
-        "update batches set status = 'done', status_reason = null, ended_at = clock_timestamp(), stage = cardinality(stages)
+        "update batches set status = 'done', status_reason = null, ended_at = clock_timestamp(), stage = cardinality(stages),
+            ended_counts = count_batch(batch_id)
         where batch_id = $1 and status = 'running'",
         batch_id
     )

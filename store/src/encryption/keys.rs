@@ -9,7 +9,7 @@ use futures::future::BoxFuture;
 use sqlx::Row;
 use sqlx::postgres::{PgPool, PgPoolOptions};
 use std::fs;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -172,7 +172,7 @@ impl Directory {
         let folder = path.parent().unwrap_or(root);
         // The directory itself must be there: where its disk is not mounted, a key is not written beside it.
         match fs::DirBuilder::new().mode(0o700).create(folder) {
-            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => return Err(error),
+            Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
             Ok(()) | Err(_) => {}
         }
         // Files that are made by `tempfile` are for their user only.
@@ -189,9 +189,11 @@ impl Directory {
 
     fn read(root: &Path, key_id: &str) -> std::io::Result<Option<Wrapped>> {
         match fs::read(Directory::path(root, key_id)) {
-            Ok(bytes) => Ok(Some(serde_json::from_slice(&bytes)?)),
+            Ok(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(|error| {
+                std::io::Error::new(ErrorKind::InvalidData, format!("the file of {key_id}: {error}"))
+            }),
             // The directory itself must be there. A disk that is not mounted has erased no key.
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
                 fs::metadata(root)?;
                 Ok(None)
             }
@@ -232,7 +234,7 @@ impl Directory {
                         fs::File::open(folder)?.sync_all()?;
                     }
                 }
-                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                Err(error) if error.kind() == ErrorKind::NotFound => {
                     fs::metadata(root)?;
                 }
                 Err(error) => return Err(error),
@@ -269,7 +271,11 @@ impl Directory {
         Box::pin(async move {
             let shown = root.display().to_string();
             let done = tokio::task::spawn_blocking(move || act(&root)).await.map_err(away)?;
-            done.map_err(|error| away(format!("{shown}: {error}")))
+            done.map_err(|error| match error.kind() {
+                // One file says nothing about the others.
+                ErrorKind::InvalidData | ErrorKind::UnexpectedEof => Error::corrupt("data key", error),
+                _ => away(format!("{shown}: {error}")),
+            })
         })
     }
 }

@@ -92,6 +92,21 @@ async fn a_directory_that_is_not_there_is_an_outage_and_no_erased_key() {
 }
 
 #[tokio::test]
+async fn a_file_that_cannot_be_read_keeps_no_other_key_from_being_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let place = folder.path().to_str().unwrap();
+    let made = vault(place, 1, None);
+    let (one, other) = (seal_of(&made, "default/c1").await, seal_of(&made, "default/c2").await);
+    let (one, other) = (one.key_id().unwrap(), other.key_id().unwrap());
+    // What an erasure leaves that died between the zeros and the removal.
+    std::fs::write(folder.path().join(&one[..2]).join(format!("{one}.key")), [0; 200]).unwrap();
+    let vault = vault(place, 1, None);
+    let error = vault.seal(Some(one)).await.unwrap_err();
+    assert!(matches!(error, Error::Corrupt { .. }) && error.to_string().contains(one), "{error}");
+    vault.seal(Some(other)).await.expect("the key store answers");
+}
+
+#[tokio::test]
 async fn files_of_keys_are_for_their_user_only_and_hold_no_key_in_clear() {
     use std::os::unix::fs::PermissionsExt;
     let folder = tempfile::tempdir().unwrap();

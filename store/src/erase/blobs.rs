@@ -1,6 +1,6 @@
 //! Which blobs an erasure takes: those that the erased rows point at, and no other row.
 
-use crate::Result;
+use crate::{Result, Store};
 use sqlx::PgConnection;
 
 /// Returns the blobs that rows of these conversations and sessions name. A pointer is a SHA-256 in hex wherever it stands, so
@@ -40,52 +40,70 @@ pub(super) async fn candidates(
     Ok(found)
 }
 
-/// Deletes those of `blobs` that no row of their space names any more, and returns how many. Reads every row that may name one, so it takes
-/// a time that grows with the database; other processes store no blob meanwhile.
-pub(super) async fn delete_unused(tx: &mut PgConnection, blobs: &[String]) -> Result<i64> {
-    // The prefix of a session is the agent's, which most sessions share.
-    let beyond_prefixes = sqlx::query!(
-        "select b.sha256, b.space_id from blobs b
-        where b.sha256 = any($1)
-            and not exists (
-                select from conversation_sessions s where s.space_id = b.space_id and s.prefix_sha256 = b.sha256
-            )",
-        blobs
-    )
-    .fetch_all(&mut *tx)
-    .await?;
-    if beyond_prefixes.is_empty() {
-        return Ok(0);
+impl Store {
+    /// Deletes those of `blobs` that no row of their space names any more, and returns how many. Reads every row that may name one, so
+    /// it takes a time that grows with the database. It reads without a lock: the blobs are marked before, and who stores one of them again
+    /// takes the mark away. The deletion waits for those who are storing blobs, and takes only what is still marked.
+    pub(super) async fn delete_unused_blobs(&self, blobs: &[String]) -> Result<i64> {
+        let mut tx = self.retention().await?;
+        // The prefix of a session is the agent's, which most sessions share: it gets no mark.
+        let marked = sqlx::query!(r#"select name as "name!", space as "space!" from mark_blobs($1)"#, blobs);
+        let marked = marked.fetch_all(&mut *tx).await?;
+        tx.commit_part().await?;
+        if marked.is_empty() {
+            return Ok(0);
+        }
+        let (blobs, spaces): (Vec<String>, Vec<String>) =
+            marked.into_iter().map(|row| (row.name, row.space)).unzip();
+        let mut tx = self.retention().await?;
+        let unused = sqlx::query!(
+            r#"select b.sha256 as "sha256!", b.space_id as "space_id!"
+            from unnest($1::text[], $2::text[]) as b (sha256, space_id)
+            where (b.sha256, b.space_id) not in (
+                    select named[1], rows.space_id
+                    from (
+                        select space_id, concat(content::text, details::text) as text from conversation_records
+                        union all
+                        select space_id, content::text from deliveries
+                        union all
+                        select space_id, payload::text from session_events
+                        union all
+                        select space_id, attachments::text from session_inbox where attachments is not null
+                        union all
+                        select space_id, concat(outcome::text, receipt::text) from tool_calls
+                        union all
+                        select space_id, concat(prefix_sha256, state::text, initial_state::text) from conversation_sessions
+                    ) rows
+                    cross join lateral regexp_matches(rows.text, '[0-9a-f]{64}', 'g') as named
+                    where rows.space_id = any($2)
+                )"#,
+            &blobs,
+            &spaces
+        )
+        .fetch_all(&mut *tx)
+        .await?;
+        if unused.is_empty() {
+            tx.rollback().await?;
+            return Ok(0);
+        }
+        let (blobs, spaces): (Vec<String>, Vec<String>) =
+            unused.into_iter().map(|row| (row.sha256, row.space_id)).unzip();
+        sqlx::query!("lock table blobs in share row exclusive mode").execute(&mut *tx).await?;
+        // Who begins a session takes no mark away.
+        let deleted = sqlx::query!(
+            "delete from blobs
+            where (sha256, space_id) in (select sha256, space_id from unnest($1::text[], $2::text[]) as b (sha256, space_id))
+                and touched_at = '-infinity'
+                and not exists (
+                    select from conversation_sessions s
+                    where s.space_id = blobs.space_id and s.prefix_sha256 = blobs.sha256
+                )",
+            &blobs,
+            &spaces
+        )
+        .execute(&mut *tx)
+        .await?;
+        tx.commit_part().await?;
+        Ok(deleted.rows_affected() as i64)
     }
-    let (blobs, spaces): (Vec<String>, Vec<String>) =
-        beyond_prefixes.into_iter().map(|row| (row.sha256, row.space_id)).unzip();
-    // Who stored such a blob and has not committed the row that names it holds a lock that this waits for.
-    sqlx::query!("lock table blobs in share row exclusive mode").execute(&mut *tx).await?;
-    let deleted = sqlx::query!(
-        r#"delete from blobs
-        where (sha256, space_id) in (select sha256, space_id from unnest($1::text[], $2::text[]) as b (sha256, space_id))
-            and (sha256, space_id) not in (
-                select named[1], rows.space_id
-                from (
-                    select space_id, concat(content::text, details::text) as text from conversation_records
-                    union all
-                    select space_id, content::text from deliveries
-                    union all
-                    select space_id, payload::text from session_events
-                    union all
-                    select space_id, attachments::text from session_inbox where attachments is not null
-                    union all
-                    select space_id, concat(outcome::text, receipt::text) from tool_calls
-                    union all
-                    select space_id, concat(prefix_sha256, state::text, initial_state::text) from conversation_sessions
-                ) rows
-                cross join lateral regexp_matches(rows.text, '[0-9a-f]{64}', 'g') as named
-                where rows.space_id = any($2)
-            )"#,
-        &blobs,
-        &spaces
-    )
-    .execute(tx)
-    .await?;
-    Ok(deleted.rows_affected() as i64)
 }

@@ -12,6 +12,8 @@ impl Store {
     /// [`Error::NotFound`] when there is nothing, [`Error::Database`].
     pub async fn plan_erasure(&self, space: &str, subject: &Subject) -> Result<Erasure> {
         let mut tx = self.pool.begin().await?;
+        // It may read every log, as the erasure does.
+        sqlx::query("set local statement_timeout = 0").execute(&mut *tx).await?;
         let mut erasure = find(&mut tx, space, subject).await?;
         let of_ids = |erasure: &Erasure| (erasure.conversations.clone(), erasure.sessions.clone());
         let (conversations, sessions) = of_ids(&erasure);

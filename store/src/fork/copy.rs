@@ -481,7 +481,13 @@ async fn keep(tx: &mut PgConnection, parent: &Parent, mut blobs: Vec<Blob>) -> R
     let bytes: Vec<&[u8]> = blobs.iter().map(|blob| blob.bytes.as_slice()).collect();
     let types: Vec<&str> = blobs.iter().map(|blob| blob.media_type).collect();
     sqlx::query!(
-        "insert into blobs (space_id, sha256, size, media_type, bytes)
+        "with kept as (
+            -- An erasure may look for it at this moment.
+            update blobs k set touched_at = now()
+            from conversation_sessions p
+            where p.session_id = $4 and k.space_id = p.space_id and k.sha256 = any($1) and k.touched_at = '-infinity'
+        )
+        insert into blobs (space_id, sha256, size, media_type, bytes)
         select p.space_id, b.sha256, length(b.bytes), b.media_type, b.bytes
         from conversation_sessions p,
             unnest($1::text[], $2::bytea[], $3::text[]) with ordinality as b (sha256, bytes, media_type, place)

@@ -227,6 +227,21 @@ impl Store {
         Ok(Some(Minted { act, session_id: session_id.to_owned(), token }))
     }
 
+    /// Deletes the unused links that earlier attempts at a message made. The attempts are those since a person asked for it last, and
+    /// all of them were refused.
+    ///
+    /// # Errors
+    /// [`Error::Database`].
+    pub async fn delete_unsent_links(&self, notification_id: &str) -> Result<u64> {
+        let deleted = sqlx::query!(
+            "delete from act_links
+            where notification_id = $1 and used_at is null
+                and created_at >= (select tried_since from notifications where notification_id = $1)",
+            notification_id
+        );
+        Ok(deleted.execute(&self.pool).await?.rows_affected())
+    }
+
     /// What a link would do. Changes nothing.
     ///
     /// # Errors

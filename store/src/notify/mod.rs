@@ -88,13 +88,14 @@ impl Store {
     /// # Errors
     /// [`crate::Error::Database`].
     pub async fn forget_transitions(&self, older_than: Duration) -> Result<u64> {
-        sqlx::query!("delete from act_links where expires_at < clock_timestamp() - interval '30 days'")
+        // `now()` and not `clock_timestamp()`: what changes within a statement cannot be looked up in an index.
+        sqlx::query!("delete from act_links where expires_at < now() - interval '30 days'")
             .execute(&self.pool)
             .await?;
         sqlx::query!(
             "with old as (
                 select group_id from notification_groups
-                where closed_at < clock_timestamp() - interval '90 days'
+                where closed_at < now() - interval '90 days'
                 limit 1000
             ), members as (
                 delete from notification_members m using old where m.group_id = old.group_id
@@ -358,7 +359,7 @@ async fn tell(tx: &mut PgConnection, rules: &[Rule]) -> Result<usize> {
 async fn room_of(tx: &mut PgConnection, rule: &Rule) -> Result<i64> {
     let sent = sqlx::query_scalar!(
         r#"select count(*) as "count!" from notifications
-        where rule = $1 and created_at > clock_timestamp() - interval '1 hour'"#,
+        where rule = $1 and created_at > now() - interval '1 hour'"#,
         rule.name
     );
     Ok(i64::from(rule.per_hour) - sent.fetch_one(tx).await?)

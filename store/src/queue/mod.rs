@@ -401,23 +401,7 @@ impl Store {
     /// # Errors
     /// [`crate::Error::Database`]; then the lease ends by itself.
     pub async fn retry_later(&self, lease: &Lease, delay: Duration, error: &str) -> Result<()> {
-        sqlx::query!(
-            "update jobs
-            set lease = null, worker_id = null, last_error = $3, stuck = greatest(stuck, 1),
-                -- A delivery whose worker lived to give it back has killed none of those in a row.
-                died = case when kind = 'deliver' then 0 else died end,
-                run_at = clock_timestamp() + make_interval(secs => $4),
-                trace_context = $5
-            where job_id = $1 and lease = $2",
-            lease.job_id,
-            lease.token,
-            crate::error::bounded(error),
-            delay.as_secs_f64(),
-            lease.trace_context.as_deref()
-        )
-        .execute(&self.pool)
-        .await?;
-        Ok(())
+        self.give_back(lease, delay, error, true).await
     }
 
     /// Gives a job back because it has to wait. Workers can claim it again after `delay`. Nothing went wrong,
@@ -426,19 +410,26 @@ impl Store {
     /// # Errors
     /// [`crate::Error::Database`]; then the lease ends by itself.
     pub async fn postpone(&self, lease: &Lease, delay: Duration, reason: &str) -> Result<()> {
+        self.give_back(lease, delay, reason, false).await
+    }
+
+    async fn give_back(&self, lease: &Lease, delay: Duration, text: &str, counts: bool) -> Result<()> {
         sqlx::query!(
             "update jobs
             set lease = null, worker_id = null, last_error = $3,
-                stuck = greatest(stuck - 1, 0), attempt = greatest(attempt - 1, 0),
+                stuck = case when $6 then greatest(stuck, 1) else greatest(stuck - 1, 0) end,
+                attempt = case when $6 then attempt else greatest(attempt - 1, 0) end,
+                -- A delivery whose worker lived to give it back has killed none of those in a row.
                 died = case when kind = 'deliver' then 0 else died end,
                 run_at = clock_timestamp() + make_interval(secs => $4),
                 trace_context = $5
             where job_id = $1 and lease = $2",
             lease.job_id,
             lease.token,
-            crate::error::bounded(reason),
+            crate::error::bounded(text),
             delay.as_secs_f64(),
-            lease.trace_context.as_deref()
+            lease.trace_context.as_deref(),
+            counts
         )
         .execute(&self.pool)
         .await?;

@@ -115,6 +115,14 @@ impl Statement<'_> {
     on conflict (sha256, space_id) do nothing
 )"
         ));
+        // An erasure that looks for one of them at this moment leaves it. A blob that most sessions share has no mark, so nobody waits.
+        self.part(&format!(
+            "kept_blobs as (
+    update blobs k set touched_at = now()
+    from {from}
+    where k.sha256 = r.sha256 and k.space_id = b.space_id and k.touched_at = '-infinity'
+)"
+        ));
     }
 }
 

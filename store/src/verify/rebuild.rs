@@ -170,7 +170,8 @@ async fn checkpoint(tx: &mut PgConnection, session_id: &str, facts: &Facts) -> R
         from conversation_sessions s
         where s.session_id = $3
         -- The existing blob of this hash may be the corrupt one, so overwrite it.
-        on conflict (sha256, space_id) do update set bytes = excluded.bytes, size = excluded.size",
+        on conflict (sha256, space_id) do update
+            set bytes = excluded.bytes, size = excluded.size, touched_at = now()",
         blob.sha256,
         blob.bytes,
         session_id

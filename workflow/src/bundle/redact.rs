@@ -22,7 +22,7 @@ use std::collections::BTreeMap;
 pub const KEY_BYTES: usize = 32;
 
 /// The tools that every Wakeful has. Their names tell nothing about the installation.
-const OWN_TOOLS: [&str; 10] = [
+pub const OWN_TOOLS: [&str; 10] = [
     "ask_user",
     "compose_email",
     "current_time",

@@ -41,18 +41,29 @@ pub(super) async fn erase(
         let text = "nothing brings back what is erased: look with --dry-run first, and then say --yes";
         return Err(Usage(text.to_owned()).into());
     }
-    let earlier = store.finish_erasures().await?;
-    if !earlier.is_empty() {
-        eprintln!(
-            "wakeful: an erasure that was interrupted is finished now: {}",
-            count(earlier.len() as i64, "session")
-        );
-        remove_workspaces(config, &earlier);
-    }
+    finish_earlier(config, store).await?;
     let erased = store.erase(space, subject).await?;
     remove_workspaces(config, &erased.sessions);
     output.one(&erased, || text("Erased", &erased, config))?;
     Ok(Exit::Ok)
+}
+
+/// Finishes erasures that were interrupted. Says which of them cannot be finished.
+pub(super) async fn finish_earlier(config: &Config, store: &Store) -> anyhow::Result<()> {
+    let earlier = store.finish_erasures().await?;
+    if !earlier.sessions.is_empty() {
+        eprintln!(
+            "wakeful: an erasure that was interrupted is finished now: {}",
+            count(earlier.sessions.len() as i64, "session")
+        );
+        remove_workspaces(config, &earlier.sessions);
+    }
+    for (id, error) in &earlier.failed {
+        eprintln!(
+            "wakeful: {id}, which was interrupted, is not finished, and the next one tries again: {error}"
+        );
+    }
+    Ok(())
 }
 
 /// Removes the sessions' folders on this host.

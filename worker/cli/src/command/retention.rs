@@ -105,14 +105,7 @@ async fn retain(
 ) -> anyhow::Result<()> {
     let deletes = matches!(verb, Verb::Run { .. });
     if deletes {
-        let earlier = store.finish_erasures().await?;
-        if !earlier.is_empty() {
-            eprintln!(
-                "wakeful: an erasure that was interrupted is finished now: {}",
-                count(earlier.len() as i64, "session")
-            );
-            erase::remove_workspaces(config, &earlier);
-        }
+        erase::finish_earlier(config, store).await?;
     }
     let spaces = match space {
         Some(space) => vec![space.to_owned()],

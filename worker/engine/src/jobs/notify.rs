@@ -188,12 +188,10 @@ async fn attempt(ctx: &Ctx, rule: &Notify, claimed: &ClaimedNotification) -> Out
     let Some(channel) = ctx.plugins.channels.get(name) else {
         return again(format!("this process has no channel {name:?}: {}", ctx.config.how_to_enable(name)));
     };
-    let content = match compose(ctx, rule, claimed).await {
-        Ok(content) => content,
-        Err(error) if given_up => return Outcome::Ended(Ended::Failed { error: error.to_string() }),
-        Err(error) => return again(error.to_string()),
+    let failed = |error: wakeful_store::Error| match given_up {
+        true => Outcome::Ended(Ended::Failed { error: error.to_string() }),
+        false => again(error.to_string()),
     };
-    let outbound = Outbound::new(&claimed.notification_id, &content);
     let facts = Facts {
         maybe_sent: claimed.maybe_sent,
         late: false,
@@ -205,7 +203,12 @@ async fn attempt(ctx: &Ctx, rule: &Notify, claimed: &ClaimedNotification) -> Out
     };
     let mut decision = delivery::decide(&facts, None);
     if decision == Decision::Ask {
-        let found = look_up(channel.as_ref(), &outbound).await;
+        // Only where it went says whether it did, so no link is made for this.
+        let content = match compose(ctx, rule, claimed, false).await {
+            Ok(content) => content,
+            Err(error) => return failed(error),
+        };
+        let found = look_up(channel.as_ref(), &Outbound::new(&claimed.notification_id, &content)).await;
         decision = delivery::decide(&facts, Some(answer(&found)));
         if let (Decision::Sent, Ok(crate::channel::Found::Sent { receipt })) = (decision, found) {
             return Outcome::Ended(Ended::Sent { receipt });
@@ -214,6 +217,11 @@ async fn attempt(ctx: &Ctx, rule: &Notify, claimed: &ClaimedNotification) -> Out
     let Decision::Send(before) = decision else {
         return outcome(decision, "a process stopped while sending it".to_owned(), None);
     };
+    let content = match compose(ctx, rule, claimed, true).await {
+        Ok(content) => content,
+        Err(error) => return failed(error),
+    };
+    let outbound = Outbound::new(&claimed.notification_id, &content);
     wakeful_store::failpoint!("K80_notify");
     post(channel.as_ref(), &outbound, &facts, before, limit(ctx, rule)).await
 }
@@ -258,13 +266,18 @@ fn outcome(decision: Decision, error: String, after: Option<Duration>) -> Outcom
     }
 }
 
-/// What the channel gets.
+/// What the channel gets. `acts`: with new links and buttons, if the rule says so.
 async fn compose(
     ctx: &Ctx,
     rule: &Notify,
     claimed: &ClaimedNotification,
+    acts: bool,
 ) -> wakeful_store::Result<serde_json::Value> {
     let told = ctx.store.told_by(&claimed.notification_id).await?;
+    if acts && !claimed.maybe_sent {
+        // Nobody has those of attempts that were not taken.
+        ctx.store.delete_unsent_links(&claimed.notification_id).await?;
+    }
     let server = &ctx.config.server;
     let console = server.public_url.as_ref().filter(|_| server.console);
     let console = console.map(|url| format!("{url}{}/console", server.base_path));
@@ -275,7 +288,7 @@ async fn compose(
         Kind::DeliveryFailed => seen.insert(Some(one.subject.clone())),
         _ => seen.insert(one.session_id.clone()),
     });
-    for one in each.take(LINKED) {
+    for one in each.take(if acts { LINKED } else { 0 }) {
         if let Some(console) = console.as_deref().filter(|_| rule.links) {
             for made in acts_of(ctx, rule, claimed, one, (Way::Link, ACTS - links.len())).await? {
                 let about = about(ctx, &made).await?;

@@ -2,7 +2,7 @@
 
 use super::Unperformed;
 use super::generate;
-use super::intent::{self, Intent, RecordedIntent};
+use super::intent::{self, RecordedIntent};
 use crate::ctx::Ctx;
 use crate::model::{Model, NoDeltas};
 use crate::telemetry;
@@ -13,10 +13,8 @@ use wakeful_workflow::advance::{Compaction, CompactionEnd, Performed};
 use wakeful_workflow::agent::Agent;
 use wakeful_workflow::context::compaction;
 use wakeful_workflow::fault::Fault;
-use wakeful_workflow::generation::Purpose;
 use wakeful_workflow::record::{Block, Reply};
 use wakeful_workflow::session::Session;
-use wakeful_workflow::strategy::Strategy;
 use wakeful_workflow::wire::Request;
 
 /// Asks the model for a summary. If the provider finds the request too long, asks again without the oldest
@@ -41,18 +39,9 @@ pub(super) async fn compact(
         };
         let request = model.request(&asked);
         let request_sha256 = request.sha256();
-        let intent = Intent {
-            attempt,
-            model: &agent.model,
-            repairs: request.repairs.total() as i64,
-            request_sha256: &request_sha256,
-            base_sha256: &request_sha256,
-            resumes: None,
-            purpose: Purpose::Compaction,
-            context_strategy: Strategy::Compaction,
-        };
+        let asked_for = (&request, request_sha256.as_str());
         let RecordedIntent { generation_id, started_at, repairs } =
-            intent::begin_call(ctx, lease, session, &intent).await?;
+            intent::begin_compaction(ctx, lease, session, attempt, &agent.model, asked_for).await?;
         wakeful_store::failpoint!("K28");
         let answered = call(ctx, lease, session, agent, model.as_ref(), &request).await;
         let end = match answered.and_then(written) {

@@ -3,7 +3,7 @@
 
 use super::Unperformed;
 use super::generate;
-use super::intent::{self, Intent, RecordedIntent};
+use super::intent::{self, RecordedIntent};
 use crate::ctx::Ctx;
 use crate::model::renderings::Outline;
 use tracing::{info, warn};
@@ -12,12 +12,10 @@ use wakeful_workflow::advance::{CallEnd, Compaction, CompactionEnd, Generated, P
 use wakeful_workflow::agent::Agent;
 use wakeful_workflow::context::{self, Built, compaction};
 use wakeful_workflow::fault::Fault;
-use wakeful_workflow::generation::Purpose;
 use wakeful_workflow::id::{CallId, GenerationId};
 use wakeful_workflow::record::{FinishReason, Reply};
 use wakeful_workflow::replay::{self, RecordedCall, RecordedReply, RecordedResult};
 use wakeful_workflow::session::{CallOutcome, Session};
-use wakeful_workflow::strategy::Strategy;
 
 /// Returns the source's reply instead of calling the model. It still builds the request as the source's
 /// model would get it, and journals its hash. Equal hashes prove that both contexts are the same, byte for
@@ -92,18 +90,9 @@ pub(super) async fn summary(
     let request_sha256 = request.sha256();
     compare(session, &answer, &request_sha256);
     let attempt = generate::next_attempt(session);
-    let intent = Intent {
-        attempt,
-        model: model_name,
-        repairs: request.repairs.total() as i64,
-        request_sha256: &request_sha256,
-        base_sha256: &request_sha256,
-        resumes: None,
-        purpose: Purpose::Compaction,
-        context_strategy: Strategy::Compaction,
-    };
+    let asked_for = (&request, request_sha256.as_str());
     let RecordedIntent { generation_id, started_at, repairs } =
-        intent::begin_call(ctx, lease, session, &intent).await?;
+        intent::begin_compaction(ctx, lease, session, attempt, model_name, asked_for).await?;
     wakeful_store::failpoint!("K28");
     let details = &answer.record.details;
     // A rebase names messages by number, so the source's rebase fits only if the summary has the same number

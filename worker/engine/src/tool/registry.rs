@@ -277,6 +277,7 @@ mod tests {
     use super::*;
     use async_trait::async_trait;
     use serde_json::json;
+    use wakeful_workflow::bundle::redact::OWN_TOOLS;
     use wakeful_workflow::effect::Effect;
 
     struct Fake(&'static str, Value);
@@ -319,21 +320,7 @@ mod tests {
     fn every_built_in_tool_registers() {
         let registry = Registry::built_in().unwrap();
         let names: Vec<&str> = registry.names().collect();
-        assert_eq!(
-            names,
-            [
-                "ask_user",
-                "compose_email",
-                "current_time",
-                "edit_file",
-                "list_files",
-                "read_attachment",
-                "read_file",
-                "read_output",
-                "search_files",
-                "write_file"
-            ]
-        );
+        assert_eq!(names, OWN_TOOLS, "a redacted bundle shows these names and no others");
         for name in names {
             let definition = registry.definition(name).unwrap();
             assert!(!definition.description.is_empty(), "{name} has no description");
