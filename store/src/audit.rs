@@ -259,7 +259,7 @@ impl Store {
     /// # Errors
     /// [`crate::Error::Database`].
     pub async fn audited(&self, filter: &AuditFilter) -> Result<Vec<Audited>> {
-        Ok(sqlx::query_as!(
+        let mut rows = sqlx::query_as!(
             Audited,
             "select audit_id, at, actor_kind, actor, token_id, user_id, verb, target, space_id, reason, address,
                 outcome, status, times
@@ -283,7 +283,11 @@ impl Store {
             filter.space
         )
         .fetch_all(&self.pool.of_installation())
-        .await?)
+        .await?;
+        for row in &mut rows {
+            row.reason = self.reveal_some(row.reason.take()).await;
+        }
+        Ok(rows)
     }
 }
 

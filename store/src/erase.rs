@@ -122,7 +122,7 @@ impl Store {
             data_keys: keys::all_of(&mut tx, &erasure.conversations).await?,
         };
         let data_keys = pending.data_keys.len();
-        self.can_erase(&pending.data_keys)?;
+        self.can_erase(&mut tx, &pending.data_keys).await?;
         detach(&mut tx, &mut pending, subject, space).await?;
         // An export that took a session before we did has its row by now, and the next one finds no session.
         erasure.takes(taken(&mut tx, &erasure.sessions).await?);
@@ -214,6 +214,10 @@ impl Store {
         }
         let mut tx = self.retention().await?;
         rows.insert("blobs".to_owned(), blobs::delete_unused(&mut tx, &pending.blobs).await?);
+        // A commit locks the sealed blobs first, and those in clear then. So this never holds the lock of these while it waits for that
+        // of the others.
+        tx.commit_part().await?;
+        let mut tx = self.retention().await?;
         // The numbers of its messages were kept until its messages were gone. One that went on stays.
         let counters = sqlx::query!(
             "delete from conversation_counters c
@@ -234,7 +238,11 @@ impl Store {
             tx.commit_part().await?;
             // The keys go last: what is left of the texts, in WAL and in backups, goes with them. No new session can have them,
             // because the rows that named them are gone.
-            self.vault.erase(&keys).await?;
+            if !keys.is_empty() {
+                let mut connection = self.pool.acquire().await?;
+                self.vault.is_ours(&mut connection).await?;
+            }
+            self.vault.delete(&keys).await?;
             crate::failpoint!("E3");
             rows.insert("data_keys".to_owned(), keys.len() as i64);
             tx = self.retention().await?;

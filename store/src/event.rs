@@ -82,9 +82,13 @@ impl Store {
             r#"
             select e.seq, e.ts, e.type as kind, e.run_id, e.step_number, e.payload,
                 r.content::text as "content?", i.content as "inbox_text?", c.name as "tool_name?",
-                b.bytes as "blob?"
+                b.bytes as "blob?", k.bytes as "sealed?"
             from session_events e
             join conversation_sessions s on s.session_id = e.session_id
+            left join sealed_blobs k
+                on k.data_key = s.data_key
+                and k.sha256 = coalesce(e.payload ->> 'state_sha256', e.payload ->> 'value_sha256')
+                and e.type in ('checkpoint', 'context_update')
             left join conversation_records r
                 on r.conversation_id = s.conversation_id
                 and r.message_number = (e.payload ->> 'message_number')::bigint
@@ -114,7 +118,8 @@ impl Store {
         let seal = self.seal_of(session_id).await?;
         rows.into_iter()
             .map(|row| {
-                let mut payload = row.payload;
+                let mut payload = seal.open_value(row.payload)?;
+                let sealed = row.sealed.map(|sealed| seal.open_bytes(sealed)).transpose()?;
                 if let Value::Object(fields) = &mut payload {
                     if let Some(content) = row.content {
                         let blocks: Vec<wakeful_workflow::record::Block> =
@@ -127,7 +132,7 @@ impl Store {
                     if let Some(name) = row.tool_name {
                         fields.insert("name".to_owned(), name.into());
                     }
-                    if let Some(blob) = &row.blob {
+                    if let Some(blob) = sealed.as_ref().or(row.blob.as_ref()) {
                         let resolved = if row.kind == "checkpoint" { "context_state" } else { "value" };
                         fields.insert(resolved.to_owned(), crate::hydrate::from_bytes("blob", blob)?);
                     }

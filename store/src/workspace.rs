@@ -22,6 +22,10 @@ impl Store {
     /// # Errors
     /// [`Error::Database`].
     pub async fn put_pack(&self, session_id: &str, sha256: &str, bytes: &[u8]) -> Result<()> {
+        let seal = self.seal_of(session_id).await?;
+        if let Some(data_key) = seal.key_id() {
+            return self.put_sealed_pack(session_id, data_key, sha256, bytes.len(), &seal.bytes(bytes)).await;
+        }
         sqlx::query!(
             "insert into blobs (space_id, sha256, size, media_type, bytes)
             select space_id, $1, length($2::bytea), $3, $2 from conversation_sessions where session_id = $4
@@ -29,6 +33,30 @@ impl Store {
             sha256,
             bytes,
             PACK_TYPE,
+            session_id
+        )
+        .execute(&self.pool)
+        .await?;
+        Ok(())
+    }
+
+    async fn put_sealed_pack(
+        &self,
+        session_id: &str,
+        data_key: &str,
+        sha256: &str,
+        size: usize,
+        sealed: &[u8],
+    ) -> Result<()> {
+        sqlx::query!(
+            "insert into sealed_blobs (data_key, sha256, space_id, size, media_type, bytes)
+            select $1, $2, space_id, $3, $4, $5 from conversation_sessions where session_id = $6
+            on conflict (data_key, sha256) do nothing",
+            data_key,
+            sha256,
+            size as i64,
+            PACK_TYPE,
+            sealed,
             session_id
         )
         .execute(&self.pool)

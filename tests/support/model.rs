@@ -20,6 +20,8 @@ pub enum Answer {
     Calls(Vec<(String, String)>),
     /// An HTTP error.
     Error(u16),
+    /// An HTTP error with these words.
+    Says(u16, String),
     /// An HTTP error that asks for a pause of this many milliseconds.
     Busy(u16, u64),
     /// Text whose stream ends without its end marker.
@@ -163,6 +165,10 @@ async fn complete(State(shared): State<Arc<Shared>>, body: Bytes) -> Response {
         let status = StatusCode::from_u16(status).expect("a status");
         return (status, json!({"error": {"message": "as told"}}).to_string()).into_response();
     }
+    if let Answer::Says(status, words) = answer {
+        let status = StatusCode::from_u16(status).expect("a status");
+        return (status, json!({"error": {"message": words}}).to_string()).into_response();
+    }
     let turn = value["messages"].as_array().map_or(0, Vec::len);
     if let Answer::Busy(status, pause_ms) = answer {
         let status = StatusCode::from_u16(status).expect("a status");
@@ -224,6 +230,6 @@ fn pieces(answer: &Answer, turn: usize) -> (Vec<String>, bool) {
             ];
             (pieces, true)
         }
-        Answer::Error(_) | Answer::Busy(..) => unreachable!("errors are no stream"),
+        Answer::Error(_) | Answer::Says(..) | Answer::Busy(..) => unreachable!("errors are no stream"),
     }
 }

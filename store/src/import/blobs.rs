@@ -4,8 +4,9 @@
 //! import. If the import fails later, blobs without rows remain. They do no harm, because a blob's name is
 //! its hash.
 
+use crate::encryption::Seal;
 use crate::pool::Pool;
-use crate::{Error, Result};
+use crate::{Error, Result, sealed_blob};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use wakeful_workflow::bundle::BlobPart;
@@ -19,10 +20,34 @@ pub(super) struct Blobs {
 
 impl Blobs {
     /// Adds a part. The last part writes the blob, unless the space has it already.
-    pub async fn write(&mut self, pool: &Pool, space_id: &str, part: &BlobPart) -> Result<()> {
+    pub async fn write(
+        &mut self,
+        pool: &Pool,
+        seal: &Seal,
+        prefix_sha256: Option<&str>,
+        space_id: &str,
+        part: &BlobPart,
+    ) -> Result<()> {
         STANDARD.decode_vec(&part.base64, &mut self.bytes).map_err(|error| Error::corrupt("blob", error))?;
         if (self.bytes.len() as i64) < part.bytes {
             return Ok(());
+        }
+        // A prefix is the agent's, and sessions share it.
+        if seal.is_on() && prefix_sha256 != Some(part.sha256.as_str()) {
+            let media_type = part.media_type.as_str();
+            let bytes = std::mem::take(&mut self.bytes);
+            let (data_key, sealed) = (seal.key_id().unwrap_or_default(), seal.bytes(&bytes));
+            let mut connection = pool.acquire().await?;
+            return sealed_blob::add(
+                &mut connection,
+                data_key,
+                space_id,
+                &part.sha256,
+                bytes.len(),
+                media_type,
+                &sealed,
+            )
+            .await;
         }
         sqlx::query!(
             "insert into blobs (space_id, sha256, size, media_type, bytes)

@@ -401,6 +401,7 @@ impl Store {
     /// # Errors
     /// [`crate::Error::Database`]; then the lease ends by itself.
     pub async fn retry_later(&self, lease: &Lease, delay: Duration, error: &str) -> Result<()> {
+        let error = self.sealed_for_job(lease.job_id, error).await?;
         sqlx::query!(
             "update jobs
             set lease = null, worker_id = null, last_error = $3, stuck = greatest(stuck, 1),
@@ -411,7 +412,7 @@ impl Store {
             where job_id = $1 and lease = $2",
             lease.job_id,
             lease.token,
-            crate::error::bounded(error),
+            error,
             delay.as_secs_f64(),
             lease.trace_context.as_deref()
         )
@@ -426,6 +427,7 @@ impl Store {
     /// # Errors
     /// [`crate::Error::Database`]; then the lease ends by itself.
     pub async fn postpone(&self, lease: &Lease, delay: Duration, reason: &str) -> Result<()> {
+        let reason = self.sealed_for_job(lease.job_id, reason).await?;
         sqlx::query!(
             "update jobs
             set lease = null, worker_id = null, last_error = $3,
@@ -436,7 +438,7 @@ impl Store {
             where job_id = $1 and lease = $2",
             lease.job_id,
             lease.token,
-            crate::error::bounded(reason),
+            reason,
             delay.as_secs_f64(),
             lease.trace_context.as_deref()
         )

@@ -62,5 +62,6 @@ pub fn offer<'a>(
         schedules: config.schedules.keys().cloned().collect(),
         max_files: config.workspace.max_files,
         max_bytes: config.workspace.max_bytes,
+        key_stores: crate::encryption::key_stores(config),
     }
 }
