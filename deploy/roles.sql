@@ -114,7 +114,7 @@ begin
     loop
         execute format('revoke all on public.%I from public, wakeful_runtime, wakeful_reader, wakeful_retention, wakeful_scaler,
             wakeful_auditor', one.name);
-        if one.name in ('_sqlx_migrations', 'schema_serves') then
+        if one.name in ('_sqlx_migrations', 'schema_serves', 'installation') then
             execute format('grant select on public.%I to wakeful_runtime, wakeful_reader, wakeful_retention, wakeful_auditor',
                 one.name);
             continue;

@@ -7,11 +7,12 @@ use sqlx::postgres::PgPool;
 use sqlx::{AssertSqlSafe, Row};
 
 /// Tables without rows of a space, and why.
-const OF_THE_INSTALLATION: [(&str, &str); 14] = [
+const OF_THE_INSTALLATION: [(&str, &str); 15] = [
     ("_sqlx_migrations", "the schema is one for all spaces"),
     ("act_links", "a link is looked up before its space is known"),
     ("api_tokens", "a token is looked up before its space is known"),
     ("audit_log", "only admin tokens of the installation read it"),
+    ("installation", "its name for stores beside the database"),
     ("legacy_chat_counts", "counts by day"),
     ("notify_conditions", "what is wrong with the whole of it"),
     ("pauses", "operators of the installation pause spaces, agents, providers and the queue alike"),

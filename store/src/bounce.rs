@@ -4,7 +4,7 @@
 //! A bounce never wakes a session. Otherwise a machine's mail could start runs, and an agent could answer
 //! machines without end.
 
-use crate::encryption::Seal;
+use crate::encryption::{Seal, seal_in};
 use crate::error::bounded;
 use crate::run::{Wakes, append_events};
 use crate::space::{self, Scope};
@@ -172,12 +172,13 @@ async fn note(
     channel: &str,
     missed: &[Undelivered],
 ) -> Result<()> {
+    let seal = seal_in(&mut *tx, session_id).await?;
     let count = sqlx::query_scalar!(
         r#"update deliveries set undelivered = undelivered || $2::jsonb, untold = true
         where delivery_id = $1
         returning jsonb_array_length(undelivered)::bigint as "count!""#,
         delivery_id,
-        json!(missed)
+        seal.with_reasons(json!(missed))
     )
     .fetch_one(&mut *tx)
     .await?;
@@ -227,8 +228,8 @@ pub(crate) async fn take_reports(
     let mut told = Vec::new();
     for row in rows {
         let content: Value = crate::hydrate::from_text("delivery", &seal.open_json(row.content)?)?;
-        let missed: Vec<Undelivered> = read(row.undelivered)?;
-        let error = row.last_error.unwrap_or_default();
+        let missed: Vec<Undelivered> = read(seal.open_value(row.undelivered)?)?;
+        let error = seal.open(row.last_error.unwrap_or_default())?;
         let end = match row.status.as_str() {
             "failed" | "expired" => DeliveryEnd::Unsent(&error),
             "uncertain" => DeliveryEnd::Unknown,

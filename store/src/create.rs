@@ -6,7 +6,7 @@
 
 pub(crate) mod notice;
 
-use crate::encryption::Vault;
+use crate::encryption::{Seal, Vault, seal_in_conversation};
 use crate::run::{self, Locked};
 use crate::session::shown;
 use crate::{Error, Result, Store, new_id};
@@ -123,11 +123,13 @@ impl Store {
             Error::NotFound { what, id } => Error::NotFound { what, id: shown(&id).to_owned() },
             other => other,
         })?;
+        let seal = seal_in_conversation(&mut tx, &new.conversation_id).await?;
+        let stored_key = client_key.map(|key| seal.text(key));
         let before = sqlx::query!(
             "select session_id, status, agent from conversation_sessions
             where conversation_id = $1 and client_key = $2",
             new.conversation_id,
-            client_key
+            stored_key.as_deref()
         )
         .fetch_optional(&mut *tx)
         .await?;
@@ -143,7 +145,7 @@ impl Store {
         let new = NewSession {
             trigger_type: NEW.to_owned(),
             trigger_id: session_id.clone(),
-            policy: answering_as_before(&mut tx, new).await?,
+            policy: answering_as_before(&mut tx, &seal, new).await?,
             ..new.clone()
         };
         insert(&mut tx, &self.vault, &session_id, &new, client_key).await?;
@@ -229,9 +231,9 @@ async fn new_key(tx: &mut PgConnection, vault: &Vault, new: &NewSession) -> Resu
         r#"select exists (select from conversation_counters where conversation_id = $1) as "there!""#,
         new.conversation_id
     )
-    .fetch_one(tx)
+    .fetch_one(&mut *tx)
     .await?;
-    if is_there { Ok(None) } else { vault.begin(&new.agent, &new.conversation_id).await }
+    if is_there { Ok(None) } else { vault.begin(tx, &new.agent, &new.conversation_id).await }
 }
 
 /// Whether an existing conversation of `owner` admits a message as it is. `false`: the speaker gets the conversation first.
@@ -302,6 +304,8 @@ async fn sent_before(
     conversation_id: &str,
     client_key: Option<&str>,
 ) -> Result<Option<String>> {
+    let Some(client_key) = client_key else { return Ok(None) };
+    let seal = seal_in_conversation(&mut *tx, conversation_id).await?;
     Ok(sqlx::query_scalar!(
         "select s.session_id from conversation_sessions s
         join session_inbox i on i.session_id = s.session_id and i.client_key = $2
@@ -309,7 +313,7 @@ async fn sent_before(
         order by s.ordinal
         limit 1",
         conversation_id,
-        client_key
+        &*seal.text(client_key)
     )
     .fetch_optional(tx)
     .await?)
@@ -324,7 +328,8 @@ struct Latest {
 
 /// The conversation's latest session.
 async fn latest(tx: &mut PgConnection, conversation_id: &str) -> Result<Option<Latest>> {
-    Ok(sqlx::query_as!(
+    let seal = seal_in_conversation(&mut *tx, conversation_id).await?;
+    let latest = sqlx::query_as!(
         Latest,
         "select session_id, trigger_type, policy from conversation_sessions
         where conversation_id = $1
@@ -333,11 +338,14 @@ async fn latest(tx: &mut PgConnection, conversation_id: &str) -> Result<Option<L
         conversation_id
     )
     .fetch_optional(tx)
-    .await?)
+    .await?;
+    let Some(mut latest) = latest else { return Ok(None) };
+    latest.policy = latest.policy.map(|policy| seal.open_value(policy)).transpose()?;
+    Ok(Some(latest))
 }
 
 /// Returns the policy of a restarted conversation: see [`SessionPolicy::restarted`].
-async fn answering_as_before(tx: &mut PgConnection, new: &NewSession) -> Result<SessionPolicy> {
+async fn answering_as_before(tx: &mut PgConnection, seal: &Seal, new: &NewSession) -> Result<SessionPolicy> {
     let own = new.policy.clone();
     let latest = sqlx::query!(
         r#"select coalesce(policy ->> 'replies_as', trigger_type) as "replies_as!", policy from conversation_sessions
@@ -349,7 +357,8 @@ async fn answering_as_before(tx: &mut PgConnection, new: &NewSession) -> Result<
     .fetch_optional(tx)
     .await?;
     let Some(latest) = latest else { return Ok(own) };
-    Ok(own.restarted(&latest.replies_as, policy_of(latest.policy)?.as_ref()))
+    let policy = latest.policy.map(|policy| seal.open_value(policy)).transpose()?;
+    Ok(own.restarted(&latest.replies_as, policy_of(policy)?.as_ref()))
 }
 
 fn policy_of(stored: Option<serde_json::Value>) -> Result<Option<SessionPolicy>> {
@@ -383,7 +392,11 @@ async fn insert(
     let prefix = Prefix::new(&new.seeds, new.tools.clone());
     let prefix_sha256 = pin(&mut *tx, &new.space_id, &prefix).await?;
     let tool_names: Vec<&str> = prefix.tools.iter().map(|tool| tool.name.as_str()).collect();
-    let policy = serde_json::to_value(&new.policy).map_err(|error| Error::corrupt("policy", error))?;
+    let mut policy = serde_json::to_value(&new.policy).map_err(|error| Error::corrupt("policy", error))?;
+    // Where replies go has the subject of a mail in it.
+    let seal = seal_in_conversation(&mut *tx, &new.conversation_id).await?;
+    seal.value(&mut policy);
+    let client_key = client_key.map(|key| seal.text(key));
     // A message that found the conversation's latest session, and waits for it or has not written yet, must see that it is
     // not the latest any more.
     sqlx::query!(
@@ -418,7 +431,7 @@ async fn insert(
         new.seeds.len() as i32,
         prefix_sha256,
         new.repository_id,
-        client_key
+        client_key.as_deref()
     )
     .fetch_one(&mut *tx)
     .await?;

@@ -8,7 +8,7 @@
 //! may send a failed or expired delivery again: see [`crate::resend`].
 
 use crate::bounce;
-use crate::encryption::{Seal, may_be_sealed};
+use crate::encryption::{SEALED, Seal, may_be_sealed};
 use crate::error::bounded;
 use crate::queue::Lease;
 use crate::run::{Wakes, append_events};
@@ -132,6 +132,8 @@ impl Store {
         channel: &str,
         content: &Value,
     ) -> Result<bool> {
+        let mut content = content.clone();
+        self.seal_of_conversation(conversation_id).await?.value(&mut content);
         macro_rules! statement {
             ($deliver_jobs:tt) => {
                 sqlx::query_scalar!(
@@ -293,11 +295,12 @@ impl Store {
     /// # Errors
     /// [`crate::Error::Database`].
     pub async fn unsend(&self, lease: &Lease, delivery_id: &str, error: &str) -> Result<()> {
+        let error = self.sealed_for_job(lease.job_id, error).await?;
         sqlx::query!(
             "update deliveries set status = 'queued', last_error = $3 where delivery_id = $1 and lease = $2",
             delivery_id,
             lease.token,
-            bounded(error)
+            error
         )
         .execute(&self.pool)
         .await?;
@@ -316,6 +319,7 @@ impl Store {
         unsent: bool,
         error: &str,
     ) -> Result<()> {
+        let error = self.sealed_for_job(lease.job_id, error).await?;
         sqlx::query!(
             "update deliveries
             set status = case when $3 then 'queued' else status end, attempt = greatest(attempt - 1, 0), last_error = $4
@@ -323,7 +327,7 @@ impl Store {
             delivery_id,
             lease.token,
             unsent,
-            bounded(error)
+            error
         )
         .execute(&self.pool)
         .await?;
@@ -354,6 +358,16 @@ impl Store {
         settled: &Settled,
     ) -> Result<bool> {
         let (status, reason) = settled.words();
+        // That a message has left must be written, also where the key cannot be had by now: then without the words.
+        let seal = self.seal_of_row(&claimed.session_id).await?;
+        let (sealed, receipt) = match &seal {
+            Some(seal) => (
+                reason.as_deref().map(|reason| seal.text(reason).into_owned()),
+                receipt_of(settled).map(|receipt| seal.receipt(receipt).to_string()),
+            ),
+            None => (reason.as_deref().map(|_| SEALED.to_owned()), None),
+        };
+        let reason = if seal.is_some() { reason } else { sealed.clone() };
         let mut tx = self.pool.begin().await?;
         sqlx::query!(
             "select session_id from conversation_sessions where session_id = $1 for update",
@@ -385,8 +399,8 @@ impl Store {
             claimed.delivery_id,
             lease.token,
             status,
-            receipt_of(settled),
-            reason
+            receipt,
+            sealed
         )
         .execute(&mut *tx)
         .await?;
@@ -459,12 +473,13 @@ pub(crate) async fn enqueue(
 }
 
 /// The provider's receipt, if it is small.
-fn receipt_of(settled: &Settled) -> Option<String> {
+fn receipt_of(settled: &Settled) -> Option<Value> {
     let receipt = match settled {
-        Settled::Sent { receipt } => receipt.to_string(),
+        Settled::Sent { receipt } => receipt,
         Settled::Failed { .. } | Settled::Expired { .. } | Settled::Uncertain { .. } => return None,
     };
+    let text = receipt.to_string();
     // Postgres stores an escaped NUL in `json`, but then each read of the text fails.
-    let kept = receipt.len() <= RECEIPT_BYTES && !receipt.contains("\\u0000");
-    Some(if kept { receipt } else { json!({ "omitted_bytes": receipt.len() }).to_string() })
+    let kept = text.len() <= RECEIPT_BYTES && !text.contains("\\u0000");
+    Some(if kept { receipt.clone() } else { json!({ "omitted_bytes": text.len() }) })
 }

@@ -13,24 +13,36 @@
 //! | messages: texts, arguments and results of tools, blocks of providers, names of files | `conversation_records`, `session_inbox`, `session_seed_messages` |
 //! | outgoing messages: texts and subjects | `deliveries` |
 //! | outcomes of calls, streamed text | `tool_calls`, `generation_chunks` |
-//! | files that came with messages, outputs of tools that are too long for a message | `sealed_blobs` |
+//! | files that came with messages, packs of workspaces, outputs that are too long for a message, snapshots of the state | `sealed_blobs` |
+//! | state, where replies go, why it failed or is cancelled, the key by which it was begun anew | `conversation_sessions` |
+//! | errors; receipts, decisions of people, what did not arrive | `session_runs`, `jobs`, `deliveries`, `tool_calls` |
+//! | the journal's words: reasons, errors, what a person was told, values of the state | `session_events` |
+//! | keys of messages, subjects of mails, why an audited act was done | `session_inbox`, `mails`, `audit_log` |
+//! | answers that name an encrypted session | `idempotency_keys` |
 //!
-//! Not sealed: the agents' prompts and tools (a prefix is shared by sessions), state (so also the subjects of sent mails), errors, the journal's words, the reasons and
-//! results that operators give, receipts, files of a workspace, `mails` and `schedules`, notifications, answers kept for an `Idempotency-Key`, addresses and ids of people, names of
-//! tools, times, sizes, hashes of arguments and requests, and tasks of Absurd. Equal texts of one conversation are equal when sealed, and a sealed
-//! text shows its length.
+//! A row of several conversations says `[sealed]` in place of their words: `run_failures` and the groups of errors, batches, gates.
+//!
+//! Not sealed: the agents' prompts and tools (a prefix is shared by sessions), `schedules`, filters and reasons of batches, of holds and of pauses,
+//! addresses and ids of people, names of tools, times, sizes, hashes of arguments and requests, and tasks of Absurd. Equal texts of one conversation
+//! are equal when sealed, and a sealed text shows its length.
 //!
 //! A process keeps up to `KEYS` data keys in memory, each for at most `KEPT`. A key store that cannot be reached is an outage
 //! ([`Outage::KeysAway`](crate::Outage::KeysAway)): work waits for it.
 
 mod fields;
+mod identity;
 mod keys;
 mod master;
 mod seal;
+mod status;
 mod token;
+mod within;
 
-pub(crate) use seal::Seal;
+pub use identity::PRUNED_AFTER;
+pub(crate) use seal::{SEALED, Seal};
+pub use status::Status;
 pub(crate) use token::hide;
+pub(crate) use within::{has_words, reason_of_act, seal_in, seal_in_conversation};
 
 use crate::{Error, Result, Store};
 use aws_lc_rs::rand;
@@ -38,7 +50,8 @@ use keys::KeyStore;
 use master::{Master, no_random};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use std::collections::{BTreeMap, HashMap};
+use sqlx::PgConnection;
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use token::{DataKey, ID_CHARS, MARK};
@@ -66,24 +79,6 @@ pub struct Settings {
     pub master: [u8; 32],
     /// An earlier master key, which still opens the keys that it wrapped.
     pub old_master: Option<[u8; 32]>,
-}
-
-/// The data keys as `wakeful encryption status` shows them.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Status {
-    /// Conversations whose texts are sealed, and all conversations.
-    pub sealed_conversations: i64,
-    pub conversations: i64,
-    /// Data keys in the key store.
-    pub keys: usize,
-    /// How many of them each master key wraps, by its id.
-    pub by_master: BTreeMap<String, usize>,
-    /// The master key that wraps new ones.
-    pub master_id: String,
-    /// Keys of the database's rows that the key store lacks: their texts are lost.
-    pub missing: Vec<String>,
-    /// Keys that no conversation has: a conversation was not made after all, or a backup brought them back.
-    pub unused: Vec<String>,
 }
 
 /// A data key as it is kept.
@@ -118,6 +113,8 @@ struct Inner {
     /// The one that wraps, then the one that still opens.
     masters: Vec<Master>,
     known: Mutex<Known>,
+    /// The id of the database's installation.
+    installation: OnceLock<String>,
 }
 
 /// What is remembered. All of it can be asked for again.
@@ -188,7 +185,8 @@ impl Inner {
         Ok(key)
     }
 
-    async fn new_key(&self, conversation_id: &str) -> Result<String> {
+    /// Makes a data key of the installation `ours`.
+    async fn new_key(&self, ours: String, conversation_id: &str) -> Result<String> {
         let (mut id, mut secret) = ([0; ID_CHARS / 2], [0; 32]);
         rand::fill(&mut id).map_err(|_| no_random())?;
         rand::fill(&mut secret).map_err(|_| no_random())?;
@@ -196,7 +194,11 @@ impl Inner {
         let wrapped = self.masters[0].wrap(hex::encode(id), owner, &secret)?;
         let key = Arc::new(DataKey::new(&wrapped, &secret)?);
         let id = wrapped.key_id.clone();
-        in_time(CALL, self.store.put(wrapped)).await?;
+        if !in_time(CALL, self.store.put(ours, wrapped)).await? {
+            return Err(Error::Keys {
+                reason: "it was replaced by another key store a moment ago".to_owned(),
+            });
+        }
         self.keep(&key);
         Ok(id)
     }
@@ -219,13 +221,27 @@ impl Vault {
         })
     }
 
+    /// What texts that are compared across conversations leave in a row: a hash that only the master key makes. Without `[encryption]`
+    /// the text as it is.
+    pub fn mac(&self, text: &str) -> String {
+        self.inner().map_or_else(|| text.to_owned(), |inner| inner.masters[0].mac(text))
+    }
+
     /// Makes the data key of a conversation that is about to begin. `None`: it is to be in clear.
     ///
     /// # Errors
     /// [`Error::Keys`].
-    pub async fn begin(&self, agent: &str, conversation_id: &str) -> Result<Option<String>> {
+    pub async fn begin(
+        &self,
+        connection: &mut PgConnection,
+        agent: &str,
+        conversation_id: &str,
+    ) -> Result<Option<String>> {
         match self.inner() {
-            Some(inner) if self.covers(agent) => inner.new_key(conversation_id).await.map(Some),
+            Some(inner) if self.covers(agent) => {
+                let ours = inner.is_ours(connection).await?;
+                inner.new_key(ours, conversation_id).await.map(Some)
+            }
             Some(_) | None => Ok(None),
         }
     }
@@ -268,11 +284,22 @@ impl Vault {
         }
     }
 
-    /// Deletes data keys, and returns how many there were.
+    /// Returns whether the key store is this database's. Without `[encryption]` there is none to ask.
+    ///
+    /// # Errors
+    /// [`Error::Keys`] for another one, [`Error::Database`].
+    pub async fn is_ours(&self, connection: &mut PgConnection) -> Result<()> {
+        match self.inner() {
+            Some(inner) => inner.is_ours(connection).await.map(drop),
+            None => Ok(()),
+        }
+    }
+
+    /// Deletes data keys, and returns how many there were. The caller has asked whether the store is this database's.
     ///
     /// # Errors
     /// [`Error::Keys`], also if this process has no `[encryption]`.
-    pub async fn erase(&self, key_ids: &[String]) -> Result<u64> {
+    pub async fn delete(&self, key_ids: &[String]) -> Result<u64> {
         if key_ids.is_empty() {
             return Ok(0);
         }
@@ -301,8 +328,11 @@ impl Store {
             agents: settings.agents,
             masters: masters.map(|secret| Master::new(&secret)).collect::<Result<_>>()?,
             known: Mutex::default(),
+            installation: OnceLock::new(),
         };
-        self.vault.0.set(inner).map_err(|_| Error::Keys { reason: "encryption is on already".to_owned() })
+        self.vault.0.set(inner).map_err(|_| Error::Keys { reason: "encryption is on already".to_owned() })?;
+        within::announce(&self.vault);
+        Ok(())
     }
 
     /// What seals and opens the texts of a session. Without `[encryption]` this asks nothing, and everything is as it is stored.
@@ -373,61 +403,6 @@ impl Store {
         .flatten();
         self.vault.seal(key_id.as_deref()).await
     }
-
-    /// The data keys, and how they fit the rows of the database.
-    ///
-    /// # Errors
-    /// [`Error::Keys`], [`Error::Database`].
-    pub async fn encryption_status(&self) -> Result<Status> {
-        let counts = sqlx::query!(
-            r#"select count(*) as "all!", count(data_key) as "sealed!" from conversation_counters"#
-        )
-        .fetch_one(&self.pool)
-        .await?;
-        let mut status =
-            Status { sealed_conversations: counts.sealed, conversations: counts.all, ..Status::default() };
-        let Some(inner) = self.vault.inner() else { return Ok(status) };
-        status.master_id.clone_from(&inner.masters[0].id);
-        let ids = in_time(WHOLE, inner.store.ids()).await?;
-        status.keys = ids.len();
-        for id in &ids {
-            if let Some(key) = in_time(CALL, inner.store.get(id.clone())).await? {
-                *status.by_master.entry(key.master_id).or_default() += 1;
-            }
-        }
-        let used = sqlx::query_scalar!(
-            r#"select distinct data_key as "data_key!" from conversation_counters where data_key is not null order by 1"#
-        )
-        .fetch_all(&self.pool)
-        .await?;
-        status.missing = used.iter().filter(|id| ids.binary_search(id).is_err()).cloned().collect();
-        status.unused = ids.into_iter().filter(|id| used.binary_search(id).is_err()).collect();
-        Ok(status)
-    }
-
-    /// Wraps every data key by the first master key. No row of the database changes. Returns how many were wrapped anew. Safe to
-    /// repeat.
-    ///
-    /// # Errors
-    /// [`Error::Keys`], [`Error::Corrupt`].
-    pub async fn rotate_master_key(&self) -> Result<usize> {
-        let inner = self
-            .vault
-            .inner()
-            .ok_or_else(|| Error::Keys { reason: "this process has no [encryption]".to_owned() })?;
-        let new = &inner.masters[0];
-        let mut wrapped = 0;
-        for id in in_time(WHOLE, inner.store.ids()).await? {
-            let Some(key) = in_time(CALL, inner.store.get(id)).await? else { continue };
-            if key.master_id != new.id {
-                let secret = inner.master(&key.master_id)?.unwrap(&key)?;
-                let again = new.wrap(key.key_id, key.owner_sha256, &secret)?;
-                // An erasure may have deleted it meanwhile, and it must stay away.
-                wrapped += usize::from(in_time(CALL, inner.store.replace(key.master_id, again)).await?);
-            }
-        }
-        Ok(wrapped)
-    }
 }
 
 /// Reads a master key: 32 bytes in base64.
@@ -439,6 +414,14 @@ pub fn master_key(text: &str) -> Result<[u8; 32]> {
     let bytes = base64::engine::general_purpose::STANDARD.decode(text.trim());
     let key = bytes.ok().and_then(|bytes| bytes.try_into().ok());
     key.ok_or_else(|| Error::Keys { reason: "the master key is not 32 bytes in base64".to_owned() })
+}
+
+/// A key store's place, as a hash under a master key.
+///
+/// # Errors
+/// [`Error::Corrupt`] for a master key that cannot be used.
+pub fn name_of_store(place: &str, master: &[u8; 32]) -> Result<String> {
+    Ok(Master::new(master)?.mac(place.trim_end_matches('/')))
 }
 
 /// Returns whether a text may have sealed values in it.

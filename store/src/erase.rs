@@ -130,7 +130,7 @@ impl Store {
             data_keys: keys::all_of(&mut tx, &erasure.conversations).await?,
         };
         let data_keys = pending.data_keys.len();
-        self.can_erase(&pending.data_keys)?;
+        self.can_erase(&mut tx, &pending.data_keys).await?;
         detach(&mut tx, &mut pending, subject, space).await?;
         // An export that took a session before we did has its row by now, and the next one finds no session.
         erasure.takes(taken(&mut tx, &erasure.sessions).await?);
@@ -252,7 +252,11 @@ impl Store {
             tx.commit_part().await?;
             // The keys go last: what is left of the texts, in WAL and in backups, goes with them. No new session can have them,
             // because the rows that named them are gone.
-            self.vault.erase(&keys).await?;
+            if !keys.is_empty() {
+                let mut connection = self.pool.acquire().await?;
+                self.vault.is_ours(&mut connection).await?;
+            }
+            self.vault.delete(&keys).await?;
             crate::failpoint!("E3");
             rows.insert("data_keys".to_owned(), keys.len() as i64);
             tx = self.retention().await?;

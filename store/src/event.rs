@@ -85,6 +85,7 @@ impl Store {
             r#"
             with page as materialized (
                 select e.seq, e.ts, e.type, e.run_id, e.step_number, e.payload, e.session_id, e.space_id, s.conversation_id,
+                    s.data_key,
                     case when e.type in ('GEN_COMPLETE', 'TOOL_RESULT') then (e.payload ->> 'message_number')::bigint end
                         as message_number,
                     case when e.type = 'MESSAGE_RECEIVED' then (e.payload ->> 'inbox_id')::bigint end as inbox_id,
@@ -99,8 +100,9 @@ impl Store {
             )
             select e.seq as "seq!", e.ts as "ts!", e.type as "kind!", e.run_id, e.step_number, e.payload as "payload!",
                 r.content::text as "content?", i.content as "inbox_text?", c.name as "tool_name?",
-                b.bytes as "blob?"
+                b.bytes as "blob?", k.bytes as "sealed?"
             from page e
+            left join sealed_blobs k on k.data_key = e.data_key and k.sha256 = e.sha256
             left join conversation_records r
                 on r.conversation_id = e.conversation_id and r.message_number = e.message_number
             left join session_inbox i on i.session_id = e.session_id and i.inbox_id = e.inbox_id
@@ -117,7 +119,8 @@ impl Store {
         let seal = self.seal_of(session_id).await?;
         rows.into_iter()
             .map(|row| {
-                let mut payload = row.payload;
+                let mut payload = seal.open_value(row.payload)?;
+                let sealed = row.sealed.map(|sealed| seal.open_bytes(sealed)).transpose()?;
                 if let Value::Object(fields) = &mut payload {
                     if let Some(content) = row.content {
                         let blocks: Vec<wakeful_workflow::record::Block> =
@@ -130,7 +133,7 @@ impl Store {
                     if let Some(name) = row.tool_name {
                         fields.insert("name".to_owned(), name.into());
                     }
-                    if let Some(blob) = &row.blob {
+                    if let Some(blob) = sealed.as_ref().or(row.blob.as_ref()) {
                         let resolved = if row.kind == "checkpoint" { "context_state" } else { "value" };
                         fields.insert(resolved.to_owned(), crate::hydrate::from_bytes("blob", blob)?);
                     }

@@ -2,6 +2,7 @@
 //! a moment later, so runs that fail at once do not wait for one another.
 
 use crate::audit::act;
+use crate::encryption::SEALED;
 use crate::{Error, Result, Store};
 use chrono::{DateTime, Utc};
 use serde::Serialize;
@@ -201,14 +202,17 @@ fn one_or_more(rows: u64, fingerprint: &str) -> Result<()> {
     Ok(())
 }
 
-/// Adds the failure of a run that no step's commit ends.
+/// Adds the failure of a run that no step's commit ends. `sealed`: it is of an encrypted conversation.
 pub(crate) async fn add(
     tx: &mut PgConnection,
     session_id: &str,
     run_id: &str,
     failure: &Failure,
     error: &str,
+    sealed: bool,
 ) -> Result<()> {
+    // The groups of errors are of several conversations.
+    let (text, error) = if sealed { (SEALED, SEALED) } else { (failure.text.as_str(), error) };
     sqlx::query!(
         "insert into run_failures (session_id, run_id, space_id, fingerprint, kind, source, text, error, version)
         select session_id, $2, space_id, $3, $4, $5, $6, $7, $8
@@ -218,7 +222,7 @@ pub(crate) async fn add(
         failure.fingerprint,
         failure.kind,
         failure.source,
-        failure.text,
+        text,
         error,
         VERSION
     )

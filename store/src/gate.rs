@@ -3,6 +3,7 @@
 //! Only faults write here, and what follows them: probes, waves, waiting jobs. A lock on a gate's row is taken before a
 //! job's. A job that begins to wait locks the gate's row shared, so the gate cannot open fully without seeing it.
 
+use crate::encryption::SEALED;
 use crate::queue::{GATES, Lease};
 use crate::run::{Wakes, append_events};
 use crate::{Result, Store};
@@ -156,6 +157,8 @@ impl Store {
         error: Option<&str>,
         policy: &GatePolicy,
     ) -> Result<GateView> {
+        // A provider's error may quote the prompt of an encrypted conversation, and a gate is everybody's.
+        let error = error.map(|error| if self.vault.is_open() { SEALED } else { error });
         let mut tx = self.pool.begin().await?;
         sqlx::query!(
             "insert into provider_gates (gate_id, provider) values ($1, $2) on conflict (gate_id) do nothing",
@@ -323,6 +326,7 @@ impl Store {
     /// # Errors
     /// [`crate::Error::Database`]; then the lease ends by itself.
     pub async fn set_back(&self, lease: &Lease, back: &SetBack<'_>) -> Result<bool> {
+        let error = self.sealed_for_job(lease.job_id, back.error).await?;
         let mut tx = self.pool.begin().await?;
         if let Some((session_id, run_id, event)) = back.failed {
             let run_id = run_id.map(RunId::as_str);
@@ -357,7 +361,7 @@ impl Store {
             lease.job_id,
             lease.token,
             gate_id,
-            crate::error::bounded(back.error),
+            error,
             back.outage,
             back.failed.is_some(),
             look.unwrap_or(back.delay).as_secs_f64(),

@@ -6,6 +6,7 @@
 //! takes long keeps its key by renewing it.
 
 use crate::{Result, Store, new_id};
+use std::borrow::Cow;
 use std::time::Duration;
 
 /// For how long an answer is repeated.
@@ -90,7 +91,17 @@ impl Store {
                 KeyUse::Other
             }
             Some(known) => match known.status.and_then(|status| u16::try_from(status).ok()) {
-                Some(status) => KeyUse::Answered { status, answer: known.answer.unwrap_or_default() },
+                Some(status) => {
+                    let answer = known.answer.unwrap_or_default();
+                    // A sealed answer stands behind the ids of the sessions that it names.
+                    let answer = match answer.split_once(' ') {
+                        Some((ids, sealed)) if ids.starts_with("sess_") => {
+                            self.reveal(sealed.to_owned()).await
+                        }
+                        _ => answer,
+                    };
+                    KeyUse::Answered { status, answer }
+                }
                 None => KeyUse::AtWork,
             },
         })
@@ -101,6 +112,7 @@ impl Store {
     /// # Errors
     /// [`crate::Error::Database`].
     pub async fn answer_key(&self, keyed: &Keyed<'_>, claim: &str, status: u16, answer: &str) -> Result<()> {
+        let answer = self.sealed_answer(keyed.request, answer).await?;
         sqlx::query!(
             "update idempotency_keys set status = $5, answer = $6
             where space_id = $1 and principal = $2 and key = $3 and claim = $4",
@@ -109,11 +121,34 @@ impl Store {
             keyed.key,
             claim,
             i32::from(status),
-            answer
+            &*answer
         )
         .execute(&self.pool)
         .await?;
         Ok(())
+    }
+
+    /// The answer as it is kept: sealed by the key of the first encrypted session that the request or the answer names. The ids of such
+    /// sessions stand before it, so that an erasure finds the row.
+    async fn sealed_answer<'a>(&self, request: &str, answer: &'a str) -> Result<Cow<'a, str>> {
+        if !self.vault.is_open() {
+            return Ok(Cow::Borrowed(answer));
+        }
+        let named = sqlx::query!(
+            r#"select distinct s.session_id, s.data_key as "data_key!"
+            from regexp_matches($1, 'sess_[0-9a-f]+', 'g') as named
+            join conversation_sessions s on s.session_id = named[1]
+            where s.data_key is not null
+            order by s.session_id
+            limit 100"#,
+            format!("{request} {answer}")
+        )
+        .fetch_all(&self.pool)
+        .await?;
+        let Some(first) = named.first() else { return Ok(Cow::Borrowed(answer)) };
+        let seal = self.vault.seal(Some(&first.data_key)).await?;
+        let ids: Vec<&str> = named.iter().map(|one| one.session_id.as_str()).collect();
+        Ok(Cow::Owned(format!("{} {}", ids.join(","), seal.text(answer))))
     }
 
     /// Keeps the key for the request for longer.

@@ -2,9 +2,10 @@
 //! of a session, once.
 
 use crate::create::find_or_create;
+use crate::encryption::seal_in;
 use crate::run::{self, Wakes};
 use crate::wake::{NewMessage, NewSession, Woken, put_in_inbox};
-use crate::{Error, Result, Store};
+use crate::{Result, Store, sealed_blob};
 use chrono::{DateTime, NaiveDate, Utc};
 use serde::Serialize;
 use sqlx::PgConnection;
@@ -147,7 +148,8 @@ async fn adopt(
     new: &NewSession,
     imported: &Imported,
 ) -> Result<bool> {
-    let state = serde_json::to_value(&imported.state).map_err(|error| Error::corrupt("state", error))?;
+    let seal = seal_in(&mut *tx, session_id).await?;
+    let state = serde_json::Value::Object(seal.state(imported.state.clone()));
     // The session has no events yet, and no restart made it: a restart has a trigger type of its own.
     let adopted = sqlx::query!(
         "update conversation_sessions
@@ -174,17 +176,7 @@ async fn adopt(
     .await?;
     if !imported.state.is_empty() {
         let snapshot = Blob::of_state(&imported.state);
-        sqlx::query!(
-            "insert into blobs (space_id, sha256, size, media_type, bytes)
-            values ($3, $1, length($2::bytea), 'application/json', $2)
-            -- An erasure that looks for it at this moment leaves it.
-            on conflict (sha256, space_id) do update set touched_at = now()",
-            snapshot.sha256,
-            snapshot.bytes,
-            new.space_id
-        )
-        .execute(&mut *tx)
-        .await?;
+        sealed_blob::keep(&mut *tx, &seal, &new.space_id, &snapshot).await?;
         // From here on the journal contains the state.
         let checkpoint = Event::Checkpoint {
             step_number: 0,

@@ -5,6 +5,7 @@ mod thread;
 pub use thread::Said;
 
 use crate::create::find_or_create;
+use crate::encryption::{SEALED, Seal, seal_in};
 use crate::wake::{By, NewMessage, NewSession, Woken, acceptance_of, conflict, put_in_inbox};
 use crate::{Error, Result, Store, run};
 use chrono::{DateTime, Utc};
@@ -90,11 +91,12 @@ impl Store {
         let row = sqlx::query!(
             r#"select m.session_id, m.dropped, i.run_id as "run_id?", i.outcome as "outcome?"
             from mails m
-            left join session_inbox i on i.session_id = m.session_id and i.client_key = m.message_id
+            left join session_inbox i on i.session_id = m.session_id and i.client_key = $4
             where m.space_id = $1 and m.mailbox_id = $2 and m.message_id = $3"#,
             space_id,
             mailbox_id,
-            message_id
+            message_id,
+            self.stored_key_of_mail(space_id, mailbox_id, message_id).await?
         )
         .fetch_optional(&self.intake)
         .await?;
@@ -108,6 +110,24 @@ impl Store {
         };
         let outcome = acceptance_of(&outcome)?;
         Ok(Some(KnownMail::Woke(Woken { session_id, run_id, outcome, duplicate: true })))
+    }
+
+    /// The key under which the mail's message is in its session's inbox.
+    async fn stored_key_of_mail(&self, space_id: &str, mailbox_id: &str, message_id: &str) -> Result<String> {
+        if !self.vault.is_open() {
+            return Ok(message_id.to_owned());
+        }
+        let session_id = sqlx::query_scalar!(
+            "select session_id from mails where space_id = $1 and mailbox_id = $2 and message_id = $3",
+            space_id,
+            mailbox_id,
+            message_id
+        )
+        .fetch_optional(&self.intake)
+        .await?
+        .flatten();
+        let Some(session_id) = session_id else { return Ok(message_id.to_owned()) };
+        Ok(self.seal_of(&session_id).await?.text(message_id).into_owned())
     }
 
     /// Returns whether the mailbox knows a different mail with this id: from another sender, or with another
@@ -133,7 +153,7 @@ impl Store {
             mailbox_id,
             message_id,
             from_address,
-            body_sha256
+            self.vault.mac(body_sha256)
         )
         .fetch_one(&self.intake)
         .await?)
@@ -189,7 +209,7 @@ impl Store {
         };
         // The same mail can come in by two ways at once. The second one to get here would wake another session, so
         // undo its work and return the answer of the first.
-        if !remember(&mut tx, mail, Some(&woken.session_id), None).await? && !woken.duplicate {
+        if !self.remember(&mut tx, mail, Some(&woken.session_id), None).await? && !woken.duplicate {
             tx.rollback().await?;
             let dropped = Error::corrupt("mail", format!("{:?} was dropped a moment ago", mail.message_id));
             return self.woken_before(mail, dropped).await;
@@ -215,7 +235,7 @@ impl Store {
     /// [`Error::Database`].
     pub async fn drop_mail(&self, mail: &NewMail, reason: &str) -> Result<()> {
         let mut connection = self.intake.acquire().await?;
-        let dropped = remember(&mut connection, mail, None, Some(reason)).await.map(|_| ());
+        let dropped = self.remember(&mut connection, mail, None, Some(reason)).await.map(|_| ());
         self.note_refusal(dropped)
     }
 
@@ -248,7 +268,7 @@ impl Store {
         limit: i64,
     ) -> Result<Vec<MailView>> {
         let mut tx = self.pool.planned().await?;
-        let found = sqlx::query_as!(
+        let mut mails = sqlx::query_as!(
             MailView,
             "select mailbox_id, message_id, from_address, subject, session_id, joined, dropped, received_at
             from mails
@@ -267,7 +287,52 @@ impl Store {
         .fetch_all(&mut *tx)
         .await?;
         tx.rollback().await?;
-        Ok(found)
+        for mail in &mut mails {
+            mail.subject = self.reveal(std::mem::take(&mut mail.subject)).await;
+        }
+        Ok(mails)
+    }
+
+    /// Stores the mail. Returns `false` if it was known before. With `[encryption]`, what is compared with later mails is a hash that only
+    /// the master key makes, and a mail that reached no encrypted conversation leaves no subject.
+    async fn remember(
+        &self,
+        tx: &mut PgConnection,
+        mail: &NewMail,
+        session_id: Option<&str>,
+        dropped: Option<&str>,
+    ) -> Result<bool> {
+        let seal = match session_id {
+            Some(session_id) => seal_in(&mut *tx, session_id).await?,
+            None => Seal::default(),
+        };
+        let subject = match session_id {
+            None if self.vault.is_open() => SEALED.into(),
+            _ => seal.text(&mail.subject),
+        };
+        let inserted = sqlx::query!(
+            "insert into mails
+                (space_id, mailbox_id, message_id, conversation_id, session_id, from_address, subject, subject_key,
+                 body_sha256, answers, joined, dropped, sent_at)
+            values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)
+            on conflict (space_id, mailbox_id, message_id) do nothing",
+            mail.space_id,
+            mail.mailbox_id,
+            mail.message_id,
+            session_id.map(|_| mail.conversation_id.as_str()),
+            session_id,
+            mail.from_address,
+            &*subject,
+            self.vault.mac(&mail.subject_key),
+            self.vault.mac(&mail.body_sha256),
+            &mail.answers,
+            mail.joined,
+            dropped,
+            mail.sent_at
+        )
+        .execute(tx)
+        .await?;
+        Ok(inserted.rows_affected() > 0)
     }
 }
 
@@ -302,12 +367,15 @@ async fn update_route(
     .fetch_one(&mut *tx)
     .await?;
     let Some(asked) = row.asked else { return Ok(()) };
+    let seal = seal_in(&mut *tx, session_id).await?;
+    let asked = seal.open_value(asked)?;
     let asked: ReplyRoute = serde_json::from_value(asked).map_err(|error| Error::corrupt("policy", error))?;
     // The Message-ID of every mail that Wakeful sends consists of the delivery's id and the sender's domain.
     let from = asked.to["from"].as_str().unwrap_or_default().trim_end_matches('>');
     let question = row.delivery_id.map(|id| format!("{id}@{}", domain_of(from)));
     let route = policy::route_after_answer(&asked, question.as_deref(), answer, proved);
-    let route = serde_json::to_value(route).map_err(|error| Error::corrupt("policy", error))?;
+    let mut route = serde_json::to_value(route).map_err(|error| Error::corrupt("policy", error))?;
+    seal.value(&mut route);
     sqlx::query!(
         "update conversation_sessions
         set policy = jsonb_set(policy, '{reply}', $2)
@@ -318,36 +386,4 @@ async fn update_route(
     .execute(tx)
     .await?;
     Ok(())
-}
-
-/// Stores the mail. Returns `false` if it was known before.
-async fn remember(
-    tx: &mut PgConnection,
-    mail: &NewMail,
-    session_id: Option<&str>,
-    dropped: Option<&str>,
-) -> Result<bool> {
-    let inserted = sqlx::query!(
-        "insert into mails
-            (space_id, mailbox_id, message_id, conversation_id, session_id, from_address, subject, subject_key,
-             body_sha256, answers, joined, dropped, sent_at)
-        values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)
-        on conflict (space_id, mailbox_id, message_id) do nothing",
-        mail.space_id,
-        mail.mailbox_id,
-        mail.message_id,
-        session_id.map(|_| mail.conversation_id.as_str()),
-        session_id,
-        mail.from_address,
-        mail.subject,
-        mail.subject_key,
-        mail.body_sha256,
-        &mail.answers,
-        mail.joined,
-        dropped,
-        mail.sent_at
-    )
-    .execute(tx)
-    .await?;
-    Ok(inserted.rows_affected() > 0)
 }

@@ -103,7 +103,7 @@ impl Store {
     /// [`Error::Database`].
     pub async fn outbox(&self, filter: &DeliveryFilter) -> Result<Vec<Delivery>> {
         let mut tx = self.pool.planned().await?;
-        let found = sqlx::query_as!(
+        let mut deliveries = sqlx::query_as!(
             Delivery,
             r#"
             select d.delivery_id, d.session_id, right(d.conversation_id, -length(d.space_id) - 1) as "conversation_id!",
@@ -151,7 +151,15 @@ impl Store {
         .fetch_all(&mut *tx)
         .await?;
         tx.rollback().await?;
-        Ok(found)
+        for one in &mut deliveries {
+            one.last_error = self.reveal_some(one.last_error.take()).await;
+            one.held_up_error = self.reveal_some(one.held_up_error.take()).await;
+            one.undelivered = self.reveal_value(one.undelivered.take()).await;
+            if let Some(receipt) = one.receipt.take() {
+                one.receipt = Some(self.reveal_value(receipt).await);
+            }
+        }
+        Ok(deliveries)
     }
 
     /// One outgoing message with its content.

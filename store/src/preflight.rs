@@ -150,6 +150,18 @@ impl Store {
         Ok(rows.into_iter().map(|row| (row.channel, row.session_id)).collect())
     }
 
+    /// How many conversations are encrypted, ended ones too.
+    ///
+    /// # Errors
+    /// [`Error::Database`].
+    pub async fn sealed_conversations(&self) -> Result<i64> {
+        Ok(sqlx::query_scalar!(
+            r#"select count(*) as "count!" from conversation_counters where data_key is not null"#
+        )
+        .fetch_one(&self.pool)
+        .await?)
+    }
+
     /// Returns the rules whose notifications are still to be sent.
     ///
     /// # Errors

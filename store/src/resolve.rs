@@ -94,7 +94,7 @@ pub(crate) async fn resolve_in(
 ) -> Result<Resolved> {
     match &decision.effect {
         Effect::Call(call_id) => resolve_call(tx, vault, session, call_id, decision).await,
-        Effect::Delivery(delivery_id) => resolve_delivery(tx, session, delivery_id, decision).await,
+        Effect::Delivery(delivery_id) => resolve_delivery(tx, vault, session, delivery_id, decision).await,
     }
 }
 
@@ -117,7 +117,9 @@ async fn resolve_call(
     .await?
     .ok_or_else(|| Error::NotFound { what: "call", id: call_id.to_owned() })?;
     let resolution = &decision.resolution;
-    match first_answer(session, call_id, call.resolution.as_ref(), resolution, &call.status)? {
+    let seal = vault.seal(session.data_key.as_deref()).await?;
+    let taken = call.resolution.map(|taken| seal.open_value(taken)).transpose()?;
+    match first_answer(session, call_id, taken.as_ref(), resolution, &call.status)? {
         Some(first) => {
             // What the model had been told when the effect was decided. Since then it may have got the outcome as the call's result.
             let was_told = call.resolution.as_ref().and_then(|stored| stored["told"].as_bool());
@@ -153,7 +155,7 @@ async fn resolve_call(
         session.session_id,
         call_id,
         status.as_str(),
-        vault.seal(session.data_key.as_deref()).await?.json(to_json(&outcome)?)?
+        seal.json(to_json(&outcome)?)?
     )
     .execute(&mut *tx)
     .await?;
@@ -172,7 +174,7 @@ async fn resolve_call(
         &[event(call_id, decision)],
     )
     .await?;
-    let stored = to_store(decision, run_id.as_deref(), call.told);
+    let stored = seal.with_reasons(to_store(decision, run_id.as_deref(), call.told));
     sqlx::query!(
         "update tool_calls set resolution = $3 where session_id = $1 and call_id = $2",
         session.session_id,
@@ -234,6 +236,7 @@ async fn tell(
 
 async fn resolve_delivery(
     tx: &mut PgConnection,
+    vault: &Vault,
     session: &Locked,
     delivery_id: &str,
     decision: &Decision,
@@ -251,9 +254,10 @@ async fn resolve_delivery(
     .await?
     .ok_or_else(|| Error::NotFound { what: "delivery", id: delivery_id.to_owned() })?;
     let resolution = &decision.resolution;
+    let seal = vault.seal(session.data_key.as_deref()).await?;
     if delivery.status != "uncertain" {
-        let first =
-            first_answer(session, delivery_id, delivery.resolution.as_ref(), resolution, &delivery.status)?;
+        let taken = delivery.resolution.map(|taken| seal.open_value(taken)).transpose()?;
+        let first = first_answer(session, delivery_id, taken.as_ref(), resolution, &delivery.status)?;
         return first.ok_or_else(|| {
             refused(session, format!("delivery {delivery_id} is {}, not uncertain", delivery.status))
         });
@@ -295,7 +299,7 @@ async fn resolve_delivery(
         where delivery_id = $1",
         delivery_id,
         status,
-        to_store(decision, None, false)
+        seal.with_reasons(to_store(decision, None, false))
     )
     .execute(&mut *tx)
     .await?;

@@ -8,6 +8,7 @@ mod start;
 
 pub(crate) use start::start;
 
+use crate::encryption::{Seal, has_words, seal_in};
 use crate::{Error, Result, new_id};
 use sqlx::PgConnection;
 use wakeful_workflow::event::Event;
@@ -38,19 +39,18 @@ pub(crate) async fn append_events(
     wakes: Wakes,
     events: &[Event],
 ) -> Result<()> {
-    let (types, payloads): (Vec<String>, Vec<String>) = events
-        .iter()
-        .map(|event| {
-            let (kind, payload) = event.to_row();
-            (kind, payload.to_string())
-        })
-        .unzip();
-    sqlx::query!(
+    // Entries without words are written although the key cannot be had.
+    let words = has_words(events);
+    let seal = if words { seal_in(&mut *tx, session_id).await? } else { Seal::default() };
+    let (types, payloads): (Vec<String>, Vec<String>) = events.iter().map(|event| seal.entry(event)).unzip();
+    // A process without [encryption] writes no words into an encrypted session.
+    let in_clear = words && !seal.is_on();
+    let written = sqlx::query!(
         "with s as (
             update conversation_sessions
             set last_event_seq = last_event_seq + $4,
                 wake_seq = wake_seq + case when $7 then 1 else 0 end
-            where session_id = $1
+            where session_id = $1 and (data_key is null or not $8)
             returning space_id, session_id, last_event_seq
         )
         insert into session_events (space_id, session_id, seq, type, run_id, dedupe_key, payload)
@@ -63,10 +63,15 @@ pub(crate) async fn append_events(
         types.len() as i64,
         &types,
         &payloads,
-        wakes == Wakes::Planner
+        wakes == Wakes::Planner,
+        in_clear
     )
     .execute(tx)
     .await?;
+    if in_clear && written.rows_affected() == 0 {
+        let reason = "the conversation is encrypted, and this process has no [encryption]".to_owned();
+        return Err(Error::Keys { reason });
+    }
     Ok(())
 }
 

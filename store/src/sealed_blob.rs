@@ -3,6 +3,7 @@
 use crate::encryption::Seal;
 use crate::{Result, Store};
 use sqlx::PgConnection;
+use wakeful_workflow::blob::Blob;
 
 /// Stores a blob that is sealed already. One that is there stays.
 pub(crate) async fn add(
@@ -24,6 +25,27 @@ pub(crate) async fn add(
         size as i64,
         media_type,
         bytes
+    )
+    .execute(tx)
+    .await?;
+    Ok(())
+}
+
+/// Stores a blob of a session as that is stored: sealed, or in clear. One that is there stays.
+pub(crate) async fn keep(tx: &mut PgConnection, seal: &Seal, space_id: &str, blob: &Blob) -> Result<()> {
+    if let Some(data_key) = seal.key_id() {
+        let bytes = seal.bytes(&blob.bytes);
+        return add(tx, data_key, space_id, &blob.sha256, blob.bytes.len(), blob.media_type, &bytes).await;
+    }
+    sqlx::query!(
+        "insert into blobs (space_id, sha256, size, media_type, bytes)
+        values ($3, $1, length($2::bytea), $4, $2)
+        -- An erasure that looks for it at this moment leaves it.
+        on conflict (sha256, space_id) do update set touched_at = now() where blobs.touched_at = '-infinity'",
+        blob.sha256,
+        blob.bytes,
+        space_id,
+        blob.media_type
     )
     .execute(tx)
     .await?;

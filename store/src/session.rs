@@ -196,7 +196,7 @@ impl Store {
                 s.cancel_requested, s.seed_message_count, s.base_message_number, s.last_message_number,
                 s.to_message_number, s.total_turns, s.total_input_tokens, s.total_output_tokens,
                 s.total_cached_tokens, s.total_cache_write_tokens, s.total_cost_cents as "total_cost_cents!",
-                s.total_cost_micros, s.state, s.started_at, s.completed_at, s.error,
+                s.total_cost_micros, s.state, s.started_at, s.completed_at, s.error, s.data_key,
                 q.content::text as "asked?", q.call_id as "asked_by?",
                 case when j.job_id is not null then json_build_object(
                     'step_number', j.step_number, 'attempt', j.attempt, 'stuck', j.stuck, 'worker_id', j.worker_id,
@@ -245,17 +245,31 @@ impl Store {
         .await?;
         let mut seals = Vec::with_capacity(rows.len());
         for row in &rows {
-            seals.push(match &row.asked {
-                Some(_) => self.seal_of_row(&row.session_id).await?.unwrap_or_default(),
-                None => Seal::default(),
+            seals.push(match &row.data_key {
+                // A process without [encryption] shows a word in place of what it cannot open.
+                Some(_) if !self.vault.is_open() => None,
+                Some(_) => self.seal_of_row(&row.session_id).await?,
+                None => Some(Seal::default()),
             });
         }
         rows.into_iter()
             .zip(seals)
             .map(|(row, seal)| {
                 let question = match (row.asked, &row.asked_by) {
-                    (Some(content), Some(call_id)) => question(&seal.open_json(content)?, call_id)?,
+                    (Some(content), Some(call_id)) => {
+                        let content =
+                            seal.as_ref().map_or(Ok(content.clone()), |seal| seal.open_json(content))?;
+                        question(&content, call_id)?
+                    }
                     (_, _) => None,
+                };
+                let text = |text: Option<String>| match &seal {
+                    Some(seal) => seal.open_some(text),
+                    None => Ok(text.map(|text| hide(&text))),
+                };
+                let value = |value: serde_json::Value| match &seal {
+                    Some(seal) => seal.open_value(value),
+                    None => crate::hydrate::from_text("session", &hide(&value.to_string())),
                 };
                 let totals = Totals {
                     turns: row.total_turns.into(),
@@ -284,7 +298,7 @@ impl Store {
                     model_id: row.model_id,
                     model_context_window: row.model_context_window,
                     tool_names: row.tool_names.unwrap_or_default(),
-                    policy: row.policy.unwrap_or_else(|| json!({})),
+                    policy: row.policy.map(value).transpose()?.unwrap_or_else(|| json!({})),
                     prefix_sha256: row.prefix_sha256,
                     status: row.status,
                     cancel_requested: row.cancel_requested,
@@ -299,12 +313,12 @@ impl Store {
                     total_cost_cents: row.total_cost_cents,
                     total_cost_micros: row.total_cost_micros,
                     debug_meta: DebugMeta::of(&totals),
-                    state: row.state,
+                    state: value(row.state)?,
                     started_at: row.started_at,
                     completed_at: row.completed_at,
-                    error: row.error,
+                    error: text(row.error)?,
                     question,
-                    job: row.job,
+                    job: row.job.map(value).transpose()?,
                 })
             })
             .collect()

@@ -126,7 +126,8 @@ impl Store {
     /// [`crate::Error::NotFound`], [`crate::Error::Database`].
     pub async fn standing(&self, space_id: Option<&str>, session_id: &str) -> Result<Standing> {
         let session = self.session(space_id, session_id).await?;
-        let run = sqlx::query_as!(
+        let seal = self.seal_of(session_id).await?;
+        let mut run = sqlx::query_as!(
             RunView,
             "select run_id, status, steps, error, created_at, started_at, completed_at from session_runs
             where session_id = $1
@@ -136,6 +137,9 @@ impl Store {
         )
         .fetch_optional(&self.pool)
         .await?;
+        if let Some(run) = &mut run {
+            run.error = seal.open_some(run.error.take())?;
+        }
         let behind = sqlx::query_as!(
             Holder,
             "select r.run_id, r.session_id
@@ -147,7 +151,7 @@ impl Store {
         )
         .fetch_optional(&self.pool)
         .await?;
-        let jobs = sqlx::query_as!(
+        let mut jobs = sqlx::query_as!(
             JobView,
             r#"
             select j.job_id, j.kind, j.channel, j.step_number, j.attempt, j.stuck, j.died, j.lease is not null as "leased!",
@@ -180,6 +184,9 @@ impl Store {
         )
         .fetch_all(&self.pool)
         .await?;
+        for job in &mut jobs {
+            job.last_error = seal.open_some(job.last_error.take())?;
+        }
         let mut open_calls = sqlx::query_as!(
             OpenCall,
             r#"
@@ -208,8 +215,8 @@ impl Store {
         )
         .fetch_all(&self.pool)
         .await?;
-        let seal = self.seal_of(session_id).await?;
         for call in &mut open_calls {
+            call.reason = seal.open_some(call.reason.take())?;
             call.arguments = call.arguments.take().map(|sealed| seal.open_value(sealed)).transpose()?;
         }
         let run_id = run.as_ref().map(|run| run.run_id.as_str());

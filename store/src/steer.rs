@@ -1,6 +1,7 @@
 //! What operators do to a run: retry it, or cancel it.
 
 use crate::audit::act;
+use crate::encryption::seal_in;
 use crate::gate;
 use crate::pool::Transaction;
 use crate::queue;
@@ -84,12 +85,16 @@ impl Store {
             Some(run_id) if open => run_id,
             Some(_) | None => return Err(conflict(session, "cancel")),
         };
+        let sealed = match reason {
+            Some(reason) => Some(seal_in(&mut tx, session_id).await?.text(reason).into_owned()),
+            None => None,
+        };
         sqlx::query!(
             "update conversation_sessions
             set cancel_requested = true, cancel_reason = coalesce($2, cancel_reason), wake_seq = wake_seq + 1
             where session_id = $1",
             session_id,
-            reason
+            sealed
         )
         .execute(&mut *tx)
         .await?;

@@ -15,7 +15,7 @@ mod rows;
 mod spaces_tests;
 mod statement;
 
-use crate::encryption::Seal;
+use crate::encryption::{SEALED, Seal};
 use crate::error::missed_fence;
 use crate::generation::NewGeneration;
 use crate::queue::Lease;
@@ -275,11 +275,12 @@ impl Store {
         sqlx::query!("delete from jobs where job_id = $1 and lease = $2", lease.job_id, lease.token)
             .execute(&mut *tx)
             .await?;
+        let error = closing.error.as_deref().map(|error| seal.error(error));
         let ending = run::RunEnd {
             session_id: session.session_id.as_str(),
             run_id: transition.run_id.as_str(),
             status: closing.status,
-            error: closing.error.as_deref(),
+            error: error.as_deref(),
             last_message_number: session.last_message_number + transition.records.len() as i64,
         };
         let opened = run::close(&mut tx, conversation, ending, next).await?;
@@ -300,6 +301,12 @@ impl Store {
         status: SessionStatus,
         error: &str,
     ) -> Result<bool> {
+        // A session whose key cannot be had ends all the same, and its row does not say with which words.
+        let seal = self.seal_of_row(session_id).await?;
+        let written = match &seal {
+            Some(seal) => seal.error(error).into_owned(),
+            None => SEALED.to_owned(),
+        };
         let mut tx = self.pool.begin().await?;
         let conversation_id = run::conversation_of(&mut tx, session_id).await?;
         let conversation = run::lock_conversation(&mut tx, &conversation_id).await?;
@@ -313,7 +320,7 @@ impl Store {
             where session_id = $1 and status in ('queued', 'running')
             returning last_message_number, status = $5 as \"cancelled!\"",
             session_id,
-            error,
+            written,
             status.as_str(),
             status.is_paused(),
             SessionStatus::Cancelled.as_str()
@@ -346,21 +353,24 @@ impl Store {
         let event = Event::StateTransition {
             from_state: SessionStatus::Running.as_str().to_owned(),
             to_state: status.as_str().to_owned(),
-            reason: Some(error.to_owned()),
+            reason: Some(if seal.is_some() { error.to_owned() } else { SEALED.to_owned() }),
         };
-        let events = [event, Event::invocation_result(status, Some(error))];
+        let said = if seal.is_some() { error } else { SEALED };
+        let events = [event, Event::invocation_result(status, Some(said))];
         run::append_events(&mut tx, session_id, run_id.as_deref(), None, run::Wakes::Planner, &events)
             .await?;
         if let Some(run_id) = &run_id {
             if !failed.cancelled {
                 let failure = Failure::new("unreadable", "", error);
-                failure::add(&mut tx, session_id, run_id, &failure, error).await?;
+                let seal = seal.as_ref();
+                failure::add(&mut tx, session_id, run_id, &failure, error, seal.is_none_or(Seal::is_on))
+                    .await?;
             }
             let ending = run::RunEnd {
                 session_id,
                 run_id,
                 status,
-                error: Some(error),
+                error: Some(&written),
                 last_message_number: failed.last_message_number,
             };
             run::close(&mut tx, conversation, ending, next).await?;

@@ -2,6 +2,7 @@
 //! written under the session's lock, with a mark on the run, so each run has at most one.
 
 use crate::delivery::deliver_jobs;
+use crate::encryption::{Seal, seal_in};
 use crate::run::{self, Wakes, append_events};
 use crate::{Error, Result, Store, new_id};
 use sqlx::PgConnection;
@@ -110,8 +111,10 @@ impl Store {
         .fetch_optional(&mut *tx)
         .await?;
         let Some(policy) = told else { return Ok(false) };
+        let seal = seal_in(&mut tx, session_id).await?;
         let policy: SessionPolicy = match policy {
             Some(policy) => {
+                let policy = seal.open_value(policy)?;
                 serde_json::from_value(policy).map_err(|error| Error::corrupt("policy", error))?
             }
             None => SessionPolicy::default(),
@@ -133,7 +136,7 @@ impl Store {
                 std::slice::from_ref(&notice.event),
             )
             .await?;
-            send(&mut tx, session_id, &notice.deliveries).await?;
+            send(&mut tx, &seal, session_id, &notice.deliveries).await?;
         }
         crate::failpoint!("K63_tell");
         // Without a notice the mark is kept all the same, so that no search finds this run again.
@@ -144,8 +147,15 @@ impl Store {
 }
 
 /// Puts messages of a locked session into the outbox, with the job that sends them.
-async fn send(tx: &mut PgConnection, session_id: &str, deliveries: &[NewDelivery]) -> Result<()> {
+async fn send(
+    tx: &mut PgConnection,
+    seal: &Seal,
+    session_id: &str,
+    deliveries: &[NewDelivery],
+) -> Result<()> {
     for delivery in deliveries {
+        let mut content = delivery.content.clone();
+        seal.value(&mut content);
         macro_rules! statement {
             ($deliver_jobs:tt) => {
                 sqlx::query!(
@@ -164,7 +174,7 @@ async fn send(tx: &mut PgConnection, session_id: &str, deliveries: &[NewDelivery
                     new_id("dlv"),
                     delivery.channel,
                     delivery.source_key,
-                    delivery.content.to_string()
+                    content.to_string()
                 )
             };
         }

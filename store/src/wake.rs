@@ -152,14 +152,14 @@ impl Store {
     }
 
     async fn wake_at_once(&self, to: To<'_>, message: &NewMessage) -> Result<Option<Woken>> {
-        if let To::Session(session_id) = to
-            && self.vault.is_open()
-        {
-            // Ask the key store before a connection is taken and a row is locked.
-            self.seal_of(session_id).await?;
-        }
+        // Ask the key store before a connection is taken and a row is locked. The message's own key is looked for as it is stored.
+        let seal = match to {
+            _ if !self.vault.is_open() => Seal::default(),
+            To::Session(session_id) => self.seal_of(session_id).await?,
+            To::Trigger(new) => self.seal_of_conversation(&new.conversation_id).await?,
+        };
         let mut connection = self.intake.acquire().await?;
-        let woken = at_once::wake(connection.sends(), &self.vault, to, message).await;
+        let woken = at_once::wake(connection.sends(), &self.vault, &seal, to, message).await;
         if !matches!(woken, Err(Error::Database(_))) {
             connection.answered(&Ok::<(), sqlx::Error>(()));
         }
@@ -243,10 +243,11 @@ pub(crate) async fn put_in_inbox(
     let seal = &vault.seal(session.data_key.as_deref()).await?;
     let (client_key, sha256) = identity(message)?;
     let sha256 = seal.hash(sha256);
+    let stored_key = seal.text(&client_key);
     let first = sqlx::query!(
         "select content_sha256, run_id, outcome from session_inbox where session_id = $1 and client_key = $2",
         session.session_id,
-        client_key
+        &*stored_key
     )
     .fetch_optional(&mut *tx)
     .await?;
@@ -291,7 +292,7 @@ pub(crate) async fn put_in_inbox(
         values ($1, $2, $3, $4, $5, $6, $7, $8, $9)
         returning inbox_id",
         session.session_id,
-        client_key,
+        &*stored_key,
         &*text,
         sha256,
         run_id,
@@ -302,7 +303,7 @@ pub(crate) async fn put_in_inbox(
     )
     .fetch_one(&mut *tx)
     .await?;
-    let dedupe = format!("message/{client_key}");
+    let dedupe = format!("message/{stored_key}");
     let event = Event::MessageReceived { inbox_id };
     run::append_events(tx, &session.session_id, Some(&run_id), Some(&dedupe), Wakes::Planner, &[event])
         .await?;

@@ -22,7 +22,35 @@ impl Store {
     /// # Errors
     /// [`Error::NotFound`] for a session that was erased; [`Error::BlobStore`], [`Error::Database`].
     pub async fn put_pack(&self, session_id: &str, sha256: &str, bytes: &[u8]) -> Result<()> {
+        let seal = self.seal_of(session_id).await?;
+        if let Some(data_key) = seal.key_id() {
+            return self.put_sealed_pack(session_id, data_key, sha256, bytes.len(), &seal.bytes(bytes)).await;
+        }
         self.put_for(Owner::Session(session_id), sha256, bytes).await
+    }
+
+    async fn put_sealed_pack(
+        &self,
+        session_id: &str,
+        data_key: &str,
+        sha256: &str,
+        size: usize,
+        sealed: &[u8],
+    ) -> Result<()> {
+        sqlx::query!(
+            "insert into sealed_blobs (data_key, sha256, space_id, size, media_type, bytes)
+            select $1, $2, space_id, $3, $4, $5 from conversation_sessions where session_id = $6
+            on conflict (data_key, sha256) do nothing",
+            data_key,
+            sha256,
+            size as i64,
+            PACK_TYPE,
+            sealed,
+            session_id
+        )
+        .execute(&self.pool)
+        .await?;
+        Ok(())
     }
 
     /// Returns up to `bytes` of a pack of the session's space, from `start` on.
@@ -36,6 +64,11 @@ impl Store {
         start: u64,
         bytes: usize,
     ) -> Result<Vec<u8>> {
+        let seal = self.seal_of(session_id).await?;
+        let from = usize::try_from(start).unwrap_or(usize::MAX);
+        if let Some(part) = self.sealed_part(&seal, sha256, from, bytes).await? {
+            return Ok(part);
+        }
         self.part_for(Owner::Session(session_id), sha256, "workspace", start, bytes).await
     }
 

@@ -32,6 +32,7 @@ use server::Server;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use wakeful_store::Store;
+use wakeful_store::encryption::Settings;
 
 /// Sessions that are stepped at the same time.
 const SESSIONS: usize = 16;
@@ -252,6 +253,8 @@ enum Contestant {
     Commit(Shape, usize),
     /// The same as the runtime role, so every row is compared with its policy.
     Bound(Shape, usize),
+    /// The same as a superuser, of encrypted conversations.
+    Sealed(Shape, usize),
     /// This many processes.
     Worker(usize),
     Peer(peers::Peer),
@@ -275,19 +278,24 @@ impl Contestant {
             Contestant::Bound(shape, count) => {
                 format!("{}, with row-level security", Contestant::Commit(shape, count).name())
             }
+            Contestant::Sealed(shape, count) => {
+                format!("{}, encrypted", Contestant::Commit(shape, count).name())
+            }
             Contestant::Worker(1) => "whole worker, 1 process".to_owned(),
             Contestant::Worker(count) => format!("whole worker, {count} processes"),
             Contestant::Peer(peer) => peer.name().to_owned(),
         }
     }
 
-    /// What it is compared with: commits under row-level security with the same commits without it. The whole worker and the peers are compared with the smaller step.
+    /// What it is compared with: commits under row-level security, and of encrypted conversations, with the same commits without. The whole worker and the peers are compared with the smaller step.
     fn floor(self) -> Contestant {
         match self {
             Contestant::Floor(shape, clients) | Contestant::Commit(shape, clients) => {
                 Contestant::Floor(shape, clients)
             }
-            Contestant::Bound(shape, clients) => Contestant::Commit(shape, clients),
+            Contestant::Bound(shape, clients) | Contestant::Sealed(shape, clients) => {
+                Contestant::Commit(shape, clients)
+            }
             Contestant::Worker(_) | Contestant::Peer(_) => Contestant::Floor(Shape::Step, SESSIONS),
         }
     }
@@ -315,7 +323,8 @@ async fn rates(
         contestants.extend([SESSIONS, 1].map(|clients| Contestant::Floor(Shape::Turn, clients)));
         for shape in [Shape::Step, Shape::Turn] {
             for clients in [SESSIONS, 1] {
-                contestants.extend([Contestant::Commit(shape, clients), Contestant::Bound(shape, clients)]);
+                let kinds = [Contestant::Commit, Contestant::Bound, Contestant::Sealed];
+                contestants.extend(kinds.map(|kind| kind(shape, clients)));
             }
         }
     }
@@ -389,6 +398,10 @@ struct Stage {
     free: Committers,
     /// As the runtime role.
     bound: Committers,
+    /// Of encrypted conversations.
+    sealed: Committers,
+    /// Their keys.
+    _keys: tempfile::TempDir,
     pgbench: Pgbench,
 }
 
@@ -418,14 +431,23 @@ impl Stage {
         let floor = Database::create(server.url(), "floor").await?;
         let free = Committers::new(step.store(SESSIONS as u32).await?, 0).await?;
         let bound = Committers::new(step.store_as_runtime(SESSIONS as u32).await?, SESSIONS + 1).await?;
+        let keys = tempfile::tempdir()?;
+        let sealed = step.store(SESSIONS as u32).await?;
+        sealed.encrypt(Settings {
+            keys: keys.path().display().to_string(),
+            agents: None,
+            master: [7; 32],
+            old_master: None,
+        })?;
+        let sealed = Committers::new(sealed, 2 * (SESSIONS + 1)).await?;
         let floor_store = floor.store(SESSIONS as u32).await?;
         let pgbench = Pgbench::new(&floor, &floor_store, SESSIONS).await?;
         floor_store.close().await;
-        let mut stage = Stage { step, floor, free, bound, pgbench };
+        let mut stage = Stage { step, floor, free, bound, sealed, _keys: keys, pgbench };
         // Warm up.
         for shape in [Shape::Step, Shape::Turn] {
             stage.pgbench.round(shape, SESSIONS, 1.0).await?;
-            for committers in [&mut stage.free, &mut stage.bound] {
+            for committers in [&mut stage.free, &mut stage.bound, &mut stage.sealed] {
                 committers.round(shape, SESSIONS, 0.5).await?;
             }
         }
@@ -445,9 +467,14 @@ impl Stage {
                 let round = self.pgbench.round(shape, clients, seconds).await?;
                 (round, server.stop(&self.floor, meter).await?)
             }
-            Contestant::Commit(shape, count) | Contestant::Bound(shape, count) => {
-                let is_bound = matches!(contestant, Contestant::Bound(..));
-                let committers = if is_bound { &mut self.bound } else { &mut self.free };
+            Contestant::Commit(shape, count)
+            | Contestant::Bound(shape, count)
+            | Contestant::Sealed(shape, count) => {
+                let committers = match contestant {
+                    Contestant::Bound(..) => &mut self.bound,
+                    Contestant::Sealed(..) => &mut self.sealed,
+                    _ => &mut self.free,
+                };
                 let meter = server.start(&self.step).await?;
                 let round = committers.round(shape, count, seconds).await?;
                 (round, server.stop(&self.step, meter).await?)
@@ -475,7 +502,7 @@ impl Stage {
     }
 
     async fn clear(self) -> Result<()> {
-        for Committers { store, sixteen, one } in [self.free, self.bound] {
+        for Committers { store, sixteen, one } in [self.free, self.bound, self.sealed] {
             drop((sixteen, one));
             store.close().await;
         }

@@ -239,6 +239,49 @@ async fn what_another_space_uses_shows_in_no_answer() {
     assert_eq!(detail(&of_another), detail(&of_unknown), "a type of another space is as unknown as any");
 }
 
+/// The statements of a request keep conditions of their own, so their answers do not show what the guard lets them see. Here the
+/// database counts under which space a request reads: a policy beside those of the schema, on a table that no loop of the
+/// process reads.
+#[tokio::test]
+async fn a_request_reads_under_its_callers_space_whatever_its_statements_say() {
+    let database = two_spaces().await;
+    let probe = "create sequence read_as_acme; create sequence read_as_another;
+        create function probe() returns boolean language plpgsql volatile security definer as $$
+        begin
+            perform case current_setting('wakeful.space', true) when 'acme' then nextval('public.read_as_acme')
+                else nextval('public.read_as_another') end;
+            return true;
+        end $$;
+        create policy probe on session_steps as restrictive for select using (probe());";
+    sqlx::raw_sql(probe).execute(&database.pool).await.unwrap();
+    let options = Options::new()
+        .model("openai/test")
+        .env("OPENAI_BASE_URL", "http://127.0.0.1:1")
+        .env("WAKEFUL_TOKEN", "the-configured-token-of-the-tests");
+    let process = options.spawn(&database.as_role("wakeful_runtime"));
+    process.wait_for_log("\"Listening\"").await;
+    let store = database.store().await;
+    let new = wakeful_store::token::NewToken {
+        scope: TokenScope::Read,
+        space_id: Some("acme".to_owned()),
+        agent: None,
+        name: None,
+        expires_in: None,
+    };
+    let (_, token) = store.create_token(&new).await.unwrap();
+    let request = reqwest::Client::new().get(format!("{}/v1/sessions/sess_acme/steps", process.url()));
+    let answer = request.bearer_auth(&token).send().await.expect("the server answers");
+    assert_eq!(answer.status().as_u16(), 200);
+    let steps: Value = answer.json().await.unwrap();
+    assert_eq!(steps["items"].as_array().map(Vec::len), Some(1), "{steps}");
+    let read = async |sequence: &str| -> bool {
+        let called = AssertSqlSafe(format!("select is_called from {sequence}"));
+        sqlx::query_scalar(called).fetch_one(&database.pool).await.unwrap()
+    };
+    assert!(read("read_as_acme").await, "the request reads as its caller's space");
+    assert!(!read("read_as_another").await, "nothing else reads");
+}
+
 #[tokio::test]
 async fn a_token_of_the_installation_sees_the_space_that_it_asks_for_and_one_of_an_agent_only_its_own_errors()
 {

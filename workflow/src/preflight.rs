@@ -7,7 +7,7 @@
 
 mod judge;
 
-pub use judge::{judge, judge_channel, judge_rule, judge_schedule};
+pub use judge::{judge, judge_channel, judge_encryption, judge_rule, judge_schedule};
 
 use crate::agent::{Agent, ToolDefinition};
 use crate::effect::Effect;
@@ -48,6 +48,9 @@ pub struct Offer {
     pub max_files: u64,
     /// The most bytes of a session's files.
     pub max_bytes: u64,
+    /// The key store with each of its master keys, as hashes under that master key. Empty: nothing can be encrypted or opened.
+    #[serde(default)]
+    pub key_stores: BTreeSet<String>,
 }
 
 /// An agent of an [`Offer`].
@@ -215,6 +218,8 @@ pub enum Kind {
     ScheduleAgent,
     /// A rule of `[[notify]]` is gone, and what it gathered was not told yet.
     RuleGone,
+    /// Encrypted conversations could not be read.
+    KeysGone,
 }
 
 impl Kind {
@@ -257,6 +262,9 @@ impl Kind {
             Kind::WorkspaceBytes => "keep [workspace] max_bytes above what these sessions have",
             Kind::ScheduleGone => {
                 "keep the schedule's section, or delete the schedule: wakeful schedule delete NAME"
+            }
+            Kind::KeysGone => {
+                "keep [encryption] with its `keys`, and with the present master key as `old_master_key` until `wakeful encryption rotate` has run"
             }
             Kind::ScheduleAgent => "keep the agent for the schedule's space, or edit the schedule",
             Kind::RuleGone => {

@@ -4,6 +4,7 @@
 //! commits in there writes its row of the audit first, in the same commit. So no function between the two passes the actor on,
 //! and none can forget it. Tasks that are spawned are not part of the act.
 
+use crate::encryption::reason_of_act;
 use serde::Serialize;
 use sqlx::PgConnection;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -108,6 +109,7 @@ pub(crate) async fn insert(
     status: Option<i32>,
     times: i64,
 ) -> Result<(), sqlx::Error> {
+    let reason = reason_of_act(&mut *connection, act.target.as_deref(), act.reason.clone()).await?;
     sqlx::query!(
         "insert into audit_log
             (actor_kind, actor, token_id, user_id, verb, target, space_id, reason, address, outcome, status, times)
@@ -119,7 +121,7 @@ pub(crate) async fn insert(
         act.verb,
         act.target,
         act.space_id,
-        act.reason,
+        reason,
         act.address,
         outcome,
         status,

@@ -152,7 +152,8 @@ async fn note_results(store: &Store, batch_id: &str) -> Result<()> {
     sqlx::query!(
         "update batch_proofs p
         set result = case when r.status in ('completed', 'waiting_input') then 'passed' else 'failed' end,
-            error = case when r.status not in ('completed', 'waiting_input') then coalesce(r.error, r.status) end,
+            error = case when r.status not in ('completed', 'waiting_input') then coalesce(
+                case when r.error like 'wks1%' then '[sealed]' else r.error end, r.status) end,
             fingerprint = now.fingerprint,
             same = case when r.status not in ('completed', 'waiting_input')
                 then coalesce(now.fingerprint = before.fingerprint, false) end

@@ -79,7 +79,7 @@ async fn note_results(store: &Store, batch_id: &str) -> Result<()> {
                 when r.status = 'cancelled' or r.error = 'cancelled' then 'cancelled'
                 else 'failed_again'
             end,
-            detail = r.error,
+            detail = case when r.error like 'wks1%' then '[sealed]' else r.error end,
             result_at = clock_timestamp()
         from session_runs r
         where m.batch_id = $1 and m.outcome = 'acted' and m.result is null

@@ -20,16 +20,22 @@ const WAIT: Duration = Duration::from_secs(3);
 
 /// A place for wrapped data keys.
 pub(super) trait KeyStore: std::fmt::Debug + Send + Sync {
-    /// Keeps a new key. When this returns, the key is durable.
-    fn put(&self, key: Wrapped) -> BoxFuture<'_, Result<()>>;
+    /// Whose keys it has: the id of a database's installation. `None`: it has not been said yet.
+    fn owner(&self) -> BoxFuture<'_, Result<Option<String>>>;
+    /// Says whose keys it has from now on, unless it has an owner, and returns that.
+    fn claim(&self, owner: String) -> BoxFuture<'_, Result<String>>;
+    /// Keeps a new key. When this returns, the key is durable. `false`: the store is not this owner's, and nothing was written.
+    fn put(&self, owner: String, key: Wrapped) -> BoxFuture<'_, Result<bool>>;
     /// Replaces a key that the master key `old` wraps. `false`: it is not there any more, or another one wraps it by now.
     fn replace(&self, old: String, key: Wrapped) -> BoxFuture<'_, Result<bool>>;
     /// Returns a key.
     fn get(&self, key_id: String) -> BoxFuture<'_, Result<Option<Wrapped>>>;
     /// Deletes keys, and returns how many were there.
     fn delete(&self, key_ids: Vec<String>) -> BoxFuture<'_, Result<u64>>;
-    /// The ids of all keys.
+    /// The ids of all keys, in order.
     fn ids(&self) -> BoxFuture<'_, Result<Vec<String>>>;
+    /// Those that were written longer ago than this, by the store's clock.
+    fn older_than(&self, age: Duration) -> BoxFuture<'_, Result<Vec<String>>>;
 }
 
 /// Opens the store that `place` names: a URL of Postgres, or a directory.
@@ -72,6 +78,19 @@ impl Database {
                 .execute(&self.pool)
                 .await?;
             }
+            let owned: bool = sqlx::query_scalar("select to_regclass('wakeful_key_store') is not null")
+                .fetch_one(&self.pool)
+                .await?;
+            if !owned {
+                sqlx::query(
+                    "create table if not exists wakeful_key_store (
+                        only_one boolean primary key default true check (only_one),
+                        owner text not null
+                    )",
+                )
+                .execute(&self.pool)
+                .await?;
+            }
             Ok::<_, sqlx::Error>(())
         };
         self.made.get_or_try_init(|| make).await.map_err(away)?;
@@ -80,19 +99,54 @@ impl Database {
 }
 
 impl KeyStore for Database {
-    fn put(&self, key: Wrapped) -> BoxFuture<'_, Result<()>> {
+    fn owner(&self) -> BoxFuture<'_, Result<Option<String>>> {
         Box::pin(async move {
-            sqlx::query(
-                "insert into wakeful_data_keys (key_id, owner_sha256, master_id, wrapped) values ($1, $2, $3, $4)",
+            sqlx::query_scalar("select owner from wakeful_key_store")
+                .fetch_optional(self.pool().await?)
+                .await
+                .map_err(away)
+        })
+    }
+
+    fn claim(&self, owner: String) -> BoxFuture<'_, Result<String>> {
+        Box::pin(async move {
+            sqlx::query("insert into wakeful_key_store (owner) values ($1) on conflict do nothing")
+                .bind(owner)
+                .execute(self.pool().await?)
+                .await
+                .map_err(away)?;
+            let owner = sqlx::query_scalar("select owner from wakeful_key_store");
+            owner.fetch_one(self.pool().await?).await.map_err(away)
+        })
+    }
+
+    fn put(&self, owner: String, key: Wrapped) -> BoxFuture<'_, Result<bool>> {
+        Box::pin(async move {
+            let put = sqlx::query(
+                "insert into wakeful_data_keys (key_id, owner_sha256, master_id, wrapped)
+                select $1, $2, $3, $4 from wakeful_key_store where owner = $5",
             )
             .bind(key.key_id)
             .bind(key.owner_sha256)
             .bind(key.master_id)
             .bind(key.wrapped)
+            .bind(owner)
             .execute(self.pool().await?)
             .await
             .map_err(away)?;
-            Ok(())
+            Ok(put.rows_affected() == 1)
+        })
+    }
+
+    fn older_than(&self, age: Duration) -> BoxFuture<'_, Result<Vec<String>>> {
+        Box::pin(async move {
+            sqlx::query_scalar(
+                "select key_id from wakeful_data_keys where created_at < now() - make_interval(secs => $1) order by key_id",
+            )
+            .bind(age.as_secs_f64())
+            .fetch_all(self.pool().await?)
+            .await
+            .map_err(away)
         })
     }
 
@@ -161,6 +215,9 @@ struct Directory {
 /// The word of the files' names.
 const ENDING: &str = "key";
 
+/// The file that says whose keys these are.
+const OWNER: &str = "owner";
+
 impl Directory {
     fn path(root: &Path, key_id: &str) -> PathBuf {
         let folder = key_id.get(..2).unwrap_or("__");
@@ -185,6 +242,30 @@ impl Directory {
             fs::File::open(folder)?.sync_all()?;
         }
         Ok(())
+    }
+
+    fn owner_of(root: &Path) -> std::io::Result<Option<String>> {
+        match fs::read_to_string(root.join(OWNER)) {
+            Ok(owner) => Ok(Some(owner.trim().to_owned())),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                fs::metadata(root)?;
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn claimed(root: &Path, owner: &str) -> std::io::Result<String> {
+        let _lock = Directory::lock(root)?;
+        if let Some(owner) = Directory::owner_of(root)? {
+            return Ok(owner);
+        }
+        let mut file = tempfile::NamedTempFile::new_in(root)?;
+        writeln!(file, "{owner}")?;
+        file.as_file().sync_all()?;
+        file.persist(root.join(OWNER))?;
+        fs::File::open(root)?.sync_all()?;
+        Ok(owner.to_owned())
     }
 
     fn read(root: &Path, key_id: &str) -> std::io::Result<Option<Wrapped>> {
@@ -243,7 +324,8 @@ impl Directory {
         Ok(removed)
     }
 
-    fn list(root: &Path) -> std::io::Result<Vec<String>> {
+    fn list(root: &Path, age: Duration) -> std::io::Result<Vec<String>> {
+        let before = std::time::SystemTime::now().checked_sub(age);
         let mut ids = Vec::new();
         for folder in fs::read_dir(root)? {
             let folder = folder?.path();
@@ -254,6 +336,10 @@ impl Directory {
                 let path = file?.path();
                 if path.extension().is_some_and(|ending| ending == ENDING)
                     && let Some(id) = path.file_stem().and_then(|id| id.to_str())
+                    && (age.is_zero()
+                        || before.is_some_and(|before| {
+                            fs::metadata(&path).and_then(|file| file.modified()).is_ok_and(|at| at < before)
+                        }))
                 {
                     ids.push(id.to_owned());
                 }
@@ -281,8 +367,26 @@ impl Directory {
 }
 
 impl KeyStore for Directory {
-    fn put(&self, key: Wrapped) -> BoxFuture<'_, Result<()>> {
-        self.with(move |root| Directory::write(root, &key))
+    fn owner(&self) -> BoxFuture<'_, Result<Option<String>>> {
+        self.with(Directory::owner_of)
+    }
+
+    fn claim(&self, owner: String) -> BoxFuture<'_, Result<String>> {
+        self.with(move |root| Directory::claimed(root, &owner))
+    }
+
+    fn put(&self, owner: String, key: Wrapped) -> BoxFuture<'_, Result<bool>> {
+        self.with(move |root| {
+            let is_ours = Directory::owner_of(root)?.is_some_and(|one| one == owner);
+            if is_ours {
+                Directory::write(root, &key)?;
+            }
+            Ok(is_ours)
+        })
+    }
+
+    fn older_than(&self, age: Duration) -> BoxFuture<'_, Result<Vec<String>>> {
+        self.with(move |root| Directory::list(root, age))
     }
 
     fn replace(&self, old: String, key: Wrapped) -> BoxFuture<'_, Result<bool>> {
@@ -298,6 +402,6 @@ impl KeyStore for Directory {
     }
 
     fn ids(&self) -> BoxFuture<'_, Result<Vec<String>>> {
-        self.with(Directory::list)
+        self.with(|root| Directory::list(root, Duration::ZERO))
     }
 }

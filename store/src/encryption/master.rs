@@ -3,13 +3,14 @@
 use super::Wrapped;
 use crate::{Error, Result};
 use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
-use aws_lc_rs::rand;
+use aws_lc_rs::{hmac, rand};
 use sha2::{Digest, Sha256};
 
 /// The key that wraps data keys.
 pub(super) struct Master {
     pub id: String,
     key: LessSafeKey,
+    mac: hmac::Key,
 }
 
 impl Master {
@@ -17,7 +18,14 @@ impl Master {
         let key =
             UnboundKey::new(&AES_256_GCM, secret).map_err(|_| Error::corrupt("master key", "unusable"))?;
         let id = Sha256::new().chain_update(b"wakeful master key").chain_update(secret).finalize();
-        Ok(Master { id: hex::encode(&id[..6]), key: LessSafeKey::new(key) })
+        let mac = Sha256::new().chain_update(b"wakeful master mac").chain_update(secret).finalize();
+        let mac = hmac::Key::new(hmac::HMAC_SHA256, &mac);
+        Ok(Master { id: hex::encode(&id[..6]), key: LessSafeKey::new(key), mac })
+    }
+
+    /// A hash of a text that nobody else can make.
+    pub fn mac(&self, text: &str) -> String {
+        hex::encode(hmac::sign(&self.mac, text.as_bytes()).as_ref())
     }
 
     fn aad(key_id: &str, owner: &str) -> String {

@@ -4,14 +4,30 @@ use serde_json::{Value, json};
 fn vault(keys: &str, master: u8, old: Option<u8>) -> Vault {
     let vault = Vault::default();
     let masters = std::iter::once(master).chain(old).map(|byte| Master::new(&[byte; 32]).unwrap()).collect();
-    let inner = Inner { store: keys::open(keys).unwrap(), agents: None, masters, known: Mutex::default() };
+    let inner = Inner {
+        store: keys::open(keys).unwrap(),
+        agents: None,
+        masters,
+        known: Mutex::default(),
+        installation: OnceLock::new(),
+    };
     assert!(vault.0.set(inner).is_ok());
     vault
 }
 
+/// The installation of these tests.
+const OURS: &str = "ours";
+
+/// Makes a key as [`Vault::begin`] does, without a database to ask whose the store is.
+async fn begin(vault: &Vault, conversation: &str) -> Result<String> {
+    let inner = vault.inner().unwrap();
+    inner.store.claim(OURS.to_owned()).await?;
+    inner.new_key(OURS.to_owned(), conversation).await
+}
+
 async fn seal_of(vault: &Vault, conversation: &str) -> Seal {
-    let key = vault.begin("a", conversation).await.unwrap();
-    vault.seal(key.as_deref()).await.unwrap()
+    let key = begin(vault, conversation).await.unwrap();
+    vault.seal(Some(&key)).await.unwrap()
 }
 
 #[tokio::test]
@@ -24,8 +40,8 @@ async fn another_process_opens_what_one_sealed_and_none_does_once_the_key_is_era
     let key = sealed.key_id().unwrap().to_owned();
     let seal = other.seal(Some(&key)).await.unwrap();
     assert_eq!(seal.open(text.clone()).unwrap(), "said in confidence");
-    assert_eq!(one.erase(std::slice::from_ref(&key)).await.unwrap(), 1);
-    assert_eq!(one.erase(std::slice::from_ref(&key)).await.unwrap(), 0);
+    assert_eq!(one.delete(std::slice::from_ref(&key)).await.unwrap(), 1);
+    assert_eq!(one.delete(std::slice::from_ref(&key)).await.unwrap(), 0);
     // A key that is not there may be in another key store, so this is not damage.
     for vault in [one, vault(place, 1, None)] {
         let error = vault.seal(Some(&key)).await.unwrap_err();
@@ -72,7 +88,7 @@ async fn a_key_opens_under_its_own_master_key_only_and_in_its_own_place_only() {
     let stolen = Wrapped { owner_sha256: "c2".to_owned(), key_id: "ab00000000000001".to_owned(), ..wrapped };
     for one in [moved, stolen] {
         let id = one.key_id.clone();
-        store.put(one).await.unwrap();
+        assert!(store.put(OURS.to_owned(), one).await.unwrap());
         assert!(matches!(vault(place, 1, None).seal(Some(&id)).await, Err(Error::Corrupt { .. })));
     }
 }
@@ -84,8 +100,8 @@ async fn a_directory_that_is_not_there_is_an_outage_and_no_erased_key() {
     let vault = vault(place.to_str().unwrap(), 1, None);
     for error in [
         vault.seal(Some("ab00000000000000")).await.unwrap_err(),
-        vault.begin("a", "default/c1").await.unwrap_err(),
-        vault.erase(&["ab00000000000000".to_owned()]).await.unwrap_err(),
+        begin(&vault, "default/c1").await.unwrap_err(),
+        vault.delete(&["ab00000000000000".to_owned()]).await.unwrap_err(),
     ] {
         assert_eq!(error.outage(), Some(crate::Outage::KeysAway), "{error}");
     }
@@ -155,4 +171,63 @@ async fn what_belongs_to_another_conversation_stays_sealed() {
     // A person who writes what looks like a sealed value reads the same again.
     let looks = other.text(&sealed).into_owned();
     assert_eq!(other.open(looks).unwrap(), sealed);
+}
+
+#[tokio::test]
+async fn a_store_takes_keys_of_its_owner_only_and_lists_the_old_ones() {
+    let folder = tempfile::tempdir().unwrap();
+    let place = folder.path().to_str().unwrap();
+    let vault = vault(place, 1, None);
+    let inner = vault.inner().unwrap();
+    let refused = inner.new_key(OURS.to_owned(), "default/c1").await.unwrap_err();
+    assert_eq!(refused.outage(), Some(crate::Outage::KeysAway), "it has no owner: {refused}");
+    let key = begin(&vault, "default/c1").await.unwrap();
+    assert_eq!(inner.store.claim("theirs".to_owned()).await.unwrap(), OURS);
+    assert!(inner.new_key("theirs".to_owned(), "default/c1").await.is_err());
+    assert_eq!(inner.store.ids().await.unwrap(), [key.clone()]);
+    assert_eq!(inner.store.older_than(Duration::from_secs(3600)).await.unwrap(), [""; 0]);
+    let file = folder.path().join(&key[..2]).join(format!("{key}.key"));
+    let before = std::time::SystemTime::now() - Duration::from_secs(7200);
+    std::fs::File::options().write(true).open(file).unwrap().set_modified(before).unwrap();
+    assert_eq!(inner.store.older_than(Duration::from_secs(3600)).await.unwrap(), [key]);
+}
+
+#[tokio::test]
+async fn a_journal_entry_and_a_state_say_nothing_and_open_again() {
+    use wakeful_workflow::event::Event;
+    let folder = tempfile::tempdir().unwrap();
+    let seal = seal_of(&vault(folder.path().to_str().unwrap(), 1, None), "default/c1").await;
+    let told = Event::PersonTold { reason: "failed".to_owned(), channel: None, text: "PLANT".to_owned() };
+    let update = Event::ContextUpdate {
+        key: "file:PLANT".to_owned(),
+        value: wakeful_workflow::event::UpdateValue::Inline { value: json!({"PLANT": [1, "PLANT"]}) },
+    };
+    let ended = Event::invocation_result(wakeful_workflow::session::SessionStatus::Failed, Some("PLANT"));
+    for event in [told, update, ended] {
+        let (kind, sealed) = seal.entry(&event);
+        assert!(!sealed.contains("PLANT"), "{sealed}");
+        let payload = serde_json::from_str(&seal.open_json(sealed.clone()).unwrap()).unwrap();
+        assert_eq!(Event::from_row(&kind, payload).unwrap(), event);
+        // Statements look for the word that says why.
+        assert!(kind != "PERSON_TOLD" || sealed.contains("\"reason\":\"failed\""), "{sealed}");
+        assert_eq!(Seal::default().entry(&event), event.to_row_text());
+    }
+    let state = json!({"file:PLANT": {"sha256": "PLANT"}, "n": null});
+    let Value::Object(map) = state.clone() else { panic!("an object") };
+    let sealed = Value::Object(seal.state(map.clone()));
+    assert!(!sealed.to_string().contains("PLANT"), "{sealed}");
+    assert_eq!(sealed, Value::Object(seal.state(map)), "a commit replaces a value by its name");
+    assert_eq!(seal.open_value(sealed).unwrap(), state);
+    let receipt = json!({"type": "smtp", "said": ["250 PLANT"], "n": 1});
+    let sealed = seal.receipt(receipt.clone());
+    assert!(!sealed.to_string().contains("PLANT") && sealed["type"] == "smtp", "{sealed}");
+    assert_eq!(seal.open_value(sealed).unwrap(), receipt);
+    let taken =
+        json!({"by": "ann", "reason": "PLANT", "run_id": "r", "outcome": "happened", "result": "PLANT"});
+    let sealed = seal.with_reasons(taken.clone());
+    assert!(!sealed.to_string().contains("PLANT") && sealed["outcome"] == "happened", "{sealed}");
+    assert_eq!(seal.open_value(sealed).unwrap(), taken);
+    assert_eq!(seal.error("cancelled"), "cancelled", "statements look for it");
+    assert!(!seal.error("PLANT").contains("PLANT"));
+    assert_eq!((&*seal.elsewhere("PLANT"), &*Seal::default().elsewhere("PLANT")), (SEALED, "PLANT"));
 }

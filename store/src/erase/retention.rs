@@ -128,7 +128,7 @@ impl Store {
             return Ok(page);
         }
         let (erasure_id, pending) = begin(&mut tx, space, &page).await?;
-        self.can_erase(&pending.data_keys)?;
+        self.can_erase(&mut tx, &pending.data_keys).await?;
         tx.commit_part().await?;
         crate::failpoint!("E2");
         page.rows = self.finish_erasure(&erasure_id, pending).await?;

@@ -1,9 +1,9 @@
 //! Copies the rows that a fork takes over.
 
 use super::ForkRequest;
-use crate::encryption::Seal;
+use crate::encryption::{Seal, seal_in};
 use crate::hydrate::from_text;
-use crate::{Error, Result};
+use crate::{Error, Result, sealed_blob};
 use serde_json::Value;
 use sqlx::PgConnection;
 use std::borrow::Cow;
@@ -43,6 +43,7 @@ pub(super) struct Child<'a> {
 impl Parent {
     /// Takes no lock. Loads only the parts of the messages that a cut needs.
     pub async fn read(tx: &mut PgConnection, session_id: &str, at: &CutPoint) -> Result<Parent> {
+        let seal = seal_in(&mut *tx, session_id).await?;
         let row = sqlx::query!(
             r#"
             select s.conversation_id, s.base_message_number, s.last_event_seq, s.policy, s.initial_state, s.prefix_sha256,
@@ -80,11 +81,12 @@ impl Parent {
         }
         let policy = match row.policy {
             Some(policy) => {
+                let policy = seal.open_value(policy)?;
                 serde_json::from_value(policy).map_err(|error| Error::corrupt("policy", error))?
             }
             None => SessionPolicy::default(),
         };
-        let Value::Object(initial_state) = row.initial_state else {
+        let Value::Object(initial_state) = seal.open_value(row.initial_state)? else {
             return Err(Error::corrupt("initial state", "not an object"));
         };
         Ok(Parent {
@@ -99,6 +101,11 @@ impl Parent {
             prefix_sha256: row.prefix_sha256,
             redacted: row.redacted,
         })
+    }
+
+    /// The space, which is the beginning of the conversation's id.
+    pub fn space_id(&self) -> &str {
+        self.conversation_id.split_once('/').map_or("", |(space, _)| space)
     }
 
     /// How the fork's tool calls are handled.
@@ -327,11 +334,19 @@ pub(super) async fn session(
     let prefix = prefix.map(|prefix| prefix.blob());
     let prefix_sha256 =
         prefix.as_ref().map(|prefix| prefix.sha256.clone()).or_else(|| parent.prefix_sha256.clone());
-    keep(&mut *tx, parent, prefix.into_iter().chain([snapshot]).collect()).await?;
+    // The prefix is the agent's. Sorted, and the sealed ones first, so that two writers of the same blobs cannot deadlock.
+    let clear = Seal::default();
+    let mut blobs: Vec<(&Seal, Blob)> = prefix.into_iter().map(|prefix| (&clear, prefix)).collect();
+    blobs.push((seal, snapshot));
+    blobs.sort_by(|(a, one), (b, other)| (!a.is_on(), &one.sha256).cmp(&(!b.is_on(), &other.sha256)));
+    for (seal, blob) in &blobs {
+        sealed_blob::keep(&mut *tx, seal, parent.space_id(), blob).await?;
+    }
     let tool_names: Option<Vec<&str>> =
         request.tools.as_ref().map(|tools| tools.iter().map(|tool| tool.name.as_str()).collect());
-    let policy = serde_json::to_value(request.policy(parent.policy.clone(), &parent.trigger_type, cut))
+    let mut policy = serde_json::to_value(request.policy(parent.policy.clone(), &parent.trigger_type, cut))
         .map_err(|error| Error::corrupt("policy", error))?;
+    seal.value(&mut policy);
     let rebase =
         rebase.map(serde_json::to_value).transpose().map_err(|error| Error::corrupt("rebase", error))?;
     let message_id = cut.kept.checked_sub(1).map(|last| parent.lines[last].message_id.as_str());
@@ -357,7 +372,7 @@ pub(super) async fn session(
         request.model.as_ref().map(|model| model.id.as_str()),
         request.model.as_ref().map(|model| model.context_window),
         policy,
-        Value::Object(state.clone()),
+        Value::Object(seal.state(state.clone())),
         tool_names.as_deref() as Option<&[&str]>,
         seeds.as_ref().map(|seeds| seeds.len() as i32),
         cut.at_message_number,
@@ -468,38 +483,5 @@ pub(super) async fn records(
         let reason = format!("{} messages of {} were there to be copied", copied.rows_affected(), cut.kept);
         return Err(Error::corrupt("transcript", reason));
     }
-    Ok(())
-}
-
-/// Stores blobs in the parent's space, under their hashes. Writes nothing for a blob that exists already.
-///
-/// Writes all of them at once and sorted by hash. Concurrent writers of the same blobs use the same order, so
-/// they cannot deadlock.
-async fn keep(tx: &mut PgConnection, parent: &Parent, mut blobs: Vec<Blob>) -> Result<()> {
-    blobs.sort_by(|a, b| a.sha256.cmp(&b.sha256));
-    let names: Vec<&str> = blobs.iter().map(|blob| blob.sha256.as_str()).collect();
-    let bytes: Vec<&[u8]> = blobs.iter().map(|blob| blob.bytes.as_slice()).collect();
-    let types: Vec<&str> = blobs.iter().map(|blob| blob.media_type).collect();
-    sqlx::query!(
-        "with kept as (
-            -- An erasure may look for it at this moment.
-            update blobs k set touched_at = now()
-            from conversation_sessions p
-            where p.session_id = $4 and k.space_id = p.space_id and k.sha256 = any($1) and k.touched_at = '-infinity'
-        )
-        insert into blobs (space_id, sha256, size, media_type, bytes)
-        select p.space_id, b.sha256, length(b.bytes), b.media_type, b.bytes
-        from conversation_sessions p,
-            unnest($1::text[], $2::bytea[], $3::text[]) with ordinality as b (sha256, bytes, media_type, place)
-        where p.session_id = $4
-        order by b.place
-        on conflict (sha256, space_id) do nothing",
-        &names as &[&str],
-        &bytes as &[&[u8]],
-        &types as &[&str],
-        parent.session_id
-    )
-    .execute(tx)
-    .await?;
     Ok(())
 }

@@ -5,8 +5,9 @@
 //! its hash.
 
 use crate::blob_store::Owner;
+use crate::encryption::Seal;
 use crate::workspace::PACK_TYPE;
-use crate::{Error, Result, Store};
+use crate::{Error, Result, Store, sealed_blob};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use wakeful_workflow::bundle::BlobPart;
@@ -20,12 +21,35 @@ pub(super) struct Blobs {
 
 impl Blobs {
     /// Adds a part. The last part writes the blob, unless the space has it already.
-    pub async fn write(&mut self, store: &Store, space_id: &str, part: &BlobPart) -> Result<()> {
+    pub async fn write(
+        &mut self,
+        store: &Store,
+        seal: &Seal,
+        prefix_sha256: Option<&str>,
+        space_id: &str,
+        part: &BlobPart,
+    ) -> Result<()> {
         STANDARD.decode_vec(&part.base64, &mut self.bytes).map_err(|error| Error::corrupt("blob", error))?;
         if (self.bytes.len() as i64) < part.bytes {
             return Ok(());
         }
         let bytes = std::mem::take(&mut self.bytes);
+        // A prefix is the agent's, and sessions share it.
+        if seal.is_on() && prefix_sha256 != Some(part.sha256.as_str()) {
+            let media_type = part.media_type.as_str();
+            let (data_key, sealed) = (seal.key_id().unwrap_or_default(), seal.bytes(&bytes));
+            let mut connection = store.pool.acquire().await?;
+            return sealed_blob::add(
+                &mut connection,
+                data_key,
+                space_id,
+                &part.sha256,
+                bytes.len(),
+                media_type,
+                &sealed,
+            )
+            .await;
+        }
         if part.media_type == PACK_TYPE {
             return store.put_for(Owner::Space(space_id), &part.sha256, &bytes).await;
         }

@@ -10,6 +10,7 @@ mod source;
 pub(crate) mod write;
 
 use crate::audit::act;
+use crate::encryption::Seal;
 use crate::{Error, Result, Store, new_id};
 use blobs::Blobs;
 use serde::Serialize;
@@ -97,16 +98,18 @@ impl Store {
         told: impl Fn(u64) + Send + 'static,
     ) -> Result<Imported> {
         let summary = checked(file.to_owned(), limits, told).await?;
-        if summary.blobs > 0 {
-            self.import_blobs(file, space_id, limits, &summary.sha256).await?;
-        }
         let (session_id, conversation) = (new_id("sess"), new_id("conv"));
+        let stored = format!("{space_id}/{conversation}");
+        let mut connection = self.pool.acquire().await?;
+        let data_key = self.vault.begin(&mut connection, &summary.session.agent, &stored).await?;
+        drop(connection);
+        let seal = self.vault.seal(data_key.as_deref()).await?;
+        if summary.blobs > 0 {
+            self.import_blobs(file, space_id, limits, &summary, &seal).await?;
+        }
         let mut tx = self.pool.begin().await?;
         let inbox = write::inbox_ids(&mut tx, &summary.inbox).await?;
         let adoption = Adoption::new(&session_id, space_id, &conversation, inbox);
-        let stored = format!("{space_id}/{conversation}");
-        let data_key = self.vault.begin(&summary.session.agent, &stored).await?;
-        let seal = self.vault.seal(data_key.as_deref()).await?;
         let mut writer = Writer::new(adoption, &summary, seal);
         let mut batches = batches(file.to_owned(), limits, Reading::Rows);
         let mut again = None;
@@ -129,7 +132,15 @@ impl Store {
         })
     }
 
-    async fn import_blobs(&self, file: &Path, space_id: &str, limits: Limits, sha256: &str) -> Result<()> {
+    async fn import_blobs(
+        &self,
+        file: &Path,
+        space_id: &str,
+        limits: Limits,
+        summary: &Summary,
+        seal: &Seal,
+    ) -> Result<()> {
+        let prefix = summary.session.prefix_sha256.as_deref();
         let mut blobs = Blobs::default();
         let mut batches = batches(file.to_owned(), limits, Reading::Blobs);
         let mut again = None;
@@ -138,14 +149,14 @@ impl Store {
                 Batch::Rows(rows) => {
                     for row in &rows {
                         if let Line::Blob(part) = row {
-                            blobs.write(self, space_id, part).await?;
+                            blobs.write(self, seal, prefix, space_id, part).await?;
                         }
                     }
                 }
                 Batch::End(sha256) => again = Some(sha256),
             }
         }
-        unchanged(file, again.as_deref(), sha256)
+        unchanged(file, again.as_deref(), &summary.sha256)
     }
 }
 

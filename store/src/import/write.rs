@@ -5,7 +5,7 @@ use super::InboxIds;
 use crate::Result;
 use crate::encryption::Seal;
 use crate::step::to_json;
-use serde_json::Value;
+use serde_json::{Map, Value};
 use sqlx::postgres::PgArguments;
 use sqlx::query::Query;
 use sqlx::{PgConnection, Postgres};
@@ -84,10 +84,10 @@ impl Writer {
             // The blobs were written before.
             Section::Blob => return Ok(()),
             Section::Seed => self.seeds(&self.sealed(&rows)?),
-            Section::Run => self.runs(&json_of(&rows)?),
+            Section::Run => self.runs(&json_of(&self.with_words_sealed(rows))?),
             Section::Record => self.records(&self.sealed(&rows)?),
             Section::Step => self.steps(&json_of(&rows)?),
-            Section::Event => self.events(&json_of(&rows)?),
+            Section::Event => self.events(&json_of(&self.with_words_sealed(rows))?),
             Section::Call => self.calls(&self.sealed(&rows)?),
             Section::Delivery => self.deliveries(&self.sealed(&rows)?),
             Section::Inbox => self.inbox(&self.sealed(&self.hashed(rows))?),
@@ -97,9 +97,82 @@ impl Writer {
     }
 
     /// The rows as JSON, their texts sealed. In every kind of row that has texts, the fields that hold them have the names that
-    /// [`Seal::value`] knows.
+    /// [`Seal::value`] knows; errors, receipts, decisions, and what did not arrive have ways of their own.
     fn sealed(&self, rows: &[Line]) -> Result<String> {
-        self.seal.json(json_of(rows)?)
+        let json = json_of(rows)?;
+        if !self.seal.is_on() {
+            return Ok(json);
+        }
+        let mut rows: Vec<Map<String, Value>> = crate::hydrate::from_text("row", &json)?;
+        for row in &mut rows {
+            let apart = ["last_error", "receipt", "resolution", "undelivered"];
+            let apart: Vec<(&str, Value)> =
+                apart.into_iter().filter_map(|name| Some((name, row.remove(name)?))).collect();
+            let mut rest = Value::Object(std::mem::take(row));
+            self.seal.value(&mut rest);
+            if let Value::Object(sealed) = rest {
+                *row = sealed;
+            }
+            row.extend(apart.into_iter().map(|(name, value)| {
+                let sealed = match value {
+                    Value::String(error) => self.seal.error(&error).into_owned().into(),
+                    value if name == "receipt" => self.seal.receipt(value),
+                    value => self.seal.with_reasons(value),
+                };
+                (name.to_owned(), sealed)
+            }));
+        }
+        to_json(&rows)
+    }
+
+    /// Runs and journal entries with their words sealed.
+    fn with_words_sealed(&self, mut rows: Vec<Line>) -> Vec<Line> {
+        if !self.seal.is_on() {
+            return rows;
+        }
+        let seal = &self.seal;
+        for row in &mut rows {
+            match row {
+                Line::Run(row) => {
+                    row.error = row.error.take().map(|error| seal.error(&error).into_owned());
+                }
+                Line::Event(row) => {
+                    row.dedupe_key = row.dedupe_key.take().map(|key| self.dedupe_key(key));
+                    seal.payload(&row.kind, &mut row.payload);
+                }
+                Line::Session(_)
+                | Line::Seed(_)
+                | Line::Record(_)
+                | Line::Step(_)
+                | Line::Call(_)
+                | Line::Delivery(_)
+                | Line::Inbox(_)
+                | Line::Blob(_) => {}
+            }
+        }
+        rows
+    }
+
+    /// The key by which an entry is written once. That of a message has the message's own key in it.
+    fn dedupe_key(&self, key: String) -> String {
+        match key.strip_prefix("message/") {
+            Some(client_key) => format!("message/{}", self.seal.text(client_key)),
+            None => key,
+        }
+    }
+
+    /// The session's row, as it is stored.
+    fn sealed_session(&self, row: &SessionRow) -> SessionRow {
+        let mut row = row.clone();
+        let seal = &self.seal;
+        row.error = row.error.take().map(|error| seal.error(&error).into_owned());
+        row.cancel_reason = row.cancel_reason.take().map(|reason| seal.text(&reason).into_owned());
+        row.initial_state = seal.state(std::mem::take(&mut row.initial_state));
+        row.state = seal.state(std::mem::take(&mut row.state));
+        if let Some(policy) = &mut row.policy {
+            policy.values_mut().for_each(|value| seal.value(value));
+        }
+        row
     }
 
     /// The rows of an inbox, with the hashes that a repeated message is compared with here.
@@ -107,6 +180,7 @@ impl Writer {
         for row in &mut rows {
             if let Line::Inbox(row) = row {
                 row.content_sha256 = self.seal.hash(std::mem::take(&mut row.content_sha256));
+                row.client_key = self.seal.text(&row.client_key).into_owned();
             }
         }
         rows
@@ -115,7 +189,8 @@ impl Writer {
     /// Writes the journal entries that follow the bundle's last one, and has the search read the session.
     pub async fn end(&mut self, tx: &mut PgConnection) -> Result<()> {
         let Some(adoption) = &self.adoption else { return Ok(()) };
-        let ending: Vec<EventRow> = adoption.ending(self.last_event_seq);
+        let mut ending: Vec<EventRow> = adoption.ending(self.last_event_seq);
+        ending.iter_mut().for_each(|row| self.seal.payload(&row.kind, &mut row.payload));
         if !ending.is_empty() {
             self.events(&to_json(&ending)?).execute(&mut *tx).await?;
         }
@@ -164,7 +239,7 @@ impl Writer {
                 total_cache_write_tokens bigint, total_cost_micros bigint, started_at timestamptz,
                 completed_at timestamptz, repository_id text, base_step_number bigint, forked_at_message_number bigint,
                 rebase jsonb, compaction_failures bigint)",
-            to_json(row)?,
+            to_json(&self.sealed_session(row))?,
             self.origin,
             self.seal.key_id()
         )

@@ -1,6 +1,7 @@
 //! Journals in this database.
 
 use super::Journal;
+use crate::encryption::Seal;
 use crate::hydrate::from_bytes;
 use crate::{Error, Result, Store};
 use serde_json::Value;
@@ -13,21 +14,24 @@ pub struct Postgres<'a>(pub &'a Store);
 
 impl Journal for Postgres<'_> {
     async fn last_checkpoint(&self, id: &str) -> Result<Option<Checkpoint>> {
-        last_checkpoint(&mut *self.0.pool.acquire().await?, id).await
+        let seal = self.0.own_seal_of(id).await?;
+        last_checkpoint(&mut *self.0.pool.acquire().await?, &seal, id).await
     }
 
     async fn entries_after(&self, id: &str, seq: i64) -> Result<Vec<Entry>> {
-        entries_after(&mut *self.0.pool.acquire().await?, id, seq).await
+        let seal = self.0.own_seal_of(id).await?;
+        entries_after(&mut *self.0.pool.acquire().await?, &seal, id, seq).await
     }
 }
 
 pub(crate) async fn last_checkpoint(
     connection: &mut PgConnection,
+    seal: &Seal,
     session_id: &str,
 ) -> Result<Option<Checkpoint>> {
     let Some(row) = sqlx::query!(
         r#"
-        select e.seq as "seq!", e.payload as "payload!", b.bytes as "bytes?"
+        select e.seq as "seq!", e.payload as "payload!", b.bytes as "bytes?", k.bytes as "sealed?"
         from (
             select seq, payload, space_id, payload ->> 'state_sha256' as sha256
             from session_events
@@ -35,21 +39,25 @@ pub(crate) async fn last_checkpoint(
             order by seq desc
             limit 1
         ) e
+        left join sealed_blobs k on k.data_key = $2 and k.sha256 = e.sha256
         left join blobs b on b.sha256 = e.sha256 and b.space_id = e.space_id
         "#,
-        session_id
+        session_id,
+        seal.key_id()
     )
     .fetch_optional(connection)
     .await?
     else {
         return Ok(None);
     };
-    let payload = resolved(row.seq, row.payload, row.bytes.as_deref(), "context_state")?;
+    let bytes = opened(seal, row.sealed)?.or(row.bytes);
+    let payload = resolved(row.seq, seal.open_value(row.payload)?, bytes.as_deref(), "context_state")?;
     Checkpoint::read(row.seq, &payload).map(Some).map_err(|error| unreadable(row.seq, error))
 }
 
 pub(crate) async fn entries_after(
     connection: &mut PgConnection,
+    seal: &Seal,
     session_id: &str,
     after: i64,
 ) -> Result<Vec<Entry>> {
@@ -62,22 +70,30 @@ pub(crate) async fn entries_after(
             from session_events
             where session_id = $1 and seq > $2
         )
-        select e.seq as "seq!", e.type as "kind!", e.payload as "payload!", b.bytes as "bytes?"
+        select e.seq as "seq!", e.type as "kind!", e.payload as "payload!", b.bytes as "bytes?", k.bytes as "sealed?"
         from entries e
+        left join sealed_blobs k on k.data_key = $3 and k.sha256 = e.sha256
         left join blobs b on b.sha256 = e.sha256 and b.space_id = e.space_id
         order by e.seq
         "#,
         session_id,
-        after
+        after,
+        seal.key_id()
     )
     .fetch_all(connection)
     .await?;
     rows.into_iter()
         .map(|row| {
-            let payload = resolved(row.seq, row.payload, row.bytes.as_deref(), "value")?;
+            let bytes = opened(seal, row.sealed)?.or(row.bytes);
+            let payload = resolved(row.seq, seal.open_value(row.payload)?, bytes.as_deref(), "value")?;
             Entry::read(&row.kind, &payload).map_err(|error| unreadable(row.seq, error))
         })
         .collect()
+}
+
+/// A sealed blob's bytes.
+fn opened(seal: &Seal, sealed: Option<Vec<u8>>) -> Result<Option<Vec<u8>>> {
+    sealed.map(|sealed| seal.open_bytes(sealed)).transpose()
 }
 
 /// Returns the payload with the pointer's content as `field`.

@@ -130,8 +130,8 @@ impl Store {
             mail.mailbox_id,
             mail.from_address,
             mail.conversation_id,
-            mail.subject_key,
-            mail.body_sha256,
+            self.vault.mac(&mail.subject_key),
+            self.vault.mac(&mail.body_sha256),
             mail.joined
         )
         .fetch_one(&self.intake)

@@ -31,7 +31,8 @@ impl Store {
         let seal = self.vault.seal(row.data_key.as_deref()).await?;
         let content = if seal.is_on() { seal.open_json(row.content)? } else { row.content };
         let content: Value = serde_json::from_str(&content).unwrap_or_default();
-        Ok(Some(message(&row.channel, &content, row.last_error.as_deref())))
+        let error = seal.open_some(row.last_error)?;
+        Ok(Some(message(&row.channel, &content, error.as_deref())))
     }
 }
 

@@ -198,7 +198,7 @@ impl Store {
     /// # Errors
     /// [`Error::Database`].
     pub async fn told_by(&self, notification_id: &str) -> Result<Vec<Told>> {
-        let rows = sqlx::query!(
+        let mut rows = sqlx::query!(
             r#"select m.transition_id, m.at, m.space_id, m.subject, m.session_id, d.last_error as "unsent?"
             from notifications n
             join notification_members m on m.group_id = n.group_id
@@ -212,6 +212,9 @@ impl Store {
         )
         .fetch_all(&self.pool)
         .await?;
+        for row in &mut rows {
+            row.unsent = self.reveal_some(row.unsent.take()).await;
+        }
         let mut ids: Vec<String> = rows.iter().filter_map(|row| row.session_id.clone()).collect();
         ids.sort_unstable();
         ids.dedup();

@@ -282,7 +282,7 @@ impl Claimer {
             attempt: row.attempt,
             stuck: row.stuck,
             died: row.died,
-            last_error: row.last_error,
+            last_error: self.store.reveal_some(row.last_error).await,
             outage: Outage {
                 faults: row.outage_faults.into(),
                 lasted: row.outage_s.map(|s| Duration::from_secs_f64(s.max(0.0))),

@@ -11,6 +11,8 @@ impl Store {
     /// # Errors
     /// [`crate::Error::Database`].
     pub async fn note_fault(&self, lease: &Lease, error: &str) -> Result<Option<Faults>> {
+        // Only a process with [encryption] asks another table, for the key.
+        let error = self.sealed_for_job(lease.job_id, error).await?;
         Ok(sqlx::query_as!(
             Faults,
             r#"update jobs
@@ -19,7 +21,7 @@ impl Store {
             returning faults as "times", extract(epoch from clock_timestamp() - fault_since)::float8 as "lasted_s!""#,
             lease.job_id,
             lease.token,
-            crate::error::bounded(error)
+            error
         )
         .fetch_optional(&self.pool)
         .await?)
@@ -53,7 +55,7 @@ impl Store {
     /// # Errors
     /// [`crate::Error::Database`].
     pub async fn faulty_steps(&self) -> Result<Vec<FaultyStep>> {
-        Ok(sqlx::query_as!(
+        let mut steps = sqlx::query_as!(
             FaultyStep,
             r#"select session_id as "session_id!", faults as "times",
                 extract(epoch from clock_timestamp() - fault_since)::float8 as "lasted_s!",
@@ -64,7 +66,11 @@ impl Store {
             limit 100"#
         )
         .fetch_all(&self.pool)
-        .await?)
+        .await?;
+        for step in &mut steps {
+            step.last_error = self.reveal(std::mem::take(&mut step.last_error)).await;
+        }
+        Ok(steps)
     }
 
     /// Counts the deployed workers' jobs by kind: ready, leased, delayed, and for how many seconds the oldest

@@ -414,6 +414,7 @@ impl Store {
     }
 
     async fn give_back(&self, lease: &Lease, delay: Duration, text: &str, counts: bool) -> Result<()> {
+        let text = self.sealed_for_job(lease.job_id, text).await?;
         sqlx::query!(
             "update jobs
             set lease = null, worker_id = null, last_error = $3,
@@ -426,7 +427,7 @@ impl Store {
             where job_id = $1 and lease = $2",
             lease.job_id,
             lease.token,
-            crate::error::bounded(text),
+            text,
             delay.as_secs_f64(),
             lease.trace_context.as_deref(),
             counts

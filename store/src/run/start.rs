@@ -1,6 +1,7 @@
 //! Starts a run: gives it the conversation's message numbers, takes its waiting messages, and makes its job.
 
 use super::{Conversation, Locked, Wakes, append_events};
+use crate::encryption::seal_in;
 use crate::step::to_json;
 use crate::{Error, Result, create};
 use sqlx::PgConnection;
@@ -45,9 +46,11 @@ pub(crate) async fn start(
     .fetch_all(&mut *tx)
     .await?;
 
+    let seal = seal_in(&mut *tx, &session.session_id).await?;
     let question = match question {
         Some(call) => {
-            let closed_with = call.outcome.map(serde_json::from_value).transpose();
+            let outcome = call.outcome.map(|outcome| seal.open_value(outcome)).transpose()?;
+            let closed_with = outcome.map(serde_json::from_value).transpose();
             Some(Question {
                 call_id: call.call_id.into(),
                 name: call.name,
@@ -59,12 +62,12 @@ pub(crate) async fn start(
     let mut messages = Vec::new();
     for message in inbox {
         let attachments = match message.attachments {
-            Some(attachments) => {
-                serde_json::from_value(attachments).map_err(|error| Error::corrupt("attachments", error))?
-            }
+            Some(attachments) => serde_json::from_value(seal.open_value(attachments)?)
+                .map_err(|error| Error::corrupt("attachments", error))?,
             None => Vec::new(),
         };
-        messages.push(InboxMessage { inbox_id: message.inbox_id, text: message.content, attachments });
+        let text = seal.open(message.content)?;
+        messages.push(InboxMessage { inbox_id: message.inbox_id, text, attachments });
     }
     let position = Position {
         run_id: run_id.into(),
@@ -80,8 +83,8 @@ pub(crate) async fn start(
     for record in &taken.records {
         numbers.push(record.message_number);
         roles.push(record.role.as_str());
-        contents.push(to_json(&record.content)?);
-        details.push(to_json(&record.details)?);
+        contents.push(seal.json(to_json(&record.content)?)?);
+        details.push(seal.json(to_json(&record.details)?)?);
     }
     sqlx::query!(
         "insert into conversation_records

@@ -240,7 +240,10 @@ async fn fired_before(tx: &mut PgConnection, new: &NewSession, trigger_id: &str)
     let before = sqlx::query!(
         "select s.session_id, i.run_id, i.outcome
         from conversation_sessions s
-        join session_inbox i on i.session_id = s.session_id and i.client_key = s.trigger_id
+        -- A firing has a session to itself, and its message comes first.
+        join lateral (
+            select run_id, outcome from session_inbox where session_id = s.session_id order by inbox_id limit 1
+        ) i on true
         where s.space_id = $1 and s.mailbox_id = $2 and s.trigger_type = $3 and s.trigger_id = $4",
         new.space_id,
         new.mailbox_id,

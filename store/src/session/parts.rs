@@ -155,7 +155,7 @@ impl Store {
                     input_tokens: row.input_tokens,
                     output_tokens: row.output_tokens,
                     tool_calls: row.tool_calls,
-                    error: row.error,
+                    error: seal.open_some(row.error)?,
                     created_at: row.created_at,
                     started_at: row.started_at,
                     completed_at: row.completed_at,
@@ -315,7 +315,7 @@ impl Store {
     /// # Errors
     /// [`Error::Database`].
     pub async fn deliveries(&self, session_id: &str) -> Result<Vec<DeliveryView>> {
-        Ok(sqlx::query_as!(
+        let mut deliveries = sqlx::query_as!(
             DeliveryView,
             r#"select delivery_id, channel, status, attempt, last_error, receipt, undelivered, imported
             from deliveries
@@ -325,6 +325,13 @@ impl Store {
             session_id
         )
         .fetch_all(&self.pool)
-        .await?)
+        .await?;
+        let seal = self.seal_of(session_id).await?;
+        for one in &mut deliveries {
+            one.last_error = seal.open_some(one.last_error.take())?;
+            one.receipt = one.receipt.take().map(|receipt| seal.open_value(receipt)).transpose()?;
+            one.undelivered = seal.open_value(one.undelivered.take())?;
+        }
+        Ok(deliveries)
     }
 }

@@ -130,12 +130,13 @@ impl Statement<'_> {
         self.column(&mut rows, "kind", "text", |one| one.kind.as_str());
         self.column(&mut rows, "source", "text", |one| one.source.as_str());
         self.column(&mut rows, "normalised", "text", |one| one.text.as_str());
+        self.column(&mut rows, "failed_with", "text", |one| one.error.as_deref());
         let joined = self.joined(rows);
         let version = self.bind(VERSION);
         self.part(&format!(
             "failed as (
     insert into run_failures (session_id, run_id, space_id, fingerprint, kind, source, text, error, version)
-    select b.session_id, b.run_id, b.space_id, r.fingerprint, r.kind, r.source, r.normalised, b.error, ${version}::text
+    select b.session_id, b.run_id, b.space_id, r.fingerprint, r.kind, r.source, r.normalised, r.failed_with, ${version}::text
     from {joined}
 )"
         ));

@@ -4,6 +4,7 @@ use super::builder::Statement;
 use super::rows::Rare;
 use crate::delivery::deliver_jobs;
 use crate::new_id;
+use std::borrow::Cow;
 use wakeful_workflow::blob::Blob;
 
 impl Statement<'_> {
@@ -41,7 +42,6 @@ impl Statement<'_> {
 )"
             ));
         }
-        self.sealed_blobs(rare);
         if !rare.drained.is_empty() {
             let ids = self.bind(rare.drained);
             self.part(&format!(
@@ -57,22 +57,42 @@ impl Statement<'_> {
         }
     }
 
-    /// Long outputs of an encrypted session.
-    fn sealed_blobs(&mut self, rare: &Rare<'_>) {
-        let blobs: Vec<&Blob> = rare.blobs.iter().filter(|blob| rare.seals(blob)).collect();
-        let (Some(data_key), false) = (rare.seal.key_id(), blobs.is_empty()) else { return };
-        let data_key = self.bind(data_key);
-        let names = self.bind(column(&blobs, |blob| blob.sha256.as_str()));
-        let sizes = self.bind(column(&blobs, |blob| blob.bytes.len() as i64));
-        let bytes = self.bind(column(&blobs, |blob| rare.seal.bytes(&blob.bytes)));
-        let types = self.bind(column(&blobs, |blob| blob.media_type));
+    /// The blobs of encrypted sessions: long outputs, large values, and the snapshots that their closes point at. They come before the
+    /// blobs in clear, as an erasure takes them.
+    pub(super) fn sealed_blobs(&mut self, rare: Option<&Rare<'_>>) {
+        let snapshots = self.commits.iter().zip(1..).filter_map(|(commit, member)| {
+            let close = commit.closes.as_ref()?;
+            let (data_key, bytes) = close.sealed_snapshot.as_ref()?;
+            let (snapshot, bytes) = (&close.snapshot, Cow::Borrowed(bytes.as_slice()));
+            Some(SealedRow { member, data_key, blob: snapshot, bytes })
+        });
+        let of_rare = rare.iter().flat_map(|rare| {
+            let of = move |data_key| {
+                rare.blobs.iter().map(move |blob| {
+                    let bytes = Cow::Owned(rare.seal.bytes(&blob.bytes));
+                    SealedRow { member: 1, data_key, blob, bytes }
+                })
+            };
+            rare.seal.key_id().into_iter().flat_map(of)
+        });
+        let blobs: Vec<SealedRow<'_>> = snapshots.chain(of_rare).collect();
+        if blobs.is_empty() {
+            return;
+        }
+        let data_keys = self.bind(column(&blobs, |row| row.data_key));
+        let names = self.bind(column(&blobs, |row| row.blob.sha256.as_str()));
+        let sizes = self.bind(column(&blobs, |row| row.blob.bytes.len() as i64));
+        let bytes = self.bind(column(&blobs, |row| &*row.bytes));
+        let types = self.bind(column(&blobs, |row| row.blob.media_type));
+        let members = self.bind(column(&blobs, |row| row.member));
+        let member = if self.alone() { "1" } else { "b.member" };
         self.part(&format!(
-            "sealed_blobs as (
+            "new_sealed_blobs as (
     insert into sealed_blobs (data_key, sha256, space_id, size, media_type, bytes)
-    select ${data_key}::text, r.sha256, b.space_id, r.size, r.media_type, r.bytes
-    from b, unnest(${names}::text[], ${sizes}::bigint[], ${bytes}::bytea[], ${types}::text[])
-        as r (sha256, size, bytes, media_type)
-    order by r.sha256
+    select r.data_key, r.sha256, b.space_id, r.size, r.media_type, r.bytes
+    from b join unnest(${data_keys}::text[], ${names}::text[], ${sizes}::bigint[], ${bytes}::bytea[], ${types}::text[], ${members}::bigint[])
+        as r (data_key, sha256, size, bytes, media_type, member) on r.member = {member}
+    order by r.data_key, r.sha256
     on conflict (data_key, sha256) do nothing
 )"
         ));
@@ -85,8 +105,10 @@ impl Statement<'_> {
             .commits
             .iter()
             .zip(1..)
-            .filter_map(|(commit, member)| commit.closes.as_ref().map(|close| (member, &close.snapshot)));
-        let of_rare = rare.iter().flat_map(|rare| rare.blobs.iter().filter(|blob| !rare.seals(blob)));
+            .filter_map(|(commit, member)| Some((member, commit.closes.as_ref()?)))
+            .filter(|(_, close)| close.sealed_snapshot.is_none())
+            .map(|(member, close)| (member, &close.snapshot));
+        let of_rare = rare.iter().filter(|rare| !rare.seal.is_on()).flat_map(|rare| rare.blobs);
         let of_rare = of_rare.map(|blob| (1, blob));
         let blobs: Vec<(i64, &Blob)> = snapshots.chain(of_rare).collect();
         if blobs.is_empty() {
@@ -124,6 +146,15 @@ impl Statement<'_> {
 )"
         ));
     }
+}
+
+/// A blob of an encrypted session.
+struct SealedRow<'b> {
+    /// The place of its commit in the statement.
+    member: i64,
+    data_key: &'b str,
+    blob: &'b Blob,
+    bytes: Cow<'b, [u8]>,
 }
 
 /// Collects one value of each row, for an array parameter.

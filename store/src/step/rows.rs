@@ -1,14 +1,13 @@
 //! The values that one commit writes, as columns.
 
 use super::{Performance, to_json};
-use crate::encryption::Seal;
+use crate::encryption::{SEALED, Seal};
 use crate::generation::NewGeneration;
 use crate::queue::Lease;
 use crate::{Error, Result};
 use wakeful_workflow::advance::{Next, OpenedCall, Transition};
 use wakeful_workflow::blob::Blob;
 use wakeful_workflow::derive::NewDelivery;
-use wakeful_workflow::event::Event;
 use wakeful_workflow::failure::Failure;
 use wakeful_workflow::record::Usage;
 use wakeful_workflow::session::{CallUpdate, Session};
@@ -33,7 +32,7 @@ pub(super) struct Rows {
     /// The end or the pause of the run, if this commit closes it.
     pub closes: Option<CloseRow>,
     /// The failure that it closes with: none or one.
-    pub failures: Vec<Failure>,
+    pub failures: Vec<FailureRow>,
     pub state: Option<String>,
     pub rebase: Option<String>,
     pub compaction_failures: Option<i64>,
@@ -55,9 +54,34 @@ pub(super) struct CloseRow {
     pub pauses: bool,
     /// The state that the close's checkpoint points at.
     pub snapshot: Blob,
+    /// Of an encrypted session: its data key, and the snapshot's bytes as they are stored.
+    pub sealed_snapshot: Option<(String, Vec<u8>)>,
     /// What the session's `wake_seq` must still be, if the statement is to close the run without locks. `None`:
     /// the caller holds the locks and closes the run.
     pub wake_seq: Option<i64>,
+}
+
+/// A failure as the groups of errors count it. They are of several conversations, so the words of an encrypted one are not in
+/// them.
+#[derive(Debug)]
+pub(super) struct FailureRow {
+    pub fingerprint: String,
+    pub kind: String,
+    pub source: String,
+    pub text: String,
+    pub error: Option<String>,
+}
+
+impl FailureRow {
+    fn new(seal: &Seal, failure: &Failure, error: Option<&str>) -> FailureRow {
+        FailureRow {
+            fingerprint: failure.fingerprint.clone(),
+            kind: failure.kind.clone(),
+            source: failure.source.clone(),
+            text: if seal.is_on() { SEALED.to_owned() } else { failure.text.clone() },
+            error: error.map(|error| seal.elsewhere(error).into_owned()),
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -136,26 +160,16 @@ pub(super) struct Rare<'a> {
     pub drained: &'a [i64],
     pub blobs: &'a [Blob],
     pub seal: &'a Seal,
-    /// The blobs that are sealed, by their hashes: outputs that the records point at.
-    pub sealed: Vec<&'a str>,
 }
 
 impl<'a> Rare<'a> {
     pub fn new(seal: &'a Seal, transition: &'a Transition) -> Rare<'a> {
-        let outputs = transition.records.iter().flat_map(|record| record.tool_results());
-        let outputs = outputs.filter_map(|result| Some(result.output.as_ref()?.sha256.as_str()));
         Rare {
             seal,
-            sealed: if seal.is_on() { outputs.collect() } else { Vec::new() },
             deliveries: &transition.deliveries,
             drained: &transition.inbox_drained,
             blobs: &transition.blobs,
         }
-    }
-
-    /// Returns whether the blob is sealed.
-    pub fn seals(&self, blob: &Blob) -> bool {
-        self.sealed.contains(&blob.sha256.as_str())
     }
 
     pub fn is_empty(&self) -> bool {
@@ -204,7 +218,7 @@ impl Rows {
         let state = (!transition.state_updates.is_empty()).then(|| {
             let updates = transition.state_updates.iter();
             let updates = updates.map(|update| (update.key.clone(), update.value.clone())).collect();
-            serde_json::Value::Object(updates).to_string()
+            serde_json::Value::Object(seal.state(updates)).to_string()
         });
         let rebase = transition.rebase.as_ref().map(serde_json::to_string).transpose();
         let step = transition.step.as_ref().map(|step| StepRow {
@@ -233,17 +247,24 @@ impl Rows {
             run_id: transition.run_id.as_str().to_owned(),
             status: transition.status().map(|status| status.as_str()),
             closes: closing.map(|closing| CloseRow {
-                error: closing.error.clone(),
+                error: closing.error.as_deref().map(|error| seal.error(error).into_owned()),
                 pauses: closing.status.is_paused(),
                 snapshot: closing.snapshot.clone(),
+                sealed_snapshot: seal
+                    .key_id()
+                    .map(|key_id| (key_id.to_owned(), seal.bytes(&closing.snapshot.bytes))),
                 wake_seq: None,
             }),
-            failures: closing.iter().filter_map(|closing| closing.failure.as_deref()).cloned().collect(),
+            failures: closing
+                .iter()
+                .filter_map(|closing| closing.failure.as_deref())
+                .map(|failure| FailureRow::new(seal, failure, closing.and_then(|one| one.error.as_deref())))
+                .collect(),
             state,
             rebase: rebase.map_err(|error| Error::corrupt("rebase", error))?,
             compaction_failures: transition.compaction_failures,
             records: records.collect::<Result<_>>()?,
-            events: events.map(Event::to_row_text).collect(),
+            events: events.map(|event| seal.entry(event)).collect(),
             opened: transition
                 .calls_opened
                 .iter()

@@ -24,7 +24,13 @@ fn commit(closes: bool) -> Rows {
         timeout_s: 1.0,
         ended: None,
     };
-    let close = CloseRow { error: None, pauses: false, snapshot: blob(), wake_seq: closes.then_some(1) };
+    let close = CloseRow {
+        error: None,
+        pauses: false,
+        snapshot: blob(),
+        sealed_snapshot: None,
+        wake_seq: closes.then_some(1),
+    };
     Rows {
         status: closes.then_some("completed"),
         closes: closes.then_some(close),
@@ -88,7 +94,6 @@ fn every_write_of_a_commit_names_the_space_of_its_session() {
     let seal = Seal::default();
     let rare = Rare {
         seal: &seal,
-        sealed: Vec::new(),
         deliveries: &[NewDelivery {
             channel: "email".to_owned(),
             source_key: "call".to_owned(),

@@ -86,6 +86,7 @@ pub(super) fn compose(
     if let Some(rare) = rare {
         statement.rare(rare);
     }
+    statement.sealed_blobs(rare);
     statement.blobs(rare);
     statement.finish()
 }

@@ -114,13 +114,13 @@ impl Facts {
         .fetch_optional(&mut *tx)
         .await?
         .ok_or_else(|| Error::NotFound { what: "session", id: session_id.to_owned() })?;
-        let Value::Object(initial_state) = session.initial_state else {
+        let Value::Object(initial_state) = seal.open_value(session.initial_state)? else {
             return Err(Error::corrupt("initial state", "not an object"));
         };
         let row = Row {
             conversation_id: session.conversation_id,
             status: session.status,
-            state: session.state,
+            state: seal.open_value(session.state)?,
             totals: Sums {
                 turns: session.total_turns.into(),
                 input_tokens: session.total_input_tokens,
@@ -151,7 +151,7 @@ impl Facts {
         .await?;
         Ok(Facts {
             state: Value::Object(fold(tx, seal, session_id, initial_state).await?),
-            recovered: match fold_journal(tx, session_id).await {
+            recovered: match fold_journal(tx, seal, session_id).await {
                 Ok(recovered) => Ok(recovered),
                 Err(Error::Corrupt { reason, .. }) => Err(reason),
                 Err(error) => return Err(error),
@@ -198,9 +198,9 @@ async fn fold(tx: &mut PgConnection, seal: &Seal, session_id: &str, mut state: S
     Ok(state)
 }
 
-async fn fold_journal(tx: &mut PgConnection, session_id: &str) -> Result<Folded> {
-    let checkpoint = last_checkpoint(tx, session_id).await?;
-    let entries = entries_after(tx, session_id, checkpoint.as_ref().map_or(0, |one| one.seq)).await?;
+async fn fold_journal(tx: &mut PgConnection, seal: &Seal, session_id: &str) -> Result<Folded> {
+    let checkpoint = last_checkpoint(tx, seal, session_id).await?;
+    let entries = entries_after(tx, seal, session_id, checkpoint.as_ref().map_or(0, |one| one.seq)).await?;
     let Recovered { context_state, lifecycle_state, .. } = recover(checkpoint, entries);
     Ok(Folded { context_state, lifecycle_state })
 }
@@ -385,7 +385,8 @@ async fn lost_blobs(tx: &mut PgConnection, session_id: &str) -> Result<Vec<i64>>
             -- A sealed blob is checked when it is opened.
             and not exists (
                 select from conversation_sessions s
-                join sealed_blobs k on k.data_key = s.data_key and k.sha256 = e.payload ->> 'output_sha256'
+                join sealed_blobs k on k.data_key = s.data_key and k.sha256 =
+                    coalesce(e.payload ->> 'state_sha256', e.payload ->> 'value_sha256', e.payload ->> 'output_sha256')
                 where s.session_id = e.session_id)
         union all
         select e.seq
@@ -396,6 +397,10 @@ async fn lost_blobs(tx: &mut PgConnection, session_id: &str) -> Result<Vec<i64>>
             and e.type = 'WORKSPACE_SNAPSHOT'
             -- `blobs verify` reads those that are in another store.
             and (b.sha256 is null or b.store is null and encode(sha256(b.bytes), 'hex') <> b.sha256)
+            and not exists (
+                select from conversation_sessions s
+                join sealed_blobs k on k.data_key = s.data_key and k.sha256 = pack ->> 'sha256'
+                where s.session_id = e.session_id)
         order by 1
         limit $2
         "#,

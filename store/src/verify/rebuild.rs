@@ -2,6 +2,7 @@
 
 use super::facts::Facts;
 use super::{check, checks};
+use crate::encryption::Seal;
 use crate::run::{self, Wakes};
 use crate::{Error, Result, Store};
 use serde::Serialize;
@@ -47,11 +48,11 @@ impl Store {
         let changes = changes(&facts);
         let mut rebuilt = Rebuilt { session_id: session_id.to_owned(), changes, ..Rebuilt::default() };
         if !rebuilt.changes.is_empty() {
-            write(&mut tx, session_id, &facts).await?;
+            write(&mut tx, &seal, session_id, &facts).await?;
         }
         // Write the checkpoint after the pointers: the entry takes the next number after `last_event_seq`.
         if !journal_gives_the_state(&facts) {
-            checkpoint(&mut tx, session_id, &facts).await?;
+            checkpoint(&mut tx, &seal, session_id, &facts).await?;
             rebuilt.checkpoint_written = true;
         }
         rebuilt.left = checks(&Facts::read(&mut tx, &seal, session_id).await?)
@@ -99,7 +100,11 @@ fn journal_gives_the_state(facts: &Facts) -> bool {
     check("state", "journal", facts.state.clone(), recovered.state()).agrees
 }
 
-async fn write(tx: &mut PgConnection, session_id: &str, facts: &Facts) -> Result<()> {
+async fn write(tx: &mut PgConnection, seal: &Seal, session_id: &str, facts: &Facts) -> Result<()> {
+    let state = match &facts.state {
+        Value::Object(state) => Value::Object(seal.state(state.clone())),
+        other => other.clone(),
+    };
     sqlx::query!(
         "update conversation_sessions
         set state = $2,
@@ -119,7 +124,7 @@ async fn write(tx: &mut PgConnection, session_id: &str, facts: &Facts) -> Result
             wake_seq = wake_seq + 1
         where session_id = $1",
         session_id,
-        facts.state,
+        state,
         status(facts),
         facts.to_message_number,
         facts.last_step_number,
@@ -159,25 +164,43 @@ async fn write(tx: &mut PgConnection, session_id: &str, facts: &Facts) -> Result
     Ok(())
 }
 
-async fn checkpoint(tx: &mut PgConnection, session_id: &str, facts: &Facts) -> Result<()> {
+async fn checkpoint(tx: &mut PgConnection, seal: &Seal, session_id: &str, facts: &Facts) -> Result<()> {
     let Value::Object(state) = &facts.state else {
         return Err(Error::corrupt("state", "not an object"));
     };
     let blob = Blob::of_state(state);
-    sqlx::query!(
-        "insert into blobs (space_id, sha256, size, media_type, bytes)
+    let sealed = seal.key_id().map(|data_key| (data_key, seal.bytes(&blob.bytes)));
+    if let Some((data_key, bytes)) = sealed {
+        sqlx::query!(
+            "insert into sealed_blobs (data_key, sha256, space_id, size, media_type, bytes)
+            select $1, $2, s.space_id, $3, 'application/json', $4
+            from conversation_sessions s
+            where s.session_id = $5
+            on conflict (data_key, sha256) do update set bytes = excluded.bytes, size = excluded.size",
+            data_key,
+            blob.sha256,
+            blob.bytes.len() as i64,
+            bytes,
+            session_id
+        )
+        .execute(&mut *tx)
+        .await?;
+    } else {
+        sqlx::query!(
+            "insert into blobs (space_id, sha256, size, media_type, bytes)
         select s.space_id, $1, length($2::bytea), 'application/json', $2
         from conversation_sessions s
         where s.session_id = $3
         -- The existing blob of this hash may be the corrupt one, so overwrite it.
         on conflict (sha256, space_id) do update
             set bytes = excluded.bytes, size = excluded.size, touched_at = now()",
-        blob.sha256,
-        blob.bytes,
-        session_id
-    )
-    .execute(&mut *tx)
-    .await?;
+            blob.sha256,
+            blob.bytes,
+            session_id
+        )
+        .execute(&mut *tx)
+        .await?;
+    }
     let event = Event::Checkpoint {
         step_number: facts.last_step_number,
         to_message_number: facts.to_message_number,

@@ -104,12 +104,17 @@ macro_rules! seen {
 pub(super) async fn wake(
     connection: &mut PgConnection,
     vault: &Vault,
+    expected: &Seal,
     to: To<'_>,
     message: &NewMessage,
 ) -> Result<Option<Woken>> {
     let (client_key, sha256) = identity(message)?;
-    let seen = look(connection, to, &client_key).await?;
+    let seen = look(connection, to, &expected.text(&client_key)).await?;
     let seal = vault.seal(seen.data_key.as_deref()).await?;
+    if seen.session_id.is_some() && seal.key_id() != expected.key_id() {
+        // The conversation began a moment ago, or its session is of another one.
+        return Ok(None);
+    }
     let sha256 = seal.hash(sha256);
     let known = seen.session_id.is_some();
     if known && (seen.conversation_of_session != seen.conversation_id || seen.runner.as_deref() != Some("")) {
@@ -131,16 +136,18 @@ pub(super) async fn wake(
     if !message.attachments.is_empty() {
         return Ok(None);
     }
-    let mut arrived = Arrived { message, client_key, sha256, inbox_id: seen.inbox_id, seal };
+    let stored_key = seal.text(&client_key).into_owned();
+    let mut arrived = Arrived { message, client_key: stored_key, sha256, inbox_id: seen.inbox_id, seal };
     let written = match (to, seen.way(to)) {
         (_, Some(Way::Joins)) => write::join_run(connection, &seen, &arrived).await,
         (_, Some(Way::Opens)) => write::open_run(connection, &seen, &arrived).await,
         (To::Trigger(new), None)
             if !known && seen.conversation_id.is_none() && !copies_notice_texts(&new.trigger_type, false) =>
         {
-            let data_key = vault.begin(&new.agent, &new.conversation_id).await?;
+            let data_key = vault.begin(&mut *connection, &new.agent, &new.conversation_id).await?;
             arrived.seal = vault.seal(data_key.as_deref()).await?;
             arrived.sha256 = arrived.seal.hash(arrived.sha256);
+            arrived.client_key = arrived.seal.text(&client_key).into_owned();
             write::first_message(connection, new, &arrived).await
         }
         (_, None) => return Ok(None),
@@ -266,6 +273,7 @@ impl Seen {
 /// A message with its key and its place.
 struct Arrived<'m> {
     message: &'m NewMessage,
+    /// As it is stored.
     client_key: String,
     sha256: String,
     inbox_id: i64,

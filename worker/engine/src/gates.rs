@@ -161,6 +161,7 @@ impl Gates {
             self.known().faulty.insert(gate_id.to_owned());
         }
         if was_open && !is_open {
+            let error = store.in_log(None, error);
             warn!(gate = gate_id, error, "The provider fails: its calls wait until a probe succeeds");
         }
         self.learn(view);

@@ -63,5 +63,6 @@ pub fn offer<'a>(
         notify: config.notify.iter().map(|one| one.rule.name.clone()).collect(),
         max_files: config.workspace.max_files,
         max_bytes: config.workspace.max_bytes,
+        key_stores: crate::encryption::key_stores(config),
     }
 }

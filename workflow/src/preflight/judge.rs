@@ -58,6 +58,21 @@ pub fn judge_rule(rule: &str, channel: Option<&str>, new: &Offer) -> Option<Obst
     channel.and_then(|channel| judge_channel(channel, new))
 }
 
+/// Returns what keeps `sealed` encrypted conversations, ended ones too, from being read under `new`.
+pub fn judge_encryption(sealed: i64, old: &Offer, new: &Offer) -> Option<Obstacle> {
+    // The configuration of now may be without keys already.
+    if sealed == 0 || old.key_stores.is_empty() || !old.key_stores.is_disjoint(&new.key_stores) {
+        return None;
+    }
+    let how = if new.key_stores.is_empty() {
+        "without [encryption]"
+    } else {
+        "with another key store or master key"
+    };
+    let what = format!("{sealed} encrypted conversations could not be read {how}");
+    Some(Obstacle { kind: Kind::KeysGone, what })
+}
+
 /// Messengers, whose answers come in by webhooks of their own.
 const MESSENGERS: [&str; 3] = ["slack", "telegram", "webhook"];
 

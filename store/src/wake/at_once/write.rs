@@ -189,10 +189,7 @@ impl<'m> NewRun<'m> {
         let (types, payloads) = std::iter::once(received)
             .chain(opened)
             .chain(taken.events)
-            .map(|event| {
-                let (kind, payload) = event.to_row();
-                (kind, payload.to_string())
-            })
+            .map(|event| seal.entry(&event))
             .unzip();
         let Some(record) = taken.records.into_iter().next() else { return Ok(None) };
         Ok(Some(NewRun {
@@ -289,7 +286,8 @@ pub(super) async fn first_message(
     let prefix = Prefix::new(&new.seeds, new.tools.clone());
     let blob = prefix.blob();
     let tool_names: Vec<&str> = prefix.tools.iter().map(|tool| tool.name.as_str()).collect();
-    let policy = serde_json::to_value(&new.policy).map_err(|error| Error::corrupt("policy", error))?;
+    let mut policy = serde_json::to_value(&new.policy).map_err(|error| Error::corrupt("policy", error))?;
+    arrived.seal.value(&mut policy);
     let (mut roles, mut contents, mut are_new) = (vec![], vec![], vec![]);
     for seed in &new.seeds {
         roles.push(seed.role.as_str());

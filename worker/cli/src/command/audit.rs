@@ -71,6 +71,7 @@ const WRITES: &[&str] = &[
     "token.create",
     "token.revoke",
     "encryption.rotate",
+    "encryption.prune",
     "conversation.erase",
     "conversation.hold",
     "conversation.release",

@@ -16,6 +16,15 @@ pub(super) enum Verb {
     /// Before: put the new key into `master_key`, the present one into `old_master_key`, and restart every process. After it
     /// `old_master_key` can go away.
     Rotate,
+    /// Delete the data keys that no conversation has: of conversations that were not made after all, or that a restored database does not
+    /// have any more.
+    ///
+    /// Keys younger than a day stay, because their conversation may be about to be written. Without --yes it only says which.
+    Prune {
+        /// Delete them.
+        #[arg(long)]
+        yes: bool,
+    },
 }
 
 pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
@@ -28,6 +37,7 @@ pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
     let shown = match args.verb {
         Verb::Status => status(&store, &output).await,
         Verb::Rotate => rotate(&store, &output).await,
+        Verb::Prune { yes } => prune(&store, &output, yes).await,
     };
     store.close().await;
     until_reader_goes(shown.map(|()| Exit::Ok))
@@ -63,4 +73,18 @@ async fn status(store: &wakeful_store::Store, output: &Output) -> anyhow::Result
 async fn rotate(store: &wakeful_store::Store, output: &Output) -> anyhow::Result<()> {
     let wrapped = store.rotate_master_key().await?;
     output.one(&json!({"wrapped": wrapped}), || format!("{} wrapped anew\n", count(wrapped as i64, "key")))
+}
+
+async fn prune(store: &wakeful_store::Store, output: &Output, yes: bool) -> anyhow::Result<()> {
+    if !yes {
+        wakeful_store::audit::act::only_looks();
+    }
+    let keys = store.prune_keys(!yes).await?;
+    output.one(&json!({"deleted": yes, "keys": keys}), || {
+        let keys = count(keys.len() as i64, "key");
+        match yes {
+            true => format!("{keys} deleted\n"),
+            false => format!("{keys} of no conversation, older than a day: --yes deletes them\n"),
+        }
+    })
 }

@@ -14,7 +14,9 @@ use wakeful_engine::jobs::notify::channel_of;
 use wakeful_engine::tool::registry;
 use wakeful_engine::web::{self, Reach};
 use wakeful_store::Store;
-use wakeful_workflow::preflight::{Kind, Obstacle, Offer, judge, judge_channel, judge_rule, judge_schedule};
+use wakeful_workflow::preflight::{
+    Kind, Obstacle, Offer, judge, judge_channel, judge_encryption, judge_rule, judge_schedule,
+};
 
 /// Sessions that a finding names.
 const SAMPLES: usize = 3;
@@ -115,6 +117,9 @@ async fn report(
         let what =
             format!("the schema serves binaries from {oldest} on, and the new one is {}", new.schema_number);
         found.entry(Obstacle { kind: Kind::Schema, what }).or_default();
+    }
+    if let Some(obstacle) = judge_encryption(store.sealed_conversations().await?, old, new) {
+        found.entry(obstacle).or_default();
     }
     let needs = store.needs(space_id, limit).await?;
     let mut stopped = BTreeSet::new();

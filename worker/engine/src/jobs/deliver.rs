@@ -180,11 +180,13 @@ async fn send_one(
         Settled::Failed { error } | Settled::Expired { error } => {
             telemetry::failed(&Span::current(), "not_sent");
             let remedy = format!("wakeful delivery resend {}", claimed.delivery_id);
+            let error = ctx.store.in_log(Some(&claimed.session_id), &error);
             warn!(delivery.id = claimed.delivery_id, error, remedy, "Not sent by {channel_name}");
         }
         Settled::Uncertain { error } => {
             telemetry::failed(&Span::current(), "not_sent");
             let remedy = format!("wakeful session why {}", claimed.session_id);
+            let error = ctx.store.in_log(Some(&claimed.session_id), &error);
             warn!(delivery.id = claimed.delivery_id, error, remedy, "Possibly not sent by {channel_name}");
         }
     }

@@ -38,7 +38,7 @@ pub(super) async fn commit(
                 if matches!(commit, Commit::Moved | Commit::Stale) {
                     telemetry::failed(&span, "fenced");
                 }
-                report(session, transition, &commit);
+                report(ctx, session, transition, &commit);
                 return Ok(commit);
             }
             Err(error) => {
@@ -59,7 +59,7 @@ pub(super) async fn queued(
 ) -> Option<Commit> {
     let commit = queued.written().instrument(span_of(session, transition)).await?;
     ctx.bus.notifier.session(session.session_id.as_str());
-    report(session, transition, &commit);
+    report(ctx, session, transition, &commit);
     Some(commit)
 }
 
@@ -74,7 +74,7 @@ fn span_of(session: &Session, transition: &Transition) -> Span {
 }
 
 /// Logs the result of the commit.
-fn report(session: &Session, transition: &Transition, commit: &Commit) {
+fn report(ctx: &Ctx, session: &Session, transition: &Transition, commit: &Commit) {
     let step = transition.step_number;
     match commit {
         Commit::Continued { .. } if transition.step.is_some() => {
@@ -94,6 +94,7 @@ fn report(session: &Session, transition: &Transition, commit: &Commit) {
                     info!(session.id = %session.session_id, run.id = %transition.run_id, step, "The run is {status}")
                 }
                 Some(error) => {
+                    let error = ctx.store.in_log(Some(session.session_id.as_str()), error);
                     warn!(session.id = %session.session_id, run.id = %transition.run_id, step, error, "The run is {status}");
                 }
             }

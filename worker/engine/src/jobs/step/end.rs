@@ -42,6 +42,7 @@ pub(super) async fn give_up(
 ) -> ClaimEnd {
     match ctx.store.give_up(&job.lease, session_id, status, &reason).await {
         Ok(true) => {
+            let reason = ctx.store.in_log(Some(session_id), &reason);
             warn!(session.id = session_id, status = status.as_str(), reason, "Gave the run up");
             ctx.bus.notifier.session(session_id);
             ctx.bus.notifier.job_of(Kind::Step, &job.runner);

@@ -278,12 +278,14 @@ pub(super) fn retry_summary_later(session: &Session, performed: &Performed) -> O
 
 /// Gives the job back.
 pub(super) async fn set_back(ctx: &Ctx, job: &Job, back: &Back) {
-    let Some(session_id) = job.session_id.as_deref().map(Into::into) else { return };
+    let Some(session_id) = job.session_id.as_deref() else { return };
     if back.failed.is_some() {
         let gate = back.gate.as_ref().map(|(gate, _)| gate.as_str());
         let delay_ms = gate.is_none().then(|| i64::try_from(back.delay.as_millis()).unwrap_or(i64::MAX));
-        warn!(session.id = %session_id, error = back.error, delay_ms, gate, "The step failed; trying again later");
+        let error = ctx.store.in_log(Some(session_id), &back.error);
+        warn!(session.id = session_id, error, delay_ms, gate, "The step failed; trying again later");
     }
+    let session_id = session_id.into();
     let set_back = SetBack {
         error: &back.error,
         gate: back.gate.as_ref().map(|(gate, look)| (gate.as_str(), *look)),
