@@ -17,8 +17,10 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::sync::Arc;
+use tracing::warn;
 use wakeful_engine::ctx::Ctx;
 use wakeful_engine::ingest;
+use wakeful_engine::workspace::{Limits, changes, list_at};
 use wakeful_store::Error;
 use wakeful_store::event::JournalEntry;
 use wakeful_store::search::Behind;
@@ -264,7 +266,7 @@ pub(super) async fn diff(
     State(ctx): State<Arc<Ctx>>,
     caller: Caller,
     path: Result<Path<(String, String)>, PathRejection>,
-) -> Result<Json<Report>, Problem> {
+) -> Result<Json<Compared>, Problem> {
     let Path((left, right)) = path?;
     check_text("session id", Some(&left), 256)?;
     check_text("session id", Some(&right), 256)?;
@@ -276,7 +278,43 @@ pub(super) async fn diff(
     let compared = tokio::task::spawn_blocking(move || wakeful_workflow::diff::diff(&left, &right));
     let report =
         compared.await.map_err(|error| Error::Corrupt { what: "comparison", reason: error.to_string() })?;
-    Ok(Json(report))
+    let files = changed_files(&ctx, &report).await;
+    Ok(Json(Compared { report, files }))
+}
+
+/// A report, and which files the two sessions have otherwise.
+#[derive(Serialize, JsonSchema)]
+pub(super) struct Compared {
+    #[serde(flatten)]
+    report: Report,
+    /// Files never count for the verdict. Null: they could not be read.
+    files: Option<Vec<ChangedFile>>,
+}
+
+/// How a file differs between two sessions.
+#[derive(Serialize, JsonSchema)]
+struct ChangedFile {
+    /// From the workspace's folder.
+    path: String,
+    /// `added`, `removed`, `changed`, or `mode` if only the permissions differ.
+    how: &'static str,
+}
+
+async fn changed_files(ctx: &Ctx, report: &Report) -> Option<Vec<ChangedFile>> {
+    let limits = Limits::of(&ctx.config.workspace);
+    let left = list_at(&ctx.store, &report.left.session_id, None, &limits).await;
+    let right = list_at(&ctx.store, &report.right.session_id, None, &limits).await;
+    match (left, right) {
+        (Ok((_, left)), Ok((_, right))) => {
+            let changed = changes(&left, &right).into_iter();
+            Some(changed.map(|one| ChangedFile { path: one.path, how: one.how }).collect())
+        }
+        // A store that is away, or has lost them. The rest of the comparison is shown all the same.
+        (Err(error), _) | (_, Err(error)) => {
+            warn!(%error, "The files of two sessions were not compared");
+            None
+        }
+    }
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -366,7 +404,7 @@ pub(crate) fn operations() -> Vec<Operation> {
             .query::<EventsQuery>()
             .lists::<JournalEntry>(),
         Operation::get("/v1/sessions/{id}/diff/{other}", "The differences between two sessions")
-            .shows::<Report>(),
+            .shows::<Compared>(),
         Operation::get("/v1/search", "How far the index of the search is behind").shows::<Behind>(),
     ]
 }
