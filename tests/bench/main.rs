@@ -17,6 +17,7 @@ mod readers;
 mod reads;
 mod report;
 mod server;
+mod soak;
 mod wire;
 mod worker;
 
@@ -52,6 +53,8 @@ enum Part {
     Claims,
     /// Long sessions: hydrate, fork, export, import, replay.
     Long,
+    /// Half the peak for `--minutes`: memory, dead rows, waits. Only on request.
+    Soak,
     /// The same steps with other systems. Only on request.
     Compare,
 }
@@ -62,7 +65,7 @@ struct Arguments {
     /// Less of everything: three minutes on a machine with nothing else to do.
     #[arg(long)]
     quick: bool,
-    /// Only these parts, separated by commas. Without it: all but `compare`.
+    /// Only these parts, separated by commas. Without it: all but `soak` and `compare`.
     #[arg(long, value_enum, value_delimiter = ',')]
     only: Vec<Part>,
     /// Seconds of one round of one contestant.
@@ -74,6 +77,9 @@ struct Arguments {
     /// Kills of the part `wake`.
     #[arg(long)]
     kills: Option<usize>,
+    /// Minutes of the part `soak`.
+    #[arg(long, default_value_t = 60.0)]
+    minutes: f64,
     /// A server in memory and without fsync, instead of on the disk with it.
     #[arg(long)]
     tmpfs: bool,
@@ -93,7 +99,11 @@ struct Arguments {
 
 impl Arguments {
     fn has(&self, part: Part) -> bool {
-        if self.only.is_empty() { part != Part::Compare } else { self.only.contains(&part) }
+        if self.only.is_empty() {
+            !matches!(part, Part::Soak | Part::Compare)
+        } else {
+            self.only.contains(&part)
+        }
     }
 
     fn rounds(&self) -> u32 {
@@ -219,6 +229,9 @@ async fn measure(
             };
             report.add("Claim of one job", name, "ms", &times);
         }
+    }
+    if arguments.has(Part::Soak) {
+        soak::soak(server, arguments.minutes, report, progress).await?;
     }
     if arguments.has(Part::Long) {
         let database = Database::create(server.url(), "long").await?;
