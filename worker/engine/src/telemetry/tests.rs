@@ -105,23 +105,6 @@ async fn a_collector_receives_the_spans_by_their_names() {
     assert!(body.windows(16).any(|window| window == trace_id.to_bytes()), "{line}");
 }
 
-#[test]
-fn a_line_has_the_fields_of_its_spans_and_the_innermost_and_newest_wins() {
-    let (dispatch, _guard, lines) = start(&settings(&[]));
-    let odd = "b\u{1e}\u{1f}\"\n";
-    tracing::dispatcher::with_default(&dispatch, || {
-        let outer = info_span!("outer", "otel.name" = "x", depth = 1, who = "outer", noted = "a");
-        outer.record("noted", odd);
-        let _outer = outer.entered();
-        let _inner = info_span!("inner", who = "inner", ratio = f64::NAN).entered();
-        info!(depth = 3, "Said");
-    });
-    let line = &lines.json()[0];
-    assert_eq!((&line["message"], &line["level"]), (&"Said".into(), &"INFO".into()));
-    assert_eq!((&line["depth"], &line["who"], &line["noted"]), (&3.into(), &"inner".into(), &odd.into()));
-    assert_eq!((line.get("otel.name"), line.get("ratio")), (None, Some(&Value::Null)));
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_collector_that_is_down_costs_a_count_and_one_line() {
     // A port that was free a moment ago and on which no process listens.
