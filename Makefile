@@ -86,9 +86,10 @@ replay: ## Run a session again, dry: SESSION_ID=id or SESSION=file [MODEL=m] [FR
 		$(if $(MODEL),--model "$(MODEL)") $(if $(FROM_MESSAGE),--from-message "$(FROM_MESSAGE)") $(ARGS)
 
 .PHONY: storm
-storm: postgres with-postgres ## Many seeded storms: SEEDS=n [SEED_BASE=m] [JOBS=j, default 2]
+storm: postgres with-postgres ## Many seeded storms: SEEDS=n [SEED_BASE=m] [JOBS=j, default 2] [DEFAULTS=1: the default settings]
 	SEEDS=$(or $(SEEDS),20) SEED_BASE=$(or $(SEED_BASE),1) JOBS=$(or $(JOBS),2) \
-		$(CARGO) test $(BUILD) --test main -- --ignored --nocapture --exact storm::as_many_seeds_as_one_likes
+		$(CARGO) test $(BUILD) --test main -- --ignored --nocapture \
+		--exact storm::as_many_seeds_as_one_likes$(if $(DEFAULTS),_at_the_default_settings)
 
 # Part of `make test` too, at a fiftieth of its measure.
 .PHONY: trial

@@ -19,6 +19,7 @@ mod readers;
 mod reads;
 mod report;
 mod server;
+mod soak;
 mod wire;
 mod worker;
 
@@ -59,6 +60,8 @@ enum Part {
     Files,
     /// Lists, searches and pages of an installation of 1,000,000 sessions. Only on request.
     Lists,
+    /// Half the peak for `--minutes`: memory, dead rows, waits. Only on request.
+    Soak,
     /// The same steps with other systems. Only on request.
     Compare,
 }
@@ -69,7 +72,7 @@ struct Arguments {
     /// Less of everything: three minutes on a machine with nothing else to do.
     #[arg(long)]
     quick: bool,
-    /// Only these parts, separated by commas. Without it: all but `lists` and `compare`.
+    /// Only these parts, separated by commas. Without it: all but `lists`, `soak` and `compare`.
     #[arg(long, value_enum, value_delimiter = ',')]
     only: Vec<Part>,
     /// Seconds of one round of one contestant.
@@ -81,6 +84,9 @@ struct Arguments {
     /// Kills of the part `wake`.
     #[arg(long)]
     kills: Option<usize>,
+    /// Minutes of the part `soak`.
+    #[arg(long, default_value_t = 60.0)]
+    minutes: f64,
     /// A server in memory and without fsync, instead of on the disk with it.
     #[arg(long)]
     tmpfs: bool,
@@ -100,7 +106,7 @@ struct Arguments {
 
 impl Arguments {
     fn has(&self, part: Part) -> bool {
-        let on_request = [Part::Lists, Part::Compare];
+        let on_request = [Part::Lists, Part::Soak, Part::Compare];
         if self.only.is_empty() { !on_request.contains(&part) } else { self.only.contains(&part) }
     }
 
@@ -227,6 +233,9 @@ async fn measure(
             };
             report.add("Claim of one job", name, "ms", &times);
         }
+    }
+    if arguments.has(Part::Soak) {
+        soak::soak(server, arguments.minutes, report, progress).await?;
     }
     if arguments.has(Part::Long) {
         let database = Database::create(server.url(), "long").await?;

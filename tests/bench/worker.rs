@@ -6,7 +6,7 @@ use crate::process::{self, STEPS, Serve, Site};
 use crate::provider::Provider;
 use crate::server::{Server, Spent};
 use anyhow::{Context, Result, bail, ensure};
-use sqlx::Connection;
+use sqlx::{Connection, PgConnection};
 use std::time::{Duration, Instant};
 use wakeful_engine::tool::registry::Registry;
 use wakeful_store::Store;
@@ -92,6 +92,23 @@ async fn backlog(database: &Database, site: &Site, sessions: usize, says: &str) 
         site.furnish(&session_id)?;
     }
     store.close().await;
+    Ok(())
+}
+
+/// Brings in a session of [`STEPS`] steps with its file, and tells the workers.
+pub async fn bring_in(store: &Store, site: &Site, conversation: &str) -> Result<()> {
+    let session_id = wake(store, conversation, "steps").await?;
+    site.furnish(&session_id)?;
+    Ok(store.announce(&session_id).await?)
+}
+
+/// Waits until the queue is empty.
+pub async fn at_rest_again(connection: &mut PgConnection, worker: &Serve) -> Result<()> {
+    let began = Instant::now();
+    while sqlx::query_scalar::<_, i64>("select count(*) from jobs").fetch_one(&mut *connection).await? > 0 {
+        ensure!(began.elapsed() < Duration::from_secs(60), "a run does not end:\n{}", worker.log_text());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
     Ok(())
 }
 
@@ -304,11 +321,7 @@ pub async fn rest(database: &Database, site: &Site, count: usize) -> Result<()> 
     backlog(database, site, 1, "answer").await?;
     let mut connection = database.connect().await?;
     let worker = site.serve(&database.url, "worker").await?;
-    let began = Instant::now();
-    while sqlx::query_scalar::<_, i64>("select count(*) from jobs").fetch_one(&mut connection).await? > 0 {
-        ensure!(began.elapsed() < Duration::from_secs(60), "a run does not end:\n{}", worker.log_text());
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    at_rest_again(&mut connection, &worker).await?;
     worker.kill().await?;
     let columns: String = sqlx::query_scalar(
         "select string_agg(case column_name

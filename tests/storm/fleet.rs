@@ -1,6 +1,6 @@
 //! The processes of one storm: started, struck, and started again the way a supervisor would.
 
-use super::plan::{Plan, WINDOW_MS};
+use super::plan::Plan;
 use super::summary::Summary;
 use crate::support::{Options, Process, eventually, timeout};
 use std::sync::{Arc, Mutex};
@@ -67,7 +67,7 @@ impl Fleet {
     /// Returns the pids of workers that died since the last call.
     pub fn look_after(&mut self, plan: &Plan) -> Vec<i32> {
         let now = Instant::now();
-        let calm = self.began.elapsed() > Duration::from_millis(WINDOW_MS);
+        let calm = self.began.elapsed() > plan.window;
         let mut died = Vec::new();
         for at in 0..self.slots.len() {
             let slot = &mut self.slots[at];

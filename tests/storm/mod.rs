@@ -19,18 +19,28 @@ use summary::Summary;
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 #[ignore = "slow: make soak"]
 async fn k45_a_few_seeds_leave_nothing_wrong() {
-    seeds(1, 3, 2).await;
+    seeds(Plan::of, 1, 3, 2).await;
 }
 
 /// Driven by the environment: SEEDS, SEED_BASE, JOBS.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 #[ignore = "any number of seeds: make storm"]
 async fn as_many_seeds_as_one_likes() {
-    let number = |name: &str, otherwise: u64| match std::env::var(name) {
+    seeds(Plan::of, number("SEED_BASE", 1), number("SEEDS", 20), number("JOBS", 2)).await;
+}
+
+/// Ten kills and ten stops a seed, of workers with the default settings. Driven by the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+#[ignore = "any number of seeds: make storm DEFAULTS=1"]
+async fn as_many_seeds_as_one_likes_at_the_default_settings() {
+    seeds(Plan::at_defaults, number("SEED_BASE", 1), number("SEEDS", 1), number("JOBS", 1)).await;
+}
+
+fn number(name: &str, otherwise: u64) -> u64 {
+    match std::env::var(name) {
         Ok(text) if !text.is_empty() => text.parse().unwrap_or_else(|_| panic!("{name}={text} is no number")),
         Ok(_) | Err(_) => otherwise,
-    };
-    seeds(number("SEED_BASE", 1), number("SEEDS", 20), number("JOBS", 2)).await;
+    }
 }
 
 #[test]
@@ -44,7 +54,7 @@ fn a_seed_is_one_schedule() {
 }
 
 /// Runs the seeds from `base` on, `jobs` at a time, each on a server of its own, up to the first that fails.
-async fn seeds(base: u64, count: u64, jobs: u64) {
+async fn seeds(plan: fn(u64) -> Plan, base: u64, count: u64, jobs: u64) {
     let began = Instant::now();
     let next = Arc::new(AtomicU64::new(base));
     let failed = Arc::new(AtomicBool::new(false));
@@ -59,7 +69,7 @@ async fn seeds(base: u64, count: u64, jobs: u64) {
                     break;
                 }
                 println!("seed {seed}");
-                match run::run(seed, &mut server).await {
+                match run::run(plan(seed), &mut server).await {
                     Ok(summary) => {
                         println!("seed {seed}: {}", summary.line());
                         total.lock().expect("nobody panics with it").add(&summary);
@@ -68,7 +78,8 @@ async fn seeds(base: u64, count: u64, jobs: u64) {
                         failed.store(true, Ordering::SeqCst);
                         println!("seed {seed} FAILED: {}", wrong.reason);
                         println!("  logs and rows: {}", wrong.logs.display());
-                        println!("  again: make storm SEEDS=1 SEED_BASE={seed}");
+                        let defaults = if plan(seed).at_defaults { " DEFAULTS=1" } else { "" };
+                        println!("  again: make storm SEEDS=1 SEED_BASE={seed}{defaults}");
                     }
                 }
             }
@@ -78,7 +89,7 @@ async fn seeds(base: u64, count: u64, jobs: u64) {
         ended.expect("a storm ends in words");
     }
     let total = total.lock().expect("nobody panics with it").clone();
-    println!("\n{}", total.table(run::LEASE, began.elapsed()));
+    println!("\n{}", total.table(began.elapsed()));
     assert!(!failed.load(Ordering::SeqCst), "a seed failed: see above");
     assert_eq!(total.seeds as u64, count);
     let (rebilled, disruptions) = (total.rebilled, total.disruptions());

@@ -6,10 +6,16 @@ use crate::support::proxy::CutAt;
 use std::time::Duration;
 
 /// How long failures happen and messages are posted.
-pub const WINDOW_MS: u64 = 5_000;
+const WINDOW: Duration = Duration::from_secs(5);
+
+/// The same with the default settings, where a lease lasts 30 seconds.
+const LONG_WINDOW: Duration = Duration::from_secs(120);
 
 pub struct Plan {
     pub seed: u64,
+    /// The processes have the settings that they ship with, instead of a short lease.
+    pub at_defaults: bool,
+    pub window: Duration,
     pub workers: usize,
     pub sessions: Vec<Vec<Message>>,
     /// Sorted by time.
@@ -81,12 +87,17 @@ const TURNS: &[&str] =
 impl Plan {
     pub fn of(seed: u64) -> Plan {
         let mut rng = Rng::new(seed);
-        let sessions = (0..5 + rng.below(4)).map(|session| messages(&mut rng, session)).collect();
+        let sessions = (0..5 + rng.below(4))
+            .map(|session| {
+                let count = 2 + rng.below(2);
+                messages(&mut rng, session, count, WINDOW)
+            })
+            .collect();
         let workers = 2 + rng.below(2) as usize;
         let mut blows = Vec::new();
         let mut some = |rng: &mut Rng, least: u64, most: u64, blow: &dyn Fn(&mut Rng) -> Blow| {
             for _ in 0..least + rng.below(most - least + 1) {
-                let at = Duration::from_millis(200 + rng.below(WINDOW_MS - 200));
+                let at = moment(rng, WINDOW);
                 let blow = blow(rng);
                 blows.push((at, blow));
             }
@@ -106,16 +117,40 @@ impl Plan {
         });
         some(&mut rng, 0, 1, &|_| Blow::RestartPostgres);
         blows.sort_by_key(|(at, _)| *at);
-        Plan { seed, workers, sessions, blows }
+        Plan { seed, at_defaults: false, window: WINDOW, workers, sessions, blows }
+    }
+
+    /// Ten kills and ten stops past the lease, and nothing else, of workers with the default settings.
+    pub fn at_defaults(seed: u64) -> Plan {
+        const WORKERS: u64 = 8;
+        let mut rng = Rng::new(seed);
+        let sessions = (0..12).map(|session| messages(&mut rng, session, 30, LONG_WINDOW)).collect();
+        let mut blows = Vec::new();
+        for _ in 0..10 {
+            let at = moment(&mut rng, LONG_WINDOW);
+            blows.push((at, Blow::KillWorker(rng.below(WORKERS) as usize)));
+            // A stop ends within the window, or the storm's calm would end it before its lease is over.
+            let past_the_lease = Duration::from_millis(31_000 + rng.below(5_000));
+            let at = moment(&mut rng, LONG_WINDOW - past_the_lease);
+            blows.push((at, Blow::StopWorker(rng.below(WORKERS) as usize, past_the_lease)));
+        }
+        blows.sort_by_key(|(at, _)| *at);
+        Plan { seed, at_defaults: true, window: LONG_WINDOW, workers: WORKERS as usize, sessions, blows }
     }
 
     /// The failpoints of this life of a worker, if any.
     pub fn worker_failpoints(&self, worker: usize, life: u64) -> Option<String> {
+        if self.at_defaults {
+            return None;
+        }
         let mut rng = Rng::new(self.seed ^ ((worker as u64 + 1) << 40) ^ ((life + 1) << 50));
         (rng.below(5) < 3).then(|| failpoints(&mut rng, WORKER_FAILPOINTS))
     }
 
     pub fn api_failpoints(&self, life: u64) -> Option<String> {
+        if self.at_defaults {
+            return None;
+        }
         let mut rng = Rng::new(self.seed ^ ((life + 1) << 56));
         (rng.below(4) == 0).then(|| failpoints(&mut rng, API_FAILPOINTS))
     }
@@ -131,8 +166,13 @@ fn failpoints(rng: &mut Rng, names: &[&'static str]) -> String {
     }
 }
 
-fn messages(rng: &mut Rng, session: u64) -> Vec<Message> {
-    let count = 2 + rng.below(2);
+/// A moment of the window, but not its very beginning.
+fn moment(rng: &mut Rng, window: Duration) -> Duration {
+    Duration::from_millis(200 + rng.below(window.as_millis() as u64 - 200))
+}
+
+fn messages(rng: &mut Rng, session: u64, count: u64, window: Duration) -> Vec<Message> {
+    let window_ms = window.as_millis() as u64;
     (0..count)
         .map(|number| {
             let name = format!("s{session}m{number}");
@@ -142,7 +182,7 @@ fn messages(rng: &mut Rng, session: u64) -> Vec<Message> {
             }
             // Some messages arrive close together and are answered together. Others arrive after the previous
             // run has ended.
-            let at = Duration::from_millis(rng.below(WINDOW_MS / count) + number * WINDOW_MS / count);
+            let at = Duration::from_millis(rng.below(window_ms / count) + number * window_ms / count);
             Message { at, text: format!("{name} do {}", turns.join(";")), key: name }
         })
         .collect()

@@ -27,9 +27,9 @@ pub struct Wrong {
     pub logs: PathBuf,
 }
 
-/// Runs the storm of `seed` on a server that no other test uses meanwhile.
-pub async fn run(seed: u64, server: &mut Server) -> Result<Summary, Wrong> {
-    let plan = Plan::of(seed);
+/// Runs the storm of `plan` on a server that no other test uses meanwhile.
+pub async fn run(plan: Plan, server: &mut Server) -> Result<Summary, Wrong> {
+    let seed = plan.seed;
     let began = Instant::now();
     let database = Database::on(&server.url(), "pg_default").await;
     let proxy = Proxy::start(&database.url);
@@ -40,10 +40,15 @@ pub async fn run(seed: u64, server: &mut Server) -> Result<Summary, Wrong> {
         // Allow many attempts, so that no job fails here. Other tests check the limit.
         .config("[agents.default.limits]\nattempts = 100")
         .env("OPENAI_BASE_URL", &model.url)
-        .env("FIXTURE_TAKE_MS", "60")
-        .env("WAKEFUL_QUEUE__LEASE_S", LEASE.as_secs().to_string())
-        .env("WAKEFUL_QUEUE__HEARTBEAT_S", "1")
-        .arg("--concurrency=2");
+        .env("FIXTURE_TAKE_MS", "60");
+    let options = if plan.at_defaults {
+        options
+    } else {
+        options
+            .env("WAKEFUL_QUEUE__LEASE_S", LEASE.as_secs().to_string())
+            .env("WAKEFUL_QUEUE__HEARTBEAT_S", "1")
+            .arg("--concurrency=2")
+    };
     let mut fleet = Fleet::new(&plan, &options, &proxy.url);
     let mut storm = Storm { plan: &plan, fleet: &mut fleet, database: &database, proxy: &proxy, server };
     let verdict = async {
@@ -162,7 +167,7 @@ impl Storm<'_> {
                     break;
                 }
             }
-            if began.elapsed() > timeout() {
+            if began.elapsed() > self.plan.window + timeout() {
                 panic!("it does not come to rest: {:#}", self.owed().await);
             }
         }
@@ -211,13 +216,16 @@ impl Storm<'_> {
         rows.into_iter().map(|(job_id, lease)| Held { job_id, lease, since }).collect()
     }
 
-    /// Records which of these jobs were resumed: the job has another lease or none, or it is gone.
+    /// Records which of these jobs were resumed: another worker has claimed the job, or it is gone. Before that claim it has
+    /// no lease for a moment.
     async fn notice_resumed(&mut self, held: &mut Vec<Held>) {
-        let sql = "select job_id, lease from jobs where lease is not null";
-        let rows: Result<Vec<(i64, i64)>, _> = sqlx::query_as(sql).fetch_all(&self.database.pool).await;
+        let sql = "select job_id, lease from jobs";
+        let rows: Result<Vec<(i64, Option<i64>)>, _> =
+            sqlx::query_as(sql).fetch_all(&self.database.pool).await;
         let Ok(rows) = rows else { return };
         held.retain(|one| {
-            let still = rows.contains(&(one.job_id, one.lease));
+            let waits = |lease: Option<i64>| lease.is_none_or(|lease| lease == one.lease);
+            let still = rows.iter().any(|(job_id, lease)| *job_id == one.job_id && waits(*lease));
             if !still {
                 self.fleet.summary.to_resume.push(one.since.elapsed());
             }

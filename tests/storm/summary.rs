@@ -90,13 +90,14 @@ impl Summary {
         )
     }
 
-    /// Formats a table. It compares the time to resume with `lease`.
-    pub fn table(&self, lease: Duration, wall: Duration) -> String {
+    /// Formats a table.
+    pub fn table(&self, wall: Duration) -> String {
         let mut to_resume = self.to_resume.clone();
         to_resume.sort();
         let seconds =
             |at: usize| to_resume.get(at).map_or("-".to_owned(), |t| format!("{:.2} s", t.as_secs_f64()));
         let (median, worst) = (seconds(to_resume.len() / 2), seconds(to_resume.len().saturating_sub(1)));
+        let p99 = seconds((to_resume.len() * 99).div_ceil(100).saturating_sub(1));
         let a_kill = self.rebilled as f64 / self.deaths().max(1) as f64;
         let rows = [
             ("seeds", self.seeds.to_string()),
@@ -115,8 +116,9 @@ impl Summary {
             ("claims lost / writes fenced", format!("{} / {}", self.stale_claims, self.fenced)),
             ("effects / uncertain", format!("{} / {}", self.effects, self.uncertain)),
             ("mails", self.mails.to_string()),
-            ("time to resume, median", format!("{median} (lease {:.2} s)", lease.as_secs_f64())),
-            ("time to resume, worst", worst),
+            ("kill to next claim, median", median),
+            ("kill to next claim, p99", p99),
+            ("kill to next claim, worst", worst),
             ("jobs that were resumed after a kill", to_resume.len().to_string()),
             ("wall time", format!("{:.0} s", wall.as_secs_f64())),
         ];

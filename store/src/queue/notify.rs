@@ -219,7 +219,9 @@ async fn notify(store: &Store, jobs: Vec<String>, sessions: Vec<String>) -> Resu
         &channels as &[&str],
         &payloads
     )
-    .execute(&store.pool)
+    // It reads no row, so it takes the connection of the message that it tells of, and leaves another one, which sees all
+    // spaces, to the claim.
+    .execute(&store.pool.of_installation())
     .await?;
     Ok(())
 }

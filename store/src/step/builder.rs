@@ -103,6 +103,18 @@ impl<'c> Statement<'c> {
         }
     }
 
+    /// The column by which the CTEs join a commit's rows. Of a lone commit there is one row. A member's number is compared
+    /// faster than a session's id, and it is the first column: Postgres takes a row apart only as far as it reads it.
+    pub(super) fn key(&self) -> &'static str {
+        if self.alone() { "session_id" } else { "member" }
+    }
+
+    /// The condition of [`Statement::among`] for a lone commit, and none for several: for a table whose rows are looked up
+    /// by a join with `b` in any plan. An index that is asked for a key and for a list looks the whole list up for each key.
+    pub(super) fn of_lone(&self, key: &str, sql_type: &str, number: usize) -> String {
+        if self.alone() { format!("{} and ", self.among(key, sql_type, number)) } else { String::new() }
+    }
+
     /// The rows of one kind, which several parts of the commits may have.
     pub(super) fn rows<R>(&self, of: impl Fn(&'c Rows) -> &'c [R]) -> Columns<'c, R> {
         let rows = self
@@ -151,8 +163,9 @@ impl<'c> Statement<'c> {
             .collect();
         let members: Vec<i64> = std::mem::take(&mut rows.rows).iter().map(|(member, _)| *member).collect();
         let (ordinals, members) = (self.bind(ordinals), self.bind(members));
+        // What is joined comes first: Postgres takes a row apart only as far as it reads it.
         format!(
-            "b join unnest({}, ${ordinals}::bigint[], ${members}::bigint[]) as r ({}, ordinal, member) on r.member = b.member",
+            "b join unnest(${members}::bigint[], ${ordinals}::bigint[], {}) as r (member, ordinal, {}) on r.member = b.member",
             rows.numbers, rows.names
         )
     }

@@ -66,11 +66,11 @@ impl Statement<'_> {
 
     /// The CTE `j`: the jobs whose lease is held. A job moves on, or it is deleted when its run ends.
     pub(super) fn jobs(&self) -> String {
-        // This condition repeats the join, so that every plan finds the rows by an index.
-        let of_job = self.among("job.job_id", "bigint", self.job_ids);
+        let key = self.key();
+        // Of a lone commit this condition repeats the join, so that every plan finds the row by an index.
+        let of_job = self.of_lone("job.job_id", "bigint", self.job_ids);
         let held = format!(
-            "{of_job}
-        and s.session_id = given.session_id
+            "{of_job}s.{key} = given.{key}
         and job.space_id = s.space_id
         and job.job_id = given.job_id
         and job.lease = given.lease
@@ -96,8 +96,9 @@ impl Statement<'_> {
     using given, s
     where {held}"
         );
-        let returning = if self.starts_calls { "given.session_id, job.run_at" } else { "given.session_id" };
-        let columns = if self.starts_calls { "session_id, run_at" } else { "session_id" };
+        let run_at = |name| if self.starts_calls { name } else { "" };
+        let returning = format!("given.{key}{}", run_at(", job.run_at"));
+        let columns = format!("{key}{}", run_at(", run_at"));
         let ends = |commit: &super::rows::Rows| commit.planned_wake_seq().is_some();
         match (self.some(ends), self.all(ends)) {
             (false, _) => format!(", j as (\n    {moved}\n    returning {returning}\n)"),
@@ -176,15 +177,14 @@ impl Statement<'_> {
             (false, true) => "b.planned_wake_seq is not null",
             (true, true) => "(b.ends_step or b.planned_wake_seq is not null)",
         };
-        let of_run = self.among("run.run_id", "text", self.run_ids);
+        let of_run = self.of_lone("run.run_id", "text", self.run_ids);
         let sets = sets.join(",\n        ");
         self.part(&format!(
             "of_run as (
     update session_runs as run
     set {sets}
     from b
-    where {of_run}
-        and {changes}
+    where {of_run}{changes}
         and run.run_id = b.run_id
         and run.space_id = b.space_id
 )"

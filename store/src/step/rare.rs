@@ -124,8 +124,8 @@ impl Statement<'_> {
         } else {
             let members = self.bind(column(&blobs, |(member, _)| *member));
             format!(
-                "b join unnest(${names}::text[], ${bytes}::bytea[], ${types}::text[], ${members}::bigint[])
-        as r (sha256, bytes, media_type, member) on r.member = b.member"
+                "b join unnest(${members}::bigint[], ${names}::text[], ${bytes}::bytea[], ${types}::text[])
+        as r (member, sha256, bytes, media_type) on r.member = b.member"
             )
         };
         self.part(&format!(

@@ -100,14 +100,16 @@ impl<'c> Statement<'c> {
         let Statement { given, names, before, sets, demands, parts, .. } = &self;
         // This condition repeats the join below, so that every plan finds the rows by an index.
         let of_session = self.among("session.session_id", "text", self.session_ids);
-        let jobs = self.jobs();
+        let (jobs, key) = (self.jobs(), self.key());
+        let of_key = if self.alone() { "session.session_id" } else { "given.member" };
         let run_at = if self.starts_calls { ", j.run_at" } else { "" };
         // "not materialized" lets Postgres replace a name by its parameter, so the names cost nothing.
         let given = if self.alone() {
             format!("given as not materialized (\n    select {given}\n)")
         } else {
+            let columns = names.trim_end_matches(", ");
             format!(
-                "given as materialized (\n    select * from unnest({given})\n        with ordinality as given ({names}member)\n)"
+                "given as materialized (\n    select member, {columns}\n    from unnest({given})\n        with ordinality as given ({names}member)\n)"
             )
         };
         let last_line = match (self.alone(), self.writes_intent) {
@@ -138,13 +140,12 @@ left join intent using (session_id)"
         and session.last_message_number = given.last_message_number
         and session.last_step_number = given.step_number - 1
         and session.space_id = given.of_space{demands}
-    returning session.session_id, session.conversation_id, session.space_id, session.last_event_seq,
-        session.wake_seq
+    returning {of_key}, session.conversation_id, session.space_id, session.last_event_seq, session.wake_seq
 ){jobs}, b as materialized (
     select given.*, s.conversation_id, s.space_id, s.last_event_seq, s.wake_seq{run_at}
     from given
-    join s using (session_id)
-    join j using (session_id)
+    join s using ({key})
+    join j using ({key})
 ){parts}
 {last_line}"
         );
@@ -324,14 +325,13 @@ left join intent using (session_id)"
     fn generation_over(&mut self) {
         if self.some(|commit| commit.generation_over) {
             self.given("generation_over", "boolean", |commit| commit.generation_over);
-            let of_generation = self.among("generations.session_id", "text", self.session_ids);
+            let of_generation = self.of_lone("generations.session_id", "text", self.session_ids);
             let of_chunk = self.among("generation_chunks.session_id", "text", self.session_ids);
             self.part(&format!(
                 "deleted_generations as (
     delete from generations
     using b
-    where {of_generation}
-        and b.generation_over
+    where {of_generation}b.generation_over
         and generations.session_id = b.session_id
         and generations.space_id = b.space_id
 ), deleted_chunks as (

@@ -30,7 +30,10 @@ pub async fn run(ctx: Arc<Ctx>, news: News) -> anyhow::Result<()> {
     let healer = timer("healer", &ctx, heal::run);
     let expiry = timer("expiry", &ctx, expire::run);
     let delays = timer("delays", &ctx, delayed::run);
-    let search = timer("search", &ctx, search::run);
+    let search = {
+        let (ctx, holdings) = (Arc::clone(&ctx), Arc::clone(&holdings));
+        timer::start("search", move || search::run(Arc::clone(&ctx), Arc::clone(&holdings)))
+    };
     let batches = timer("batches", &ctx, batches::run);
     know_the_gates(&ctx).await;
     let gates = gates_and_pauses(&ctx, &heartbeat_stop);

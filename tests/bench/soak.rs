@@ -1,0 +1,152 @@
+//! A worker at half of its peak, for as long as one likes: does its memory grow, do dead rows gather, do waits grow?
+//!
+//! The peak is that of a backlog, measured at the beginning. Then new conversations come in at half that rate, each with
+//! the steps of the part `worker`. An hour leaves about 10 GB on the disk.
+
+use crate::fixture::Database;
+use crate::process::{self, STEPS, Site};
+use crate::report::{Progress, Report};
+use crate::server::Server;
+use crate::worker;
+use anyhow::{Context, Result, ensure};
+use sqlx::{Connection, PgConnection};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use wakeful_store::Store;
+
+const SECTION: &str = "Soak at half the peak";
+
+/// Sessions of the backlog that measures the peak.
+const BACKLOG: usize = 400;
+
+/// Tasks that bring conversations in.
+const FEEDERS: u64 = 4;
+
+/// How many looks a soak takes. Each quarter of them is reported.
+const LOOKS: u32 = 40;
+
+/// A run that began this recently may not have begun its first step.
+const SETTLES: Duration = Duration::from_secs(2);
+
+/// What one look found.
+#[derive(Clone, Copy, Debug)]
+struct Look {
+    resident_mb: f64,
+    dead_rows: f64,
+    /// Tables that hold only what is at work.
+    live_tables_mb: f64,
+    p50_ms: f64,
+    p99_ms: f64,
+    steps_per_s: f64,
+}
+
+/// Runs for `minutes`, and reports the quarters next to each other.
+pub async fn soak(
+    server: &mut Server,
+    minutes: f64,
+    report: &mut Report,
+    progress: &mut Progress,
+) -> Result<()> {
+    progress.say("soak: the peak");
+    let drained = worker::drain(server, 1, BACKLOG).await?;
+    let peak = drained.steps / drained.seconds;
+    let rate = peak / 2.0 / STEPS as f64;
+    let database = Database::create(server.url(), "soak").await?;
+    let site = Arc::new(Site::new()?);
+    let process = site.serve(&database.url, "worker").await?;
+    let pid = process.pid()?;
+    let fed = Arc::new(AtomicU64::new(0));
+    let mut feeders = tokio::task::JoinSet::new();
+    for feeder in 0..FEEDERS {
+        let (store, site, fed) = (database.store(2).await?, Arc::clone(&site), Arc::clone(&fed));
+        feeders.spawn(feed(store, site, feeder, rate / FEEDERS as f64, fed));
+    }
+    let mut connection = database.connect().await?;
+    let every = Duration::from_secs_f64((minutes * 60.0 / f64::from(LOOKS)).max(3.0));
+    let mut looks = Vec::new();
+    for number in 1..=LOOKS {
+        tokio::select! {
+            () = tokio::time::sleep(every) => {}
+            ended = feeders.join_next() => ended.context("there are feeders")???,
+        }
+        let look = look(&mut connection, pid, (rate * every.as_secs_f64()) as i64, every).await?;
+        progress.say(&format!(
+            "soak {number} of {LOOKS}: {:.0} steps/s, {:.0} MB, {:.0} dead rows, p99 {:.1} ms",
+            look.steps_per_s, look.resident_mb, look.dead_rows, look.p99_ms
+        ));
+        looks.push(look);
+    }
+    feeders.shutdown().await;
+    let fed = fed.load(Ordering::Relaxed);
+    worker::at_rest_again(&mut connection, &process).await?;
+    let sql = "select count(*) filter (where status = 'completed'), count(*) from session_runs";
+    let (completed, runs): (i64, i64) = sqlx::query_as(sql).fetch_one(&mut connection).await?;
+    ensure!(completed == runs, "{completed} of {runs} runs are completed; {fed} were brought in");
+    process.kill().await?;
+    connection.close().await?;
+    database.remove().await?;
+    report.add(SECTION, "the peak, a backlog", "steps/s", &[peak]);
+    let quarter = looks.len() / 4;
+    for (name, looks) in [
+        ("first quarter", &looks[..quarter]),
+        ("second quarter", &looks[quarter..2 * quarter]),
+        ("third quarter", &looks[2 * quarter..3 * quarter]),
+        ("last quarter", &looks[3 * quarter..]),
+    ] {
+        let mut add = |what: &str, unit, of: fn(&Look) -> f64| {
+            let values: Vec<f64> = looks.iter().map(of).collect();
+            report.add(SECTION, format!("{name}: {what}"), unit, &values);
+        };
+        add("steps a second", "steps/s", |look| look.steps_per_s);
+        add("resident memory of the worker", "MB", |look| look.resident_mb);
+        add("dead rows of all tables", "", |look| look.dead_rows);
+        add("tables of what is at work", "MB", |look| look.live_tables_mb);
+        add("message to first step, p50", "ms", |look| look.p50_ms);
+        add("message to first step, p99", "ms", |look| look.p99_ms);
+    }
+    Ok(())
+}
+
+/// Brings in `rate` conversations a second, until it is dropped. A feeder that is late catches up.
+async fn feed(store: Store, site: Arc<Site>, feeder: u64, rate: f64, fed: Arc<AtomicU64>) -> Result<()> {
+    let began = Instant::now();
+    for number in 0_u64.. {
+        let due = Duration::from_secs_f64(number as f64 / rate);
+        tokio::time::sleep(due.saturating_sub(began.elapsed())).await;
+        worker::bring_in(&store, &site, &format!("soak-{feeder}-{number}")).await?;
+        fed.fetch_add(1, Ordering::Relaxed);
+    }
+    Ok(())
+}
+
+/// `runs`: how many runs came in since the last look.
+async fn look(connection: &mut PgConnection, pid: i32, runs: i64, every: Duration) -> Result<Look> {
+    let dead_rows = "select coalesce(sum(n_dead_tup), 0)::float8 from pg_stat_user_tables";
+    let live_tables = "select sum(pg_total_relation_size(name))::float8 / 1048576
+        from unnest(array['jobs', 'generations', 'generation_chunks']::regclass[]) as name";
+    // Ids of runs grow with time, so this reads the newest ones by an index.
+    let waits = "select coalesce(percentile_cont(0.5) within group (order by ms), 'NaN')::float8,
+            coalesce(percentile_cont(0.99) within group (order by ms), 'NaN')::float8
+        from (
+            select extract(epoch from coalesce(step.started_at, clock_timestamp()) - run.created_at) * 1000 as ms
+            from (select session_id, created_at from session_runs order by run_id desc limit $1) run
+            left join session_steps step on step.session_id = run.session_id and step.step_number = 1
+            where run.created_at < clock_timestamp() - make_interval(secs => $2)
+        ) of_runs";
+    let steps = "select count(*)::float8 from session_steps where committed_at > clock_timestamp() - make_interval(secs => $1)
+        and session_id in (select session_id from session_runs order by run_id desc limit $2)";
+    let (p50_ms, p99_ms): (f64, f64) =
+        sqlx::query_as(waits).bind(runs).bind(SETTLES.as_secs_f64()).fetch_one(&mut *connection).await?;
+    let within = every.as_secs_f64().min(10.0);
+    let steps: f64 =
+        sqlx::query_scalar(steps).bind(within).bind(runs * 2).fetch_one(&mut *connection).await?;
+    Ok(Look {
+        resident_mb: process::resident_mb(pid)?,
+        dead_rows: sqlx::query_scalar(dead_rows).fetch_one(&mut *connection).await?,
+        live_tables_mb: sqlx::query_scalar(live_tables).fetch_one(&mut *connection).await?,
+        p50_ms,
+        p99_ms,
+        steps_per_s: steps / within,
+    })
+}
