@@ -122,7 +122,7 @@ async fn resolve_call(
     match first_answer(session, call_id, taken.as_ref(), resolution, &call.status)? {
         Some(first) => {
             // What the model had been told when the effect was decided. Since then it may have got the outcome as the call's result.
-            let was_told = call.resolution.as_ref().and_then(|stored| stored["told"].as_bool());
+            let was_told = taken.as_ref().and_then(|stored| stored["told"].as_bool());
             let was_told = was_told.unwrap_or(call.told);
             let told_run_id = if was_told && decision.tell {
                 Some(tell(tx, vault, session, call_id, &call.name, decision).await?)
