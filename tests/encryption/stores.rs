@@ -50,6 +50,8 @@ async fn the_key_store_of_another_database_takes_no_key_and_loses_none() {
 
     // The store of this database is refused by another one.
     let other = Database::new().await;
+    // The databases of the tests are copies of one, so they have one name.
+    sqlx::query("update installation set installation_id = 'another'").execute(&other.pool).await.unwrap();
     let (process, client) = served(&own, &other).await;
     let (status, problem) = client.post("/v1/chat/c1/messages", &json!({"text": planted(2)})).await;
     assert_eq!(status.as_u16(), 503, "{problem}");
