@@ -5,8 +5,6 @@ create index sessions_by_space_and_agent on conversation_sessions (space_id, age
 create index sessions_by_space_and_trigger on conversation_sessions (space_id, trigger_type, session_id);
 create index sessions_at_rest_by_space on conversation_sessions (space_id, status, session_id)
     where status not in ('queued', 'running', 'completed');
--- No statement reads it.
-drop index idx_sessions_space;
 
 -- Failures of one agent.
 create index sessions_at_rest_by_agent on conversation_sessions (space_id, agent, status, session_id)

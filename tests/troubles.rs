@@ -102,6 +102,15 @@ impl Scene {
         Why(findings.map(|finding| (text(finding, "why"), text(finding, "remedy"))).collect())
     }
 
+    /// Waits until `session why` names a cause with these parts, and returns its remedy. While a step is tried again, what holds
+    /// it up changes from moment to moment.
+    async fn because(&self, id: &str, parts: &[&str]) -> String {
+        eventually(&format!("session why to say {parts:?}"), || async {
+            self.why(id).await.find(parts).map(|(_, remedy)| remedy.clone())
+        })
+        .await
+    }
+
     /// What `doctor` warns of under this name: the text and the remedy.
     async fn doctor(&self, name: &str) -> String {
         let (_, ran) = self.shell("wakeful doctor -o json").ended().await;
@@ -124,10 +133,9 @@ impl Scene {
 struct Why(Vec<(String, String)>);
 
 impl Why {
-    /// Asserts that a reason has these parts, and returns its remedy.
-    fn because(&self, parts: &[&str]) -> String {
-        let found = self.0.iter().find(|(why, _)| parts.iter().all(|part| why.contains(part)));
-        found.unwrap_or_else(|| panic!("{parts:?} is not in {:#?}", self.0)).1.clone()
+    /// The first cause with these parts, and its remedy.
+    fn find(&self, parts: &[&str]) -> Option<&(String, String)> {
+        self.0.iter().find(|(why, _)| parts.iter().all(|part| why.contains(part)))
     }
 }
 
@@ -158,7 +166,7 @@ async fn a_model_that_answers_500_is_waited_for() {
     let client = process.client();
     let id = ask(&client, "Hello?").await;
     waits(&scene).await;
-    let remedy = scene.why(&id).await.because(&["waits for provider openai", "status 500", "calls failed"]);
+    let remedy = scene.because(&id, &["waits for provider openai", "status 500", "failed."]).await;
     assert!(remedy.contains("goes on by itself") && remedy.contains("fallback"), "{remedy}");
     assert!(scene.list().await.contains("waits for openai, which has failed"), "{}", scene.list().await);
     let told = scene.doctor("providers").await;
@@ -176,14 +184,14 @@ async fn a_model_that_hangs_is_named_with_its_limit() {
     scene.model.hold();
     let id = ask(&process.client(), "Hello?").await;
     scene.model.asked(1).await;
-    scene.why(&id).await.because(&["waits for the model openai/test", "silent for 2m", "in all for 15m"]);
+    scene.because(&id, &["waits for the model openai/test", "silent for 2m", "in all for 15m"]).await;
     // A lower limit, so that it is over soon.
     process.kill();
     let scene = scene.configured("limits = { attempts = 1 }", "[providers.openai]\nidle_s = 1");
     let process = scene.serve().await;
     let client = process.client();
     client.wait_for(&id, "failed").await;
-    let remedy = scene.why(&id).await.because(&["Its run failed", "did not go on within 1000 ms"]);
+    let remedy = scene.because(&id, &["Its run failed", "did not go on within 1000 ms"]).await;
     scene.model.release();
     scene.said(&command(&remedy, "wakeful session retry")).await;
     client.wait_for(&id, "completed").await;
@@ -197,7 +205,7 @@ async fn a_refused_key_is_named_and_a_retry_goes_on() {
     let client = process.client();
     let id = ask(&client, "Hello?").await;
     client.wait_for(&id, "failed").await;
-    let remedy = scene.why(&id).await.because(&["Its run failed", "refused the credentials"]);
+    let remedy = scene.because(&id, &["Its run failed", "refused the credentials"]).await;
     assert!(remedy.contains("OPENAI_API_KEY"), "{remedy}");
     assert!(scene.list().await.contains("refused the credentials"));
     assert!(scene.doctor("sessions").await.contains(&format!("wakeful session why {id}")));
@@ -218,9 +226,14 @@ async fn a_tool_that_fails_is_counted_and_named_and_the_agent_is_asked_again() {
     let client = process.client();
     let id = ask(&client, "misbehave panic").await;
     client.wait_for(&id, "completed").await;
-    let remedy = scene.why(&id).await.because(&["1 of 1 tool call", "misbehave (call_", "as told"]);
+    let remedy = scene.because(&id, &["1 of 1 tool call", "misbehave (call_", "as told"]).await;
     assert!(remedy.contains("mend the tool"), "{remedy}");
-    assert!(scene.said("wakeful session list --failed-calls -o table").await.contains("completed"));
+    // A worker fills the index beside its steps.
+    eventually("the list of failed calls", || async {
+        let listed = scene.said("wakeful session list --failed-calls -o table").await;
+        listed.contains("completed").then_some(())
+    })
+    .await;
     std::fs::write(scene.options.path("hold-mended"), "").unwrap();
     let again = command(&remedy, "wakeful session send").replace("TEXT", "misbehave panic");
     scene.said(&again).await;
@@ -238,14 +251,14 @@ async fn a_tool_that_hangs_is_named_with_its_limit() {
     let process = scene.serve().await;
     let id = ask(&process.client(), "misbehave yield").await;
     eventually("the tool to run", || async { (scene.options.effects().len() == 1).then_some(()) }).await;
-    scene.why(&id).await.because(&["it runs misbehave (call_", "a call may take 60s"]);
+    scene.because(&id, &["it runs misbehave (call_", "a call may take 60s"]).await;
     // A lower limit, so that it is over soon.
     process.kill();
     let scene = scene.configured("limits = { tool_s = 1 }", "");
     let process = scene.serve().await;
     let client = process.client();
     client.wait_for(&id, "completed").await;
-    let remedy = scene.why(&id).await.because(&["1 of 1 tool call", "did not finish within 1 seconds"]);
+    let remedy = scene.because(&id, &["1 of 1 tool call", "did not finish within 1 seconds"]).await;
     std::fs::write(scene.options.path("hold-mended"), "").unwrap();
     let again = command(&remedy, "wakeful session send").replace("TEXT", "misbehave yield");
     scene.said(&again).await;
@@ -267,20 +280,16 @@ async fn a_step_that_kills_its_workers_names_its_tool() {
     // After the second death the log names the tool.
     let (_, third) = scene.options.spawn(&scene.database.url).ended().await;
     assert!(third.log().contains("misbehave (call_"), "{}", third.log());
-    scene.why(&id).await.because(&[
-        "workers died at this step",
-        "misbehave (call_",
-        "at 5 deaths the run fails",
-    ]);
+    // A death is counted when the next worker takes the step.
+    scene.options.spawn(&scene.database.url).ended().await;
+    scene.because(&id, &["workers died at this step", "misbehave (call_", "at 5 deaths the run fails"]).await;
     let told = scene.doctor("steps").await;
     assert!(told.contains("misbehave") && told.contains(&format!("wakeful session cancel {id}")), "{told}");
-    for _ in 0..2 {
-        scene.options.spawn(&scene.database.url).ended().await;
-    }
+    scene.options.spawn(&scene.database.url).ended().await;
     let process = scene.serve().await;
     let client = process.client();
     client.wait_for(&id, "failed").await;
-    let remedy = scene.why(&id).await.because(&["Its run failed", "its worker died each time", "misbehave"]);
+    let remedy = scene.because(&id, &["Its run failed", "its worker died each time", "misbehave"]).await;
     std::fs::write(scene.options.path("hold-mended"), "").unwrap();
     scene.said(&command(&remedy, "wakeful session retry")).await;
     client.wait_for(&id, "completed").await;
@@ -298,9 +307,8 @@ async fn an_uncertain_effect_waits_for_what_a_person_found_out() {
     let process = scene.serve().await;
     let client = process.client();
     client.wait_for(&id, "needs_attention").await;
-    let why = scene.why(&id).await;
-    why.because(&["It waits for an operator"]);
-    let remedy = why.because(&["not known whether charge", "\"cents\":500", "took effect"]);
+    scene.because(&id, &["It waits for an operator"]).await;
+    let remedy = scene.because(&id, &["not known whether charge", "\"cents\":500", "took effect"]).await;
     assert!(scene.doctor("sessions").await.contains("need attention"));
     assert!(scene.doctor("tool calls").await.contains(&format!("wakeful session why {id}")));
     let happened = command(&remedy, &format!("wakeful session resolve {id}"));
@@ -322,7 +330,7 @@ async fn a_run_behind_another_one_leads_to_it() {
     scene.said("wakeful session new c1").await;
     let second = ask(&client, "Anybody?").await;
     assert_ne!(first, second);
-    let remedy = scene.why(&second).await.because(&[&format!("It waits for session {first}")]);
+    let remedy = scene.because(&second, &[&format!("It waits for session {first}")]).await;
     let shown = scene.said(&command(&remedy, "wakeful session why")).await;
     assert!(shown.contains("waits for provider openai"), "{shown}");
     scene.provider_is(0);
@@ -340,7 +348,7 @@ async fn a_run_over_its_budget_goes_on_under_a_higher_one() {
         let process = scene.serve().await;
         let id = ask(&process.client(), "reserve").await;
         process.client().wait_for(&id, "failed").await;
-        let remedy = scene.why(&id).await.because(&["Its run failed", said]);
+        let remedy = scene.because(&id, &["Its run failed", said]).await;
         assert!(remedy.starts_with("Raise `limits."), "{remedy}");
         assert!(process.terminate().success());
         let scene = scene.configured(high, "");
@@ -359,7 +367,7 @@ async fn a_conversation_that_is_too_long_goes_on_where_more_fits() {
     let client = process.client();
     let id = ask(&client, "Hello?").await;
     client.wait_for(&id, "failed").await;
-    let remedy = scene.why(&id).await.because(&["Its run failed", "longer than the model's context window"]);
+    let remedy = scene.because(&id, &["Its run failed", "longer than the model's context window"]).await;
     for way in ["strategy = \"compaction\"", "larger context window", "wakeful session new c1"] {
         assert!(remedy.contains(way), "{way}: {remedy}");
     }

@@ -10,7 +10,7 @@ async fn without_a_worker_the_command_that_starts_one_is_said() {
     api.wait_for_log("\"Listening\"").await;
     let client = api.client();
     let id = ask(&client, "Hello?").await;
-    let remedy = scene.why(&id).await.because(&["no worker has taken it"]);
+    let remedy = scene.because(&id, &["no worker has taken it"]).await;
     assert!(remedy.contains("No worker is alive"), "{remedy}");
     assert!(scene.doctor("workers").await.contains("wakeful serve"));
     let worker = scene.shell(&command(&remedy, "wakeful serve --roles worker"));
@@ -65,7 +65,7 @@ async fn a_message_that_is_not_sent_is_sent_again_under_its_id() {
         (scene.database.value::<i64>(tried, "all").await == 1).then_some(())
     })
     .await;
-    scene.why(&id).await.because(&["is not sent yet", "the line is busy"]);
+    scene.because(&id, &["is not sent yet", "the line is busy"]).await;
     // Then it is refused for good.
     says("refused the mailbox is unknown");
     eventually("the refusal", || async {
@@ -73,7 +73,7 @@ async fn a_message_that_is_not_sent_is_sent_again_under_its_id() {
         (scene.database.value::<i64>(failed, "all").await == 1).then_some(())
     })
     .await;
-    let remedy = scene.why(&id).await.because(&["was not sent", "the mailbox is unknown"]);
+    let remedy = scene.because(&id, &["was not sent", "the mailbox is unknown"]).await;
     assert!(scene.doctor("deliveries").await.contains("wakeful delivery resend"));
     assert!(
         scene.said("wakeful delivery list --status failed -o table").await.contains("the mailbox is unknown")
@@ -86,7 +86,7 @@ async fn a_message_that_is_not_sent_is_sent_again_under_its_id() {
     .await;
     let sent = std::fs::read_to_string(scene.options.path("sent")).unwrap();
     assert_eq!(sent.lines().count(), 1);
-    scene.why(&id).await.because(&["Nothing holds it up"]);
+    scene.because(&id, &["Nothing holds it up"]).await;
 }
 
 #[tokio::test]
@@ -124,7 +124,7 @@ async fn a_schedule_whose_agent_is_gone_names_it() {
         (scene.database.value::<i64>(left, "all").await == 1).then_some(())
     })
     .await;
-    let remedy = scene.why(&id).await.because(&["no live worker has agent reporter"]);
+    let remedy = scene.because(&id, &["no live worker has agent reporter"]).await;
     assert!(remedy.contains("[agents.reporter]"), "{remedy}");
     let worker = scene.shell(&command(&remedy, "wakeful serve --roles worker"));
     client.wait_for(&id, "completed").await;
@@ -145,7 +145,7 @@ async fn a_paused_queue_says_who_paused_it_and_why_and_goes_on() {
         })
         .await;
         let remedy =
-            scene.why(&id).await.because(&["It is paused with queue by eve", "a deploy of another system"]);
+            scene.because(&id, &["It is paused with queue by eve", "a deploy of another system"]).await;
         assert!(scene.list().await.contains("paused (queue"), "{}", scene.list().await);
         assert!(scene.doctor("pauses").await.contains("wakeful pause end queue"));
         match way {
@@ -166,7 +166,7 @@ async fn a_cancelled_run_says_who_cancelled_it_and_why() {
     waits(&scene).await;
     scene.said(&format!("wakeful session cancel {id} --reason 'the guest left' --as eve")).await;
     client.wait_for(&id, "cancelled").await;
-    let remedy = scene.why(&id).await.because(&["cancelled by eve: the guest left", "not retried"]);
+    let remedy = scene.because(&id, &["cancelled by eve: the guest left", "not retried"]).await;
     scene.provider_is(0);
     scene.said(&command(&remedy, "wakeful session send")).await;
     client.wait_for(&id, "completed").await;

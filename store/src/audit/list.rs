@@ -20,7 +20,11 @@ impl Store {
     pub async fn audited(&self, filter: &AuditFilter) -> Result<Vec<Audited>> {
         let mut list = statement(filter, self.verbs_of(filter).await?);
         let found = list.build_query_as::<Audited>().persistent(false);
-        Ok(found.fetch_all(&self.pool.of_installation()).await?)
+        let mut found = found.fetch_all(&self.pool.of_installation()).await?;
+        for row in &mut found {
+            row.reason = self.reveal_some(row.reason.take()).await;
+        }
+        Ok(found)
     }
 
     /// What Postgres does for this list, as EXPLAIN ANALYZE says it. For tests.

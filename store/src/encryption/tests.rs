@@ -184,7 +184,7 @@ async fn a_store_takes_keys_of_its_owner_only_and_lists_the_old_ones() {
     let key = begin(&vault, "default/c1").await.unwrap();
     assert_eq!(inner.store.claim("theirs".to_owned()).await.unwrap(), OURS);
     assert!(inner.new_key("theirs".to_owned(), "default/c1").await.is_err());
-    assert_eq!(inner.store.ids().await.unwrap(), [key.clone()]);
+    assert_eq!(inner.store.ids().await.unwrap(), std::slice::from_ref(&key));
     assert_eq!(inner.store.older_than(Duration::from_secs(3600)).await.unwrap(), [""; 0]);
     let file = folder.path().join(&key[..2]).join(format!("{key}.key"));
     let before = std::time::SystemTime::now() - Duration::from_secs(7200);

@@ -66,23 +66,20 @@ pub async fn step(mut job: Job, ctx: Data<Arc<Ctx>>) -> Result<(), BoxDynError> 
             error: "internal error: the step panicked".to_owned(),
             at_least: None,
         });
-        debug!(?end, "The claim is over");
-        if let ClaimEnd::Retry { kind, error, at_least } = &end {
-            telemetry::failed(&Span::current(), kind);
-            retry(&ctx, &job, error, *at_least).await;
-        }
-        if let ClaimEnd::Held { subject, why } = &end {
-            held::hold(&ctx, &job, subject, why).await;
-        }
-        if let ClaimEnd::Left { agent } = &end {
-            held::leave(&ctx, &job, agent).await;
-        }
-        if let ClaimEnd::WithoutKey { why } = &end {
-            held::wait_for_key(&ctx, &job, why).await;
-        }
-        if let ClaimEnd::SetBack { kind, back } = &end {
-            telemetry::failed(&Span::current(), kind);
-            provider::set_back(&ctx, &job, back).await;
+        debug!(end = end.name(), "The claim is over");
+        match &end {
+            ClaimEnd::Closed | ClaimEnd::Stale | ClaimEnd::Released => {}
+            ClaimEnd::Retry { kind, error, at_least } => {
+                telemetry::failed(&Span::current(), kind);
+                retry(&ctx, &job, error, *at_least).await;
+            }
+            ClaimEnd::Held { subject, why } => held::hold(&ctx, &job, subject, why).await,
+            ClaimEnd::Left { agent } => held::leave(&ctx, &job, agent).await,
+            ClaimEnd::WithoutKey { why } => held::wait_for_key(&ctx, &job, why).await,
+            ClaimEnd::SetBack { kind, back } => {
+                telemetry::failed(&Span::current(), kind);
+                provider::set_back(&ctx, &job, back).await;
+            }
         }
     }
     .instrument(span)
@@ -116,13 +113,7 @@ async fn work(ctx: &Ctx, job: &Job) -> ClaimEnd {
                 }
                 return ClaimEnd::WithoutKey { why: error.to_string() };
             }
-            Err(error @ Error::BlobStore { .. }) => match store_gate::away(ctx, &error).await {
-                Ok(end) => return end,
-                Err(failed) => {
-                    warn!(%failed, "The outage of a blob store was not recorded at its gate; the next one is");
-                    return ClaimEnd::Retry { kind: "blob_store", error: error.to_string(), at_least: None };
-                }
-            },
+            Err(error @ Error::BlobStore { .. }) => return store_gate::away(ctx, &error).await,
             Err(error) if error.is_transient() && job.lease.is_live() => {
                 faults += 1;
                 warn!(%error, "A database fault interrupted the step; trying again");
@@ -137,9 +128,7 @@ async fn work(ctx: &Ctx, job: &Job) -> ClaimEnd {
                 warn!(session.id = session_id, "Ended a job whose session does not exist");
                 return match ctx.store.end_job(&job.lease).await {
                     Ok(()) => ClaimEnd::Closed,
-                    Err(error) => {
-                        ClaimEnd::Retry { kind: "database", error: error.to_string(), at_least: None }
-                    }
+                    Err(error) => ClaimEnd::retry(&error),
                 };
             }
             Err(error @ Error::Corrupt { .. }) => {
@@ -147,14 +136,14 @@ async fn work(ctx: &Ctx, job: &Job) -> ClaimEnd {
                     let end = (SessionStatus::Failed, tries::unreadable(&error));
                     return give_up(ctx, job, session_id, end).await;
                 }
-                return ClaimEnd::Retry { kind: "database", error: error.to_string(), at_least: None };
+                return ClaimEnd::retry(&error);
             }
             Err(error) => {
                 if let Some(noted) = tries::note(ctx, job, &error).await {
                     let end = (SessionStatus::NeedsAttention, tries::refused(&error, noted));
                     return give_up(ctx, job, session_id, end).await;
                 }
-                return ClaimEnd::Retry { kind: "database", error: error.to_string(), at_least: None };
+                return ClaimEnd::retry(&error);
             }
         }
     }

@@ -32,6 +32,27 @@ pub(super) enum ClaimEnd {
     SetBack { kind: &'static str, back: Box<Back> },
 }
 
+impl ClaimEnd {
+    /// The database, or what it holds, did not let the job be done.
+    pub(super) fn retry(error: &wakeful_store::Error) -> ClaimEnd {
+        ClaimEnd::Retry { kind: "database", error: error.to_string(), at_least: None }
+    }
+
+    /// For the log. The errors of an encrypted conversation do not belong there.
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            ClaimEnd::Closed => "Closed",
+            ClaimEnd::Stale => "Stale",
+            ClaimEnd::Released => "Released",
+            ClaimEnd::Retry { .. } => "Retry",
+            ClaimEnd::Held { .. } => "Held",
+            ClaimEnd::WithoutKey { .. } => "WithoutKey",
+            ClaimEnd::Left { .. } => "Left",
+            ClaimEnd::SetBack { kind, .. } => kind,
+        }
+    }
+}
+
 /// Ends the run of a session that cannot be read (`failed`) or whose step the database fails again and again
 /// (`needs_attention`).
 pub(super) async fn give_up(
@@ -49,7 +70,7 @@ pub(super) async fn give_up(
             ClaimEnd::Closed
         }
         Ok(false) => ClaimEnd::Stale,
-        Err(error) => ClaimEnd::Retry { kind: "database", error: error.to_string(), at_least: None },
+        Err(error) => ClaimEnd::retry(&error),
     }
 }
 

@@ -6,6 +6,7 @@ use super::{ClaimEnd, provider};
 use crate::ctx::Ctx;
 use crate::gates::{Admission, STORE};
 use crate::tool::FileUse;
+use tracing::warn;
 use wakeful_store::queue::Job;
 use wakeful_store::{Error, Result};
 use wakeful_workflow::plan::PlannedCall;
@@ -56,14 +57,16 @@ pub(super) async fn admit(
 }
 
 /// A store did not do what the step asked. Its gate is shut at once: the store's client has tried it several times.
-///
-/// # Errors
-/// When the database cannot record it.
-pub(super) async fn away(ctx: &Ctx, error: &Error) -> Result<ClaimEnd> {
+pub(super) async fn away(ctx: &Ctx, error: &Error) -> ClaimEnd {
     let store = if let Error::BlobStore { store, .. } = error { store } else { "" };
     let (gate_id, error) = (gate_of(store), error.to_string());
-    ctx.gates.saw_away(&ctx.store, &gate_id, false, &error).await?;
-    Ok(waits(error, gate_id))
+    match ctx.gates.saw_away(&ctx.store, &gate_id, false, &error).await {
+        Ok(_) => waits(error, gate_id),
+        Err(failed) => {
+            warn!(%failed, "The outage of a blob store was not recorded at its gate; the next one is");
+            ClaimEnd::Retry { kind: "blob_store", error, at_least: None }
+        }
+    }
 }
 
 fn waits(error: String, gate_id: String) -> ClaimEnd {
