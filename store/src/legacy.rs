@@ -51,7 +51,7 @@ impl Store {
     /// Returns whether the conversation has a session. `conversation_id` is `space/id`, as stored.
     ///
     /// # Errors
-    /// [`Error::Database`].
+    /// [`crate::Error::Database`].
     pub async fn has_session(&self, conversation_id: &str) -> Result<bool> {
         Ok(sqlx::query_scalar!(
             r#"select exists (select from conversation_sessions where conversation_id = $1) as "exists!""#,
@@ -99,7 +99,7 @@ impl Store {
     /// Counts a lookup in the cache that led to no import.
     ///
     /// # Errors
-    /// [`Error::Database`].
+    /// [`crate::Error::Database`].
     pub async fn count_legacy(&self, asked: CacheMiss) -> Result<()> {
         let mut connection = self.intake.acquire().await?;
         let outcome = match asked {
@@ -112,7 +112,7 @@ impl Store {
     /// The counts of the last 30 days, newest first.
     ///
     /// # Errors
-    /// [`Error::Database`].
+    /// [`crate::Error::Database`].
     pub async fn legacy_counts(&self) -> Result<Vec<LegacyCount>> {
         Ok(sqlx::query_as!(
             LegacyCount,

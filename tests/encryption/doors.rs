@@ -209,7 +209,7 @@ async fn by_whatever_door_words_come_they_are_sealed_and_still_read() {
 
     // Once her keys are gone, nothing opens a backup.
     assert!(files_of_keys(&keys) > 0);
-    let erase = ["person", "erase", WHO, "--yes", "-o", "json"];
+    let erase = ["person", "erase", WHO, "--shared", "--yes", "-o", "json"];
     let (status, erased, said) = run(&options, &database, &erase).await;
     assert_eq!(status, Some(0), "{erased}{said}");
     assert_eq!(files_of_keys(&keys), 0, "{erased}");
