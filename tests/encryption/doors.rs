@@ -213,6 +213,7 @@ async fn by_whatever_door_words_come_they_are_sealed_and_still_read() {
     let (status, erased, said) = run(&options, &database, &erase).await;
     assert_eq!(status, Some(0), "{erased}{said}");
     assert_eq!(files_of_keys(&keys), 0, "{erased}");
+    let (_process, client) = served(&options, &database).await;
     let (_, audit) = client.get("/v1/audit").await;
     assert!(audit.to_string().contains("[encrypted]"), "{audit}");
     assert_eq!(found(audit.to_string().as_bytes()), [] as [usize; 0]);
