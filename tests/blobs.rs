@@ -358,17 +358,22 @@ async fn collected_beside(sessions: usize, goes_on: impl Fn(usize) -> bool) {
     let planted = says(&client, "planted", "write a.md").await;
     client.wait_for(&planted, "completed").await;
     let goes_on = &goes_on;
-    let written = futures::future::join_all((0..sessions).map(|chat| {
+    // A few at a time write in their share of the chats, round after round.
+    let writers = sessions.min(16);
+    let written = futures::future::join_all((0..writers).map(|writer| {
         let client = &client;
         async move {
-            let (mut id, mut number) = (String::new(), 0);
+            let chats = || (writer..sessions).step_by(writers);
+            let (mut ids, mut number) = (vec![String::new(); chats().count()], 0);
             while goes_on(number) {
                 let text = format!("write {number}.md read {}.md", number.max(1) - 1);
-                id = says(client, &format!("c{chat}"), &text).await;
-                client.wait_for(&id, "completed").await;
+                for (chat, id) in chats().zip(&mut ids) {
+                    *id = says(client, &format!("c{chat}"), &text).await;
+                    client.wait_for(id, "completed").await;
+                }
                 number += 1;
             }
-            id
+            ids
         }
     }));
     let mut written = std::pin::pin!(written);
@@ -393,7 +398,7 @@ async fn collected_beside(sessions: usize, goes_on: impl Fn(usize) -> bool) {
     let checked = store.check_blobs(None).await.unwrap();
     assert!(checked.wrong.is_empty() && checked.missing.is_empty(), "{checked:?}");
     assert_eq!(sample.count(OUTSIDE).await, files(&sample.folder) as i64);
-    for id in ids {
+    for id in ids.concat() {
         let session = client.session(&id).await;
         assert!(texts(&session, "tool").iter().all(|text| !text.contains("cannot be")), "{session}");
     }

@@ -48,8 +48,10 @@ pub(super) fn open(address: &str, limit: Duration) -> Result<Arc<dyn BlobStore>,
         "s3" => AmazonS3Builder::from_env()
             .with_bucket_name(bucket)
             .with_retry(retry)
+            // Not every store that speaks S3 deletes in bulk, and one that does not know the request may answer "not found".
+            .with_disable_bulk_delete(true)
             .build()
-            .map(|s| Arc::new(s) as _),
+            .map(|store| Arc::new(store) as _),
         "az" => MicrosoftAzureBuilder::from_env()
             .with_container_name(bucket)
             .with_retry(retry)
