@@ -381,10 +381,11 @@ async fn collected_beside(sessions: usize, goes_on: impl Fn(usize) -> bool) {
     let ids = loop {
         let orphan = format!("orphan {rounds}").into_bytes();
         store.put_pack(&planted, &name_of(&orphan), &orphan).await.unwrap();
-        let old = "update blobs b set touched_at = now() - interval '2 hours'
-            where size < 100 or exists (
-                select from session_events e, jsonb_array_elements(e.payload -> 'packs') pack
-                where e.type = 'WORKSPACE_SNAPSHOT' and pack ->> 'sha256' = b.sha256)";
+        // Every pack that a snapshot names is old enough to be collected, and so is the orphan.
+        let old = "update blobs set touched_at = now() - interval '2 hours'
+            where touched_at > now() - interval '1 hour' and (size < 100 or sha256 in (
+                select pack ->> 'sha256' from session_events e, jsonb_array_elements(e.payload -> 'packs') pack
+                where e.type = 'WORKSPACE_SNAPSHOT'))";
         sqlx::query(old).execute(&sample.database.pool).await.unwrap();
         collected += store.collect_blobs(None, Duration::from_secs(3600), false).await.unwrap().blobs;
         rounds += 1;
