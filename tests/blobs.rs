@@ -88,7 +88,7 @@ impl Sample {
 
     async fn ends(&self, env: &[(&str, &str)], args: &[&str]) -> (i32, String) {
         let (code, output) = self.runs(env, args).await;
-        (code.expect("nobody killed it"), output)
+        (code.expect("it ended by itself"), output)
     }
 
     /// Runs a command that kills itself, unless it has too little to do.
@@ -357,7 +357,7 @@ async fn collected_beside(sessions: usize, goes_on: impl Fn(usize) -> bool) {
     let (client, store) = (process.client(), sample.store().await);
     let planted = says(&client, "planted", "write a.md").await;
     client.wait_for(&planted, "completed").await;
-    let goes_on = &goes_on;
+    let (goes_on, wrote) = (&goes_on, &tokio::sync::Notify::new());
     // A few at a time write in their share of the chats, round after round.
     let writers = sessions.min(16);
     let written = futures::future::join_all((0..writers).map(|writer| {
@@ -370,6 +370,7 @@ async fn collected_beside(sessions: usize, goes_on: impl Fn(usize) -> bool) {
                 for (chat, id) in chats().zip(&mut ids) {
                     *id = says(client, &format!("c{chat}"), &text).await;
                     client.wait_for(id, "completed").await;
+                    wrote.notify_one();
                 }
                 number += 1;
             }
@@ -392,7 +393,7 @@ async fn collected_beside(sessions: usize, goes_on: impl Fn(usize) -> bool) {
         tokio::select! {
             biased;
             ids = &mut written => break ids,
-            () = tokio::time::sleep(Duration::from_millis(20)) => {}
+            () = wrote.notified() => {}
         }
     };
     assert_eq!(collected, rounds, "each orphan, and nothing else");

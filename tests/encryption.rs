@@ -201,6 +201,15 @@ async fn shown(client: &Client, sessions: &[String]) -> String {
     all
 }
 
+/// A database whose server keeps its WAL, so that the test can search it.
+async fn server_of_its_own() -> (Server, Database) {
+    let server =
+        Server::with(&[("wal_level", "replica"), ("max_wal_senders", "2"), ("wal_keep_size", "1GB")]).await;
+    let database = Database::on(&server.url(), "pg_default").await;
+    database.with_roles().await;
+    (server, database)
+}
+
 async fn served(options: &Options, database: &Database) -> (Process, Client) {
     let process = options.serve(database).await;
     let client = process.client();
@@ -209,10 +218,7 @@ async fn served(options: &Options, database: &Database) -> (Process, Client) {
 
 #[tokio::test]
 async fn what_is_sealed_is_in_no_table_no_wal_and_no_base_backup_and_its_key_goes_with_its_person() {
-    let server =
-        Server::with(&[("wal_level", "replica"), ("max_wal_senders", "2"), ("wal_keep_size", "1GB")]).await;
-    let database = Database::on(&server.url(), "pg_default").await;
-    database.with_roles().await;
+    let (server, database) = server_of_its_own().await;
     let model = model().await;
     let mut options = options(&model, "", MASTER);
     let keys = folder_of_keys(&options);

@@ -219,6 +219,16 @@ async fn a_refused_key_is_named_and_a_retry_goes_on() {
     client.wait_for(&id, "completed").await;
 }
 
+/// Waits until the tool has behaved in a later turn, and its run is over.
+async fn behaves(client: &Client, id: &str) {
+    eventually("the tool to behave", || async {
+        let session = client.session(id).await;
+        let texts = crate::support::client::texts(&session, "tool");
+        (session["status"] == "completed" && texts.last().unwrap() == "Behaved.").then_some(())
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn a_tool_that_fails_is_counted_and_named_and_the_agent_is_asked_again() {
     let scene = Scene::new("", "").await;
@@ -237,12 +247,7 @@ async fn a_tool_that_fails_is_counted_and_named_and_the_agent_is_asked_again() {
     std::fs::write(scene.options.path("hold-mended"), "").unwrap();
     let again = command(&remedy, "wakeful session send").replace("TEXT", "misbehave panic");
     scene.said(&again).await;
-    eventually("the tool to behave", || async {
-        let session = client.session(&id).await;
-        let texts = crate::support::client::texts(&session, "tool");
-        (session["status"] == "completed" && texts.last().unwrap() == "Behaved.").then_some(())
-    })
-    .await;
+    behaves(&client, &id).await;
 }
 
 #[tokio::test]
@@ -262,12 +267,7 @@ async fn a_tool_that_hangs_is_named_with_its_limit() {
     std::fs::write(scene.options.path("hold-mended"), "").unwrap();
     let again = command(&remedy, "wakeful session send").replace("TEXT", "misbehave yield");
     scene.said(&again).await;
-    eventually("the tool to behave", || async {
-        let session = client.session(&id).await;
-        let texts = crate::support::client::texts(&session, "tool");
-        (session["status"] == "completed" && texts.last().unwrap() == "Behaved.").then_some(())
-    })
-    .await;
+    behaves(&client, &id).await;
 }
 
 #[tokio::test]

@@ -55,7 +55,7 @@ pub trait BlobStore: Send + Sync + Debug {
     /// Stores a blob, durably. A blob of this name that is there already is not touched.
     fn put<'a>(&'a self, blob: BlobName<'a>, bytes: &'a [u8]) -> Answer<'a, ()>;
 
-    /// Reads up to `bytes` of a blob from `start` on. `None`: there is no such blob.
+    /// Reads up to `bytes` of a blob from `start` on. `None`: the store does not have it.
     fn part<'a>(&'a self, blob: BlobName<'a>, start: u64, bytes: usize) -> Answer<'a, Option<Vec<u8>>>;
 
     /// Deletes a blob. One that is not there is deleted.
@@ -88,7 +88,7 @@ impl BlobStores {
         self.known.keys().map(String::as_str)
     }
 
-    /// Asks a store for a blob that nobody has, to see whether it answers.
+    /// Asks a store for a blob that does not exist, to see whether it answers.
     ///
     /// # Errors
     /// [`Error::BlobStore`].
@@ -340,7 +340,7 @@ impl Store {
                         moved(sum);
                     }
                 }
-                // One that is gone by now, or that is being put at this moment, is no fault.
+                // A blob may be deleted meanwhile, or be put at this moment. Only one that should be there counts as unreadable.
                 Err(Error::Corrupt { .. }) => sum.unreadable += i64::from(self.is_settled(blob).await?),
                 Err(error) => return Err(error),
             }
@@ -405,7 +405,7 @@ impl Store {
         }
     }
 
-    /// Whether a blob has its row, and nobody puts it anywhere at this moment.
+    /// Whether a blob has its row, and no worker is putting it into a store at this moment.
     pub(crate) async fn is_settled(&self, blob: BlobName<'_>) -> Result<bool> {
         Ok(sqlx::query_scalar!(
             r#"select exists (select from blobs where sha256 = $1 and space_id = $2)

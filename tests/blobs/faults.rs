@@ -204,7 +204,7 @@ async fn a_store_that_is_away_slow_full_mute_lying_or_forgetting_is_a_clear_faul
             assert!(error.contains(why), "{mood:?}: {error}");
             bucket.is(Mood::Well);
         } else {
-            // Nobody knows whether it will ever have them again. The model is told, and may go on without its files.
+            // The store may never have them again. The worker tells the model, which may go on without its files.
             let told = done(&client, &id, answers).await;
             assert!(told.last().unwrap().contains(why), "{mood:?}: {told:?}");
             assert!(!options.path(&folder).join(&id).exists(), "no file is shown");

@@ -3,7 +3,7 @@
 use crate::support::checker::{Traces, distinct};
 use crate::support::client::texts;
 use crate::support::model::turns_since_user;
-use crate::support::{Answer, Database, ModelServer, Options, Process, eventually};
+use crate::support::{Answer, Client, Database, ModelServer, Options, Process, eventually};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
@@ -43,6 +43,26 @@ impl Left {
             where e.type = 'WORKSPACE_SNAPSHOT' and $1 <> ''";
         (self.database.value(stored, "any").await, self.database.value(named, "any").await)
     }
+}
+
+/// Waits until the session has completed and its job has ended. Without an `id`, the message begins a session.
+pub(super) async fn completed(
+    client: &Client,
+    database: &Database,
+    id: Option<String>,
+    text: &str,
+) -> (String, Value) {
+    let id = match id {
+        Some(id) => id,
+        None => client.chat("c1", text).await["session_id"].as_str().unwrap().to_owned(),
+    };
+    let session = client.wait_for(&id, "completed").await;
+    eventually("the job to end", || async {
+        let jobs: i64 = database.value("select count(*) from jobs where $1 <> ''", "all").await;
+        (jobs == 0).then_some(())
+    })
+    .await;
+    (id, session)
 }
 
 /// Waits until the process is dead, or there is nothing left to die of.
@@ -107,16 +127,7 @@ async fn run(kept: Kept, kills: &[&str], must_die: bool) -> Left {
     }
     let process = on_host(kills.len()).serve(&database).await;
     let client = process.client();
-    let id = match id {
-        Some(id) => id,
-        None => client.chat("c1", "A table, please.").await["session_id"].as_str().unwrap().to_owned(),
-    };
-    let session = client.wait_for(&id, "completed").await;
-    eventually("the job to end", || async {
-        let jobs: i64 = database.value("select count(*) from jobs where $1 <> ''", "all").await;
-        (jobs == 0).then_some(())
-    })
-    .await;
+    let (id, session) = completed(&client, &database, id, "A table, please.").await;
     assert!(process.terminate().success());
     let traces = Traces::of(&database, &id).await;
     Left { database, model, options, session, traces }

@@ -1,10 +1,11 @@
 //! A session that edits a git repository over ten steps, on three hosts that share no disk, killed again and again: its files,
 //! its index, its branches and what the model was asked are those of one that never died.
 
+use super::files::completed;
 use crate::support::checker::distinct;
 use crate::support::git::standing;
 use crate::support::model::turns_since_user;
-use crate::support::{Answer, Database, ModelServer, Options, eventually};
+use crate::support::{Answer, Database, ModelServer, Options};
 use serde_json::json;
 use std::sync::Arc;
 
@@ -86,16 +87,7 @@ async fn run(env: &[(&str, String)], kills: &[&str]) -> Left {
     }
     let process = on_host(kills.len()).serve(&database).await;
     let client = process.client();
-    let id = match id {
-        Some(id) => id,
-        None => client.chat("c1", "Go.").await["session_id"].as_str().unwrap().to_owned(),
-    };
-    let session = client.wait_for(&id, "completed").await;
-    eventually("the job to end", || async {
-        let jobs: i64 = database.value("select count(*) from jobs where $1 <> ''", "all").await;
-        (jobs == 0).then_some(())
-    })
-    .await;
+    let (id, session) = completed(&client, &database, id, "Go.").await;
     // A fork after the fifth step.
     let tool = session["messages"].as_array().unwrap().iter().filter(|message| message["role"] == "tool");
     let fifth = tool.map(|message| message["message_number"].as_i64().unwrap()).nth(4).unwrap();

@@ -2,10 +2,10 @@
 
 use super::{
     IN_CLEAR, MARK, MASTER, around, bytes_below, files_of_keys, folder_of_keys, found, options, planted, run,
-    served, shown,
+    served, server_of_its_own, shown,
 };
 use crate::support::client::texts;
-use crate::support::{Answer, Client, Database, ModelServer, Options, Server, eventually};
+use crate::support::{Answer, Client, Database, ModelServer, Options, eventually};
 use serde_json::{Value, json};
 use sqlx::AssertSqlSafe;
 
@@ -161,10 +161,7 @@ fn tables_with_words(dump: &str) -> Vec<&str> {
 
 #[tokio::test]
 async fn by_whatever_door_words_come_they_are_sealed_and_still_read() {
-    let server =
-        Server::with(&[("wal_level", "replica"), ("max_wal_senders", "2"), ("wal_keep_size", "1GB")]).await;
-    let database = Database::on(&server.url(), "pg_default").await;
-    database.with_roles().await;
+    let (server, database) = server_of_its_own().await;
     let model = model().await;
     let mut options = options(&model, "", MASTER);
     let keys = folder_of_keys(&options);

@@ -1,6 +1,7 @@
 // Fills and works Absurd's queues by its own SDK. `node absurd.mjs VERB`, with ABSURD_URL and WAKEFUL_PEERS.
 import { createRequire } from "node:module";
-import { appendFileSync, existsSync, readFileSync } from "node:fs";
+import { appendFileSync, existsSync, readFileSync, watch } from "node:fs";
+import { dirname } from "node:path";
 const require = createRequire(`${process.env.WAKEFUL_PEERS}/absurd/`);
 const { Absurd, TaskContext } = require(process.env.ABSURD_SDK ?? "absurd-sdk");
 const pg = require("pg");
@@ -236,7 +237,12 @@ const verbs = {
       });
     });
     await app.startWorker({ concurrency: 16, batchSize: 16, claimTimeout: 60, pollInterval: 0.05, onError() {} });
-    while (!existsSync(process.env.STOP_WORK)) await new Promise((done) => setTimeout(done, 100));
+    // The test makes this file when the worker is to stop.
+    await new Promise((done) => {
+      const stop = () => { if (existsSync(process.env.STOP_WORK)) { folder.close(); done(); } };
+      const folder = watch(dirname(process.env.STOP_WORK), stop);
+      stop();
+    });
     await app.close();
   },
   // What a worker of Absurd does when it resumes TASK: it loads all checkpoints. The best of ten, and their bytes.

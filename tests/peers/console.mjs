@@ -97,7 +97,7 @@ for (const [way, options] of [["mouse", {}], ["without JavaScript", { javaScript
   told.whilePaused = paused;
 }
 
-// A page that nobody sees asks for nothing either, and looks again when it is seen.
+// A page in a hidden tab asks for nothing either, and looks again when a person opens the tab.
 for (const path of ["/", `/chat/${chat}`]) {
   const page = await person({});
   await page.clock.install();

@@ -1,6 +1,6 @@
 //! Row-level security, tried as the runtime role: what a connection sees of two spaces.
 
-use crate::support::{Database, Options};
+use crate::support::{Database, Options, Process};
 use serde_json::{Value, json};
 use sqlx::postgres::{PgConnectOptions, PgConnection};
 use sqlx::{AssertSqlSafe, Connection, Row};
@@ -205,10 +205,8 @@ async fn a_statement_without_a_condition_finds_the_rows_of_its_tasks_space() {
     store.close().await;
 }
 
-/// A server in the runtime role, with two tokens of the space acme and one of each other kind.
-#[tokio::test]
-async fn what_another_space_uses_shows_in_no_answer() {
-    let database = two_spaces().await;
+/// A server in the runtime role, and a token that reads the space acme.
+async fn server_for_acme(database: &Database) -> (Process, String) {
     let options = Options::new()
         .model("openai/test")
         .env("OPENAI_BASE_URL", "http://127.0.0.1:1")
@@ -224,6 +222,13 @@ async fn what_another_space_uses_shows_in_no_answer() {
         expires_in: None,
     };
     let (_, token) = store.create_token(&new).await.unwrap();
+    (process, token)
+}
+
+#[tokio::test]
+async fn what_another_space_uses_shows_in_no_answer() {
+    let database = two_spaces().await;
+    let (process, token) = server_for_acme(&database).await;
     let ask = async |path: &str| -> (u16, Value) {
         let request = reqwest::Client::new().get(format!("{}{path}", process.url())).bearer_auth(&token);
         let response = request.send().await.expect("the server answers");
@@ -254,21 +259,7 @@ async fn a_request_reads_under_its_callers_space_whatever_its_statements_say() {
         end $$;
         create policy probe on session_steps as restrictive for select using (probe());";
     sqlx::raw_sql(probe).execute(&database.pool).await.unwrap();
-    let options = Options::new()
-        .model("openai/test")
-        .env("OPENAI_BASE_URL", "http://127.0.0.1:1")
-        .env("WAKEFUL_TOKEN", "the-configured-token-of-the-tests");
-    let process = options.spawn(&database.as_role("wakeful_runtime"));
-    process.wait_for_log("\"Listening\"").await;
-    let store = database.store().await;
-    let new = wakeful_store::token::NewToken {
-        scope: TokenScope::Read,
-        space_id: Some("acme".to_owned()),
-        agent: None,
-        name: None,
-        expires_in: None,
-    };
-    let (_, token) = store.create_token(&new).await.unwrap();
+    let (process, token) = server_for_acme(&database).await;
     let request = reqwest::Client::new().get(format!("{}/v1/sessions/sess_acme/steps", process.url()));
     let answer = request.bearer_auth(&token).send().await.expect("the server answers");
     assert_eq!(answer.status().as_u16(), 200);

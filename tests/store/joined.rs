@@ -77,7 +77,7 @@ async fn a_commit_that_waits_can_be_taken_back_and_a_lone_one_does_not_wait() {
     };
     assert!(queue(first).is_none(), "no lane writes, so it would be written at once");
 
-    proxy.cut_when("opened as (", CutAt::LateAnswer);
+    proxy.cut_when("opened as (", CutAt::HeldAnswer);
     let turn = driver_turn(first);
     let late = [(first, &turn)];
     let late = commit_all(&store, &late);
@@ -91,6 +91,7 @@ async fn a_commit_that_waits_can_be_taken_back_and_a_lone_one_does_not_wait() {
         let mut stays = queue(third).expect("it waits");
         assert!(matches!(stays.written().await, Some(Commit::Continued { .. })));
         assert!(!stays.withdraw());
+        proxy.release();
     };
     let (late, ()) = tokio::join!(late, others);
     assert!(matches!(late[0], Ok(Commit::Continued { .. })), "{late:?}");

@@ -1,5 +1,6 @@
 //! Git, as a person would use it in a folder: to make repositories, and to see what is in one.
 
+use super::git_identity::ENVIRONMENT;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -17,19 +18,7 @@ fn said(command: &mut Command, arguments: &[&str]) -> String {
 
 fn command(folder: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new("git");
-    command.current_dir(folder).args(arguments).stdin(Stdio::null());
-    for (name, value) in [
-        ("GIT_CONFIG_NOSYSTEM", "1"),
-        ("GIT_CONFIG_GLOBAL", "/dev/null"),
-        ("GIT_AUTHOR_NAME", "Ann"),
-        ("GIT_AUTHOR_EMAIL", "ann@example.com"),
-        ("GIT_AUTHOR_DATE", "2026-01-01T00:00:00Z"),
-        ("GIT_COMMITTER_NAME", "Ann"),
-        ("GIT_COMMITTER_EMAIL", "ann@example.com"),
-        ("GIT_COMMITTER_DATE", "2026-01-01T00:00:00Z"),
-    ] {
-        command.env(name, value);
-    }
+    command.current_dir(folder).args(arguments).stdin(Stdio::null()).envs(ENVIRONMENT);
     command
 }
 

@@ -8,6 +8,7 @@ pub mod database;
 pub mod documented;
 pub mod end;
 pub mod git;
+mod git_identity;
 pub mod long;
 pub mod messengers;
 pub mod model;

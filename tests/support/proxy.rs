@@ -7,7 +7,6 @@ use std::collections::HashMap;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 use tempfile::TempDir;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixListener, UnixStream};
@@ -21,14 +20,9 @@ pub enum CutAt {
     BeforeServer,
     /// The server has executed it and answered, but the client never gets the answer: an ambiguous commit.
     BeforeAnswer,
-    /// No cut: the client gets the answer after [`LATE`].
-    LateAnswer,
     /// No cut: the client gets the answer after [`Proxy::release`].
     HeldAnswer,
 }
-
-/// How late an answer is.
-pub const LATE: Duration = Duration::from_secs(2);
 
 /// One cut, at the next statement whose text contains `text`.
 #[derive(Clone, Debug)]
@@ -170,8 +164,6 @@ struct Rounds {
     asked: AtomicU64,
     /// The round whose answer is held back; 0 for none.
     kept: AtomicU64,
-    /// The round whose answer comes late; 0 for none.
-    late: AtomicU64,
     /// The round whose answer waits for its release; 0 for none.
     held: AtomicU64,
 }
@@ -219,9 +211,6 @@ async fn forth(mut from: Reader, mut to: Writer, shared: &Shared, rounds: &Round
             Some(CutAt::BeforeAnswer) => {
                 rounds.kept.store(rounds.asked.load(Ordering::SeqCst) + 1, Ordering::SeqCst);
             }
-            Some(CutAt::LateAnswer) => {
-                rounds.late.store(rounds.asked.load(Ordering::SeqCst) + 1, Ordering::SeqCst);
-            }
             Some(CutAt::HeldAnswer) => {
                 rounds.held.store(rounds.asked.load(Ordering::SeqCst) + 1, Ordering::SeqCst);
             }
@@ -249,9 +238,6 @@ async fn back(
         let is_of = |round: &AtomicU64| {
             started && round.compare_exchange(answered + 1, 0, Ordering::SeqCst, Ordering::SeqCst).is_ok()
         };
-        if is_of(&rounds.late) {
-            tokio::time::sleep(LATE).await;
-        }
         if is_of(&rounds.held) {
             released.cancelled().await;
         }

@@ -117,7 +117,7 @@ async fn no_path_leads_out_of_the_workspace() {
     ] {
         symlink(to, workspace.join(from)).unwrap();
     }
-    // A pipe that nobody writes into.
+    // A pipe without a writer.
     let pipe = std::process::Command::new("mkfifo").arg(workspace.join("pipe")).status();
     assert!(pipe.unwrap().success());
     let before = below(&outside);

@@ -229,7 +229,7 @@ pub enum FinishReason {
     Length,
     /// The provider withheld the rest.
     ContentFilter,
-    /// A cancel cut the call off, so there is no reply. Its usage is what was seen of it, or an estimate.
+    /// A cancel cut the call off before the reply. Its usage is what was seen of it, or an estimate.
     Cancelled,
 }
 

@@ -23,7 +23,7 @@ impl Master {
         Ok(Master { id: hex::encode(&id[..6]), key: LessSafeKey::new(key), mac })
     }
 
-    /// A hash of a text that nobody else can make.
+    /// A hash of a text. Only the owner of the master key can compute it.
     pub fn mac(&self, text: &str) -> String {
         hex::encode(hmac::sign(&self.mac, text.as_bytes()).as_ref())
     }

@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 const BEGINNING: usize = 500;
 
 impl Store {
-    /// A call with its arguments, or a message with whom it is for and how it begins. `None`: there is no such effect.
+    /// A call with its arguments, or a message with its recipients and its beginning. `None`: the effect does not exist.
     ///
     /// # Errors
     /// [`crate::Error::Database`].

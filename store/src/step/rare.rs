@@ -137,7 +137,8 @@ impl Statement<'_> {
     on conflict (sha256, space_id) do nothing
 )"
         ));
-        // An erasure that looks for one of them at this moment leaves it. A blob that most sessions share has no mark, so nobody waits.
+        // An erasure that looks for one of them at this moment leaves it. A blob that most sessions share has no mark, so this waits for
+        // no other commit.
         self.part(&format!(
             "kept_blobs as (
     update blobs k set touched_at = now()

@@ -1,6 +1,10 @@
 //! A tool that runs git in the session's files, as a coding agent's would. It is safe to repeat: its files are put back first.
 
+#[path = "../../support/git_identity.rs"]
+mod git_identity;
+
 use async_trait::async_trait;
+use git_identity::ENVIRONMENT;
 use serde_json::{Value, json};
 use wakeful::tool::{Effect, FileUse, Tool, ToolCallContext, ToolDefinition, ToolError, ToolOutput};
 
@@ -26,18 +30,7 @@ impl Tool for RunGit {
         let arguments = arguments["arguments"].as_array().into_iter().flatten().filter_map(Value::as_str);
         std::fs::create_dir_all(&call.workspace.path).map_err(|error| ToolError::new(error.to_string()))?;
         let mut command = tokio::process::Command::new("git");
-        command.current_dir(&call.workspace.path).args(arguments).env("GIT_CONFIG_NOSYSTEM", "1");
-        for (name, value) in [
-            ("GIT_CONFIG_GLOBAL", "/dev/null"),
-            ("GIT_AUTHOR_NAME", "Ann"),
-            ("GIT_AUTHOR_EMAIL", "ann@example.com"),
-            ("GIT_AUTHOR_DATE", "2026-01-01T00:00:00Z"),
-            ("GIT_COMMITTER_NAME", "Ann"),
-            ("GIT_COMMITTER_EMAIL", "ann@example.com"),
-            ("GIT_COMMITTER_DATE", "2026-01-01T00:00:00Z"),
-        ] {
-            command.env(name, value);
-        }
+        command.current_dir(&call.workspace.path).args(arguments).envs(ENVIRONMENT);
         let output = command.output().await.map_err(|error| ToolError::new(error.to_string()))?;
         let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
         if output.status.success() { Ok(ToolOutput::text(text)) } else { Err(ToolError::new(text)) }

@@ -25,7 +25,7 @@
   });
 
   // Loads the page again and puts its parts into this one, except a part in which somebody types.
-  // Says whether something is new. A page that nobody sees, or that is stopped, asks for nothing.
+  // Says whether something is new. A page in a hidden tab, or one that is stopped, asks for nothing.
   async function refresh() {
     if (stopped || document.hidden) return false;
     if (loading) {
@@ -106,7 +106,7 @@
     if (!document.hidden) start();
   }
 
-  // Looks again after so many seconds. While nothing happens, and nobody does anything here, the looks become rarer: up to four
+  // Looks again after so many seconds. While nothing happens and the person does nothing, the looks become rarer: up to four
   // times as far apart. So many pages that stay open cost the database little.
   function every(seconds) {
     let wait = seconds;

@@ -42,7 +42,7 @@ fn open(address: &str, limit: Duration) -> Result<Arc<dyn BlobStore>, String> {
     ))
 }
 
-/// Where a blob is below the root of a store: `in-SPACE/SHA256`. `None`: it is no name of a blob. The word before the space
+/// Where a blob is below the root of a store: `in-SPACE/SHA256`. `None`: the name is not a blob's. The word before the space
 /// keeps a space whose name is `..` below the root.
 fn key(BlobName { space, sha256 }: BlobName<'_>) -> Option<String> {
     let is_sha256 = sha256.len() == 64 && sha256.bytes().all(|byte| byte.is_ascii_hexdigit());
@@ -66,7 +66,7 @@ struct Directory {
 }
 
 impl Directory {
-    /// `None`: it is no name of a blob.
+    /// `None`: the name is not a blob's.
     fn path(&self, blob: BlobName<'_>) -> Option<PathBuf> {
         key(blob).map(|key| self.root.join(key))
     }
@@ -117,7 +117,7 @@ impl BlobStore for Directory {
     fn delete<'a>(&'a self, blob: BlobName<'a>) -> Answer<'a, ()> {
         let (root, path) = (self.root.clone(), self.path(blob));
         on_disk(self.limit, move || match fs::remove_file(path.ok_or(ErrorKind::InvalidInput)?) {
-            // While the store is away, nobody knows whether it has the blob.
+            // If the folder is away too, the blob may still be in it. So this is a success only if the folder is there.
             Err(error) if error.kind() == ErrorKind::NotFound => fs::metadata(&root).map(drop),
             deleted => deleted,
         })

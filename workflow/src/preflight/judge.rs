@@ -52,7 +52,9 @@ pub fn judge_channel(channel: &str, new: &Offer) -> Option<Obstacle> {
 /// Returns what stops the messages that a rule of `[[notify]]` has still to send, by this channel if it is known.
 pub fn judge_rule(rule: &str, channel: Option<&str>, new: &Offer) -> Option<Obstacle> {
     if !new.notify.contains(rule) {
-        let what = format!("rule {rule} of [[notify]] is gone, and what it gathered would be told to nobody");
+        let what = format!(
+            "rule {rule} of [[notify]] is gone, so the messages that it gathered would never be sent"
+        );
         return Some(Obstacle { kind: Kind::RuleGone, what });
     }
     channel.and_then(|channel| judge_channel(channel, new))

@@ -70,7 +70,7 @@ pub(super) fn open(address: &str, limit: Duration) -> Result<Arc<dyn BlobStore>,
 
 impl Cloud {
     fn path(&self, blob: BlobName<'_>) -> Result<Path, String> {
-        let key = key(blob).ok_or("this is no name of a blob")?;
+        let key = key(blob).ok_or("the blob's name is not a SHA-256 in a space")?;
         Ok(Path::from(format!("{}/{key}", self.prefix)))
     }
 }

@@ -275,7 +275,7 @@ async fn compose(
 ) -> wakeful_store::Result<serde_json::Value> {
     let told = ctx.store.told_by(&claimed.notification_id).await?;
     if acts && !claimed.maybe_sent {
-        // Nobody has those of attempts that were not taken.
+        // The receiver did not take the earlier attempts, so their links reached no person.
         ctx.store.delete_unsent_links(&claimed.notification_id).await?;
     }
     let server = &ctx.config.server;

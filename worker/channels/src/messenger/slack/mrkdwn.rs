@@ -5,7 +5,7 @@
 
 use super::text::escaped;
 
-/// A text of a model for Slack: its marks are Slack's, and it refers to nobody.
+/// Turns a model's Markdown into Slack's marks. Mentions in it become plain text, so that it calls no person.
 pub(super) fn mrkdwn(markdown: &str) -> String {
     let mut fenced = false;
     let lines = markdown.split('\n').map(|line| {
@@ -145,7 +145,7 @@ mod tests {
             "5 ** 2",
             "`**not bold** [no](link)` here",
             "```\n# no title\n- no item\n**no**\n```",
-            "#channel is no title",
+            "#channel stays",
             "*",
             "**",
             "** open",

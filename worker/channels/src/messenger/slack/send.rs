@@ -95,7 +95,7 @@ impl Channel for Slack {
         let buckets = [(WORKSPACE.to_owned(), IN_WORKSPACE), (channel.to_owned(), IN_CHANNEL)];
         self.limits
             .take(&buckets, "Slack takes one message a second in a channel: this one waits for its turn")?;
-        // A card of ours is no Markdown, and neither is the text beside it.
+        // Our own cards, and the text beside them, have Slack's marks already.
         let has_blocks = content["blocks"].is_array();
         let mut body = json!({
             "channel": channel,

@@ -43,7 +43,7 @@ impl Dice {
 /// Path, mode and content of each entry of a folder.
 type Entries = Vec<(PathBuf, u32, Vec<u8>)>;
 
-/// A host, and beside its workspaces what nobody may read or change.
+/// A host, and files beside its workspaces that a session may neither read nor change.
 fn host_and_outside() -> (Host, PathBuf, Entries) {
     let host = Host::new();
     let outside = host.root.path().join("outside");
