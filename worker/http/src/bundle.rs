@@ -87,6 +87,9 @@ async fn exported(ctx: &Ctx, space: &str, id: &str, redact: bool) -> Result<Resp
             Err(failed) => {
                 let session_id = &export.header().session_id;
                 error!(session.id = %session_id, error = %failed, "An export broke off");
+                // The connection closes with the error. The pause lets it send what came before, so that the client
+                // sees an answer that breaks off, and not a server that hangs up.
+                tokio::task::yield_now().await;
                 Err(std::io::Error::other("the export broke off; the server's log says why"))
             }
         }
