@@ -17,7 +17,10 @@ pub use fetch::{Fetched, Web, WebError, WebRequest};
 pub use named::fetch_named;
 
 use resolver::Resolver;
-use std::sync::Arc;
+use rustls::ClientConfig;
+use rustls::crypto::aws_lc_rs;
+use rustls_platform_verifier::BuilderVerifierExt as _;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// How long a connection may take to open.
@@ -46,6 +49,11 @@ pub fn client(reach: Reach<'_>) -> reqwest::ClientBuilder {
         .no_brotli()
         .no_zstd()
         .no_deflate();
+    let builder = match tls() {
+        Some(tls) => builder.tls_backend_preconfigured(tls),
+        // Building the client says what is wrong with the system's certificates.
+        None => builder,
+    };
     match reach {
         Reach::Named(urls) => builder.dns_resolver(Arc::new(Resolver::naming(urls))),
         // A proxy would resolve the name itself, and this process could not check the address.
@@ -53,6 +61,21 @@ pub fn client(reach: Reach<'_>) -> reqwest::ClientBuilder {
             builder.no_proxy().dns_resolver(Arc::new(Resolver { remedy, ..Resolver::default() }))
         }
     }
+}
+
+/// What every client trusts: the system's certificates. They are read once, because reading them takes longer than the rest of
+/// a start, and each copy takes memory.
+fn tls() -> Option<ClientConfig> {
+    static TLS: OnceLock<Option<ClientConfig>> = OnceLock::new();
+    TLS.get_or_init(|| of_the_system().ok()).clone()
+}
+
+fn of_the_system() -> Result<ClientConfig, rustls::Error> {
+    let builder = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()));
+    let builder = builder.with_safe_default_protocol_versions()?.with_platform_verifier()?;
+    let mut tls = builder.with_no_client_auth();
+    tls.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(tls)
 }
 
 #[cfg(test)]
