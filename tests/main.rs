@@ -12,6 +12,7 @@ mod support;
 
 mod access;
 mod ahead;
+mod approve;
 mod awake;
 mod bad_input;
 mod batches;

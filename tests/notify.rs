@@ -103,7 +103,7 @@ struct Stage {
     database: Database,
     sink: Sink,
     options: Options,
-    /// 0: the model answers. 1: it asks a question. A status: it refuses.
+    /// 0: the model answers. 1: it asks a question. 2: it wants to charge. A status: it refuses.
     model_does: Arc<AtomicU16>,
     _model: ModelServer,
 }
@@ -114,14 +114,16 @@ impl Stage {
         let does = Arc::clone(&model_does);
         let model = ModelServer::start(move |body, _| match does.load(Ordering::SeqCst) {
             0 => Answer::text("Here I am."),
-            1 if body["messages"].to_string().contains("\"role\":\"tool\"") => Answer::text("Thank you."),
+            1 | 2 if body["messages"].to_string().contains("\"role\":\"tool\"") => Answer::text("Thank you."),
             1 => Answer::call("ask_user", json!({"question": "May I order it?"})),
+            2 => Answer::call("charge", json!({"cents": 500})),
             status => Answer::Error(status),
         })
         .await;
         let sink = Sink::start();
         let options = Options::new()
             .model("openai/test")
+            .config("approve = [\"charge\"]")
             .config("[gate]\nfaults = 1\nprobe_s = 0.2\nprobe_max_s = 0.4\nwave_s = 0.1")
             .config(&sink.rule(rule))
             .env("OPENAI_BASE_URL", &model.url)

@@ -256,7 +256,8 @@ impl Store {
                     (array_agg(tool_calls.call_id order by tool_calls.session_id desc, tool_calls.call_id))[1] as call_id
                 from tool_calls
                 join newest on newest.session_id = tool_calls.session_id
-                where tool_calls.status = 'uncertain' and tool_calls.resolution is null
+                where tool_calls.status = 'uncertain'
+                    and coalesce(tool_calls.resolution ->> 'outcome', 'approved') = 'approved'
             ), outgoing as (
                 select deliveries.session_id, deliveries.delivery_id, deliveries.status, deliveries.created_at
                 from deliveries

@@ -71,7 +71,7 @@ impl Store {
                         from tool_calls c
                         where c.session_id = s.session_id
                             and (c.result_message_number is null or c.status = 'uncertain')
-                            and c.status in ('invoked', 'started', 'waiting', 'uncertain')), '[]'),
+                            and c.status in ('invoked', 'unapproved', 'started', 'waiting', 'uncertain')), '[]'),
                     'unsent', coalesce((
                         select json_agg(distinct d.channel) from deliveries d
                         where d.session_id = s.session_id and d.status in ('queued', 'sending')), '[]'),

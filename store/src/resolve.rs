@@ -1,4 +1,5 @@
-//! A person's decision about an effect with an unknown outcome: a tool call or a delivery that is `uncertain`.
+//! A person's decision about an effect with an unknown outcome: a tool call or a delivery that is `uncertain`. Or about a call that
+//! must not run before a person approves it: it is `unapproved`.
 //!
 //! A decision does not rewrite the logs. If the model has not been told of the call, the ledger gets the outcome and
 //! the next plan finds it. If it has been told, the decision settles the ledger row, and a new message may tell the
@@ -34,6 +35,8 @@ pub struct Decision {
     /// The person who decides.
     pub by: Option<String>,
     pub reason: Option<String>,
+    /// The hash of the arguments that the person read. `None`: of those that the call has.
+    pub args_sha256: Option<String>,
     /// Whether to send a message with the new outcome to a model that was told OUTCOME UNKNOWN.
     pub tell: bool,
     /// W3C traceparent of the request.
@@ -68,11 +71,12 @@ impl Resolved {
 }
 
 impl Store {
-    /// Settles an uncertain effect. A run that paused for it goes on if nothing else of its turn is uncertain.
+    /// Settles an uncertain effect, or says whether a call may run. A run that paused for it goes on if nothing else of its turn
+    /// waits for a person.
     ///
     /// # Errors
-    /// [`Error::NotFound`]; [`Error::Refused`] for an effect that is not uncertain or was decided otherwise, and for
-    /// "did not happen" while the process that began it may still be alive; [`Error::Conflict`] when the message to
+    /// [`Error::NotFound`]; [`Error::Refused`] for an effect that does not wait for this decision, that has other arguments or was
+    /// decided otherwise, and for "did not happen" while the process that began it may still be alive; [`Error::Conflict`] when the message to
     /// the model cannot be sent; [`Error::Database`].
     pub async fn resolve(&self, session_id: &str, decision: &Decision) -> Result<Resolved> {
         let decision = &Decision { by: decision.by.clone().or_else(act::actor), ..decision.clone() };
@@ -82,6 +86,27 @@ impl Store {
         let resolved = resolve_in(&mut tx, &self.vault, &session, decision).await?;
         tx.commit().await?;
         Ok(resolved)
+    }
+
+    /// Returns the id of the one call of the session that waits for approval.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] if none waits, or several do; [`Error::Database`].
+    pub async fn unapproved_call(&self, session_id: &str) -> Result<String> {
+        let mut waiting = sqlx::query_scalar!(
+            "select call_id from tool_calls
+            where session_id = $1 and status = 'unapproved' and result_message_number is null
+            order by message_number, call_id",
+            session_id
+        )
+        .fetch_all(&self.pool)
+        .await?;
+        let reason = match waiting.len() {
+            1 => return Ok(waiting.remove(0)),
+            0 => "no call of it waits for approval".to_owned(),
+            _ => format!("{} calls wait for approval, so name one: {}", waiting.len(), waiting.join(", ")),
+        };
+        Err(Error::Refused { session_id: session_id.to_owned(), reason })
     }
 }
 
@@ -106,7 +131,7 @@ async fn resolve_call(
     decision: &Decision,
 ) -> Result<Resolved> {
     let call = sqlx::query!(
-        r#"select name, status, result_message_number is not null as "told!", resolution, settled_by,
+        r#"select name, status, args_sha256, result_message_number is not null as "told!", resolution, settled_by,
             coalesce(settled_by > clock_timestamp(), false) as "alive!"
         from tool_calls
         where session_id = $1 and call_id = $2"#,
@@ -119,6 +144,17 @@ async fn resolve_call(
     let resolution = &decision.resolution;
     let seal = vault.seal(session.data_key.as_deref()).await?;
     let taken = call.resolution.map(|taken| seal.open_value(taken)).transpose()?;
+    let approves = resolution.decides() == CallStatus::Unapproved;
+    // An approved call may become uncertain. That is another question.
+    let taken = taken.filter(|taken| approves || taken["outcome"] != Resolution::Approved.as_str());
+    if let Some(read) = &decision.args_sha256
+        && *read != call.args_sha256
+    {
+        return Err(refused(
+            session,
+            format!("call {call_id} has other arguments than those that were read"),
+        ));
+    }
     match first_answer(session, call_id, taken.as_ref(), resolution, &call.status)? {
         Some(first) => {
             // What the model had been told when the effect was decided. Since then it may have got the outcome as the call's result.
@@ -131,9 +167,18 @@ async fn resolve_call(
             };
             return Ok(first.told(was_told && call.status != "uncertain", told_run_id));
         }
-        None if call.status != "uncertain" => {
-            return Err(refused(session, format!("call {call_id} is {}, not uncertain", call.status)));
+        None if call.status != resolution.decides().as_str() => {
+            let wanted = resolution.decides().as_str();
+            return Err(refused(session, format!("call {call_id} is {}, not {wanted}", call.status)));
         }
+        None if approves && session.cancel_requested => {
+            return Err(refused(session, format!("the run of call {call_id} is asked to end")));
+        }
+        None if approves && !(session.status.is_open() || session.status.is_paused()) => {
+            return Err(refused(session, format!("the run of call {call_id} is over")));
+        }
+        // The call has not begun, and the worker that has the run looks again before it pauses.
+        None if approves => {}
         // A worker may be telling the model about the call at this moment.
         None if !call.told && session.status.is_open() => {
             let reason =
@@ -145,17 +190,18 @@ async fn resolve_call(
         }
         None => {}
     }
-    let (status, outcome) = resolution.of_call();
+    let (status, outcome) = resolution.of_call(decision.by.as_deref(), decision.reason.as_deref());
+    let outcome = outcome.map(|outcome| seal.json(to_json(&outcome)?)).transpose()?;
     sqlx::query!(
         "update tool_calls
         set status = $3,
             outcome = $4::text::json,
-            settled_at = coalesce(settled_at, clock_timestamp())
+            settled_at = case when $4::text is not null then coalesce(settled_at, clock_timestamp()) end
         where session_id = $1 and call_id = $2",
         session.session_id,
         call_id,
         status.as_str(),
-        seal.json(to_json(&outcome)?)?
+        outcome
     )
     .execute(&mut *tx)
     .await?;
@@ -185,7 +231,10 @@ async fn resolve_call(
     .await?;
     if let Some(run_id) = &run_id {
         let conversation = run::lock_conversation(tx, &session.conversation_id).await?;
-        let reason = decision.reason.as_deref().unwrap_or("resolved");
+        let reason = decision.reason.as_deref().unwrap_or(match resolution {
+            Resolution::Approved | Resolution::Declined => resolution.as_str(),
+            Resolution::Happened { .. } | Resolution::DidNotHappen | Resolution::LetModelDecide => "resolved",
+        });
         let trace_context = decision.trace_context.as_deref();
         run::open(tx, &conversation, session, run_id, trace_context, Some(reason)).await?;
     }
@@ -204,7 +253,7 @@ async fn resumed(tx: &mut PgConnection, session: &Locked) -> Result<Option<Strin
         r#"select exists (
             select from tool_calls
             where session_id = $1
-                and status = 'uncertain'
+                and status in ('uncertain', 'unapproved')
                 and result_message_number is null
                 and outcome is null
         ) as "undecided!""#,
@@ -268,6 +317,12 @@ async fn resolve_delivery(
                 "the model cannot decide about delivery {delivery_id}: say whether it happened, or did not"
             );
             return Err(refused(session, reason));
+        }
+        Resolution::Approved | Resolution::Declined => {
+            return Err(refused(
+                session,
+                format!("delivery {delivery_id} is no call, so nothing of it waits for approval"),
+            ));
         }
         Resolution::Happened { .. } => "sent",
         Resolution::DidNotHappen if delivery.sender_until.is_some() => {
@@ -334,7 +389,10 @@ fn merged(resolution: &Resolution, taken: &Value) -> Value {
     let mut merged = taken.clone();
     let result = match resolution {
         Resolution::Happened { result } => json!(result),
-        Resolution::DidNotHappen | Resolution::LetModelDecide => Value::Null,
+        Resolution::DidNotHappen
+        | Resolution::LetModelDecide
+        | Resolution::Approved
+        | Resolution::Declined => Value::Null,
     };
     merged["outcome"] = json!(resolution.as_str());
     merged["result"] = result;

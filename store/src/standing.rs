@@ -104,7 +104,7 @@ pub struct OpenCall {
     /// Whether the transcript has a result for the model, even one that says that the outcome is unknown.
     pub told: bool,
     pub started_at: Option<DateTime<Utc>>,
-    /// An uncertain call's arguments, and what is known of its end.
+    /// The arguments of a call that a person has to judge, and what is known of an uncertain one's end.
     pub arguments: Option<Value>,
     pub reason: Option<String>,
 }
@@ -192,7 +192,7 @@ impl Store {
             r#"
             select c.call_id, c.name, c.effect, c.status, c.attempts, c.message_number,
                 c.result_message_number is not null as "told!", c.started_at,
-                case when c.status = 'uncertain' then (
+                case when c.status in ('uncertain', 'unapproved') then (
                     select block -> 'arguments'
                     from conversation_records r, jsonb_array_elements(r.content::jsonb) block
                     where r.conversation_id = s.conversation_id and r.message_number = c.message_number

@@ -152,6 +152,7 @@ async fn a_token_that_only_reads_sees_no_button_and_pressing_one_by_hand_is_refu
         format!("sessions/{session}/archive"),
         format!("sessions/{session}/terminate"),
         format!("sessions/{session}/resolve"),
+        format!("sessions/{session}/approval"),
         format!("sessions/{session}/messages"),
         format!("sessions/{session}/fork"),
         "chat/desk".to_owned(),
@@ -167,7 +168,9 @@ async fn a_token_that_only_reads_sees_no_button_and_pressing_one_by_hand_is_refu
         "pauses".to_owned(),
     ] {
         let by_hand = Form { action: format!("/console/{action}"), ..form.clone() };
-        let answer = browser.post(&by_hand, &[("text", "Hello?"), ("outcome", "happened")]).await;
+        let answer = browser
+            .post(&by_hand, &[("text", "Hello?"), ("outcome", "happened"), ("decision", "approve")])
+            .await;
         assert_eq!(answer.status, StatusCode::FORBIDDEN, "{action}: {}", answer.html);
     }
     let refused = stage

@@ -70,6 +70,31 @@ async fn a_button_of_slack_acts_once_for_those_who_may_press_and_only_if_slack_s
 }
 
 #[tokio::test]
+async fn a_button_of_slack_declines_a_call_for_its_presser() {
+    let (mut stage, messengers) = with_slack().await;
+    stage.options.config = stage.options.config.replace("when = [\"failed\"]", "when = [\"approval\"]");
+    let process = stage.serve().await;
+    let session = stage.session(&process, "till", 2, "needs_attention").await;
+    messengers.has(1).await;
+    let card = messengers.sent().remove(0);
+    let blocks = card.body["blocks"].as_array().unwrap();
+    let at = blocks.iter().position(|block| block["type"] == "actions").unwrap();
+    assert_eq!(blocks[at - 1]["text"]["text"], "charge {\"cents\": 500}", "above the buttons: {blocks:?}");
+    let buttons = blocks[at]["elements"].as_array().unwrap();
+    let named: Vec<&str> = buttons.iter().map(|one| one["text"]["text"].as_str().unwrap()).collect();
+    assert_eq!(named, ["Approve", "Decline"]);
+    let client = process.client();
+    let declined = press(&client, "U1", buttons[1]["value"].as_str().unwrap(), SLACK_SECRET);
+    assert_eq!(declined.send().await.unwrap().status(), Status::OK);
+    let session = client.wait_for(&session, "completed").await;
+    let told = &crate::support::client::texts(&session, "tool")[0];
+    assert!(told.starts_with("DECLINED") && told.contains("Slack user U1 declined it"), "{told}");
+    assert!(stage.options.effects().is_empty());
+    messengers.has(2).await;
+    assert!(messengers.sent()[1].text.contains("Declined by U1"), "{:?}", messengers.sent()[1]);
+}
+
+#[tokio::test]
 async fn a_rule_may_send_mail() {
     let mut stage = Stage::new("").await;
     let smtp = SmtpServer::start().await;

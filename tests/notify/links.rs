@@ -94,6 +94,38 @@ async fn a_question_is_answered_by_a_link_without_a_login() {
 }
 
 #[tokio::test]
+async fn a_call_is_approved_by_a_link_which_shows_it_and_works_once() {
+    let stage = Stage::new(&format!("{LINKS}\nwhen = [\"approval\"]")).await;
+    let process = stage.serve().await;
+    let session = stage.session(&process, "till", 2, "needs_attention").await;
+    let message = stage.sink.has(1).await.remove(0);
+    assert_eq!((&message["kind"], &message["count"]), (&json!("approval"), &json!(1)), "{message}");
+    let path = link(&message, "approve");
+    let browser = Browser::new(&process.url());
+    let page = browser.get(&path).await;
+    assert!(
+        page.html.contains("charge {&#34;cents&#34;: 500}"),
+        "the page shows what would run: {}",
+        page.html
+    );
+    assert!(stage.options.effects().is_empty(), "a look runs nothing");
+    let (status, problem) = process
+        .client()
+        .post("/v1/links/use", &json!({"token": path.rsplit('/').next().unwrap(), "outcome": "happened"}))
+        .await;
+    assert_eq!(status, Status::BAD_REQUEST, "{problem}");
+    let presses = ["approved", "declined", "approved", "declined"]
+        .map(async |outcome| press(&process, &page, &[("outcome", outcome)]).await);
+    let after = futures::future::join_all(presses).await;
+    assert_eq!(after.iter().filter(|page| page.html.contains("It is done.")).count(), 1, "{}", after[0].html);
+    process.client().wait_for(&session, "completed").await;
+    let decided = "select payload ->> 'resolution' from session_events where type = 'EFFECT_RESOLVED' and session_id = $1";
+    let decided: String = stage.database.value(decided, &session).await;
+    assert_eq!(stage.options.effects().len(), usize::from(decided == "approved"));
+    assert_eq!(stage.count("select count(*) from notifications where $1 <> ''").await, 1, "it is told once");
+}
+
+#[tokio::test]
 async fn expired_used_foreign_and_altered_links_and_what_has_changed_do_nothing() {
     let stage = Stage::new(LINKS).await;
     let process = stage.serve().await;

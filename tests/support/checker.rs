@@ -216,6 +216,9 @@ fn calls_are_settled(traces: &Traces, effects: &[(String, String)]) {
             ("idempotent", "done") if call["name"] == "write_file" => assert_eq!(times, 0),
             ("idempotent", "done") => assert!(times >= 1, "no effect: {call}"),
             ("pure", "done") => assert_eq!(times, 0),
+            (_, "failed") if call["resolution"]["outcome"] == "declined" => {
+                assert_eq!(times, 0, "declined: {call}")
+            }
             (effect, status) => panic!("a {effect} call is {status}: {call}"),
         }
     }

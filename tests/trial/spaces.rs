@@ -247,6 +247,7 @@ fn request(rule: &Rule, names: &Names, beside: &Names) -> Vec<(String, String)> 
         Some("session.resolve") => {
             json!({"call_id": format!("call_{OTHER}"), "outcome": "happened", "result": "x", "by": "x"})
         }
+        Some("session.approve" | "session.decline") => json!({"call_id": format!("call_{OTHER}"), "by": "x"}),
         Some("schedule.create" | "schedule.edit") => {
             json!({"name": names.schedule, "cron": "30 4 1 1 *", "prompt": "p", "conversation_id": names.conversation})
         }

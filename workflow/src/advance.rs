@@ -135,7 +135,7 @@ pub fn advance(session: &Session, performed: Performed, policy: AgentPolicy) -> 
         Performed::Cancelled(usage) => draft.cancel(Some(usage)),
         Performed::Stopped(Stop::Failed(fault)) => draft.fail(&fault),
         Performed::Stopped(Stop::Finished) => draft.close(SessionStatus::Completed, None),
-        Performed::Paused => draft.close(SessionStatus::WaitingInput, None),
+        Performed::Paused => draft.pause(),
     }
 }
 
@@ -201,6 +201,8 @@ pub struct OpenedCall {
     pub name: String,
     pub effect: Effect,
     pub args_sha256: String,
+    /// It may not run before a person approves it. A worker sets this with [`Transition::hold_calls`].
+    pub unapproved: bool,
     /// The commit that records the call also starts it. A worker sets this with [`Transition::start_calls`].
     pub start: Option<CallStart>,
 }
@@ -226,13 +228,32 @@ pub struct StepResult {
     pub executed_local_tool_count: i64,
 }
 
+impl OpenedCall {
+    /// The status of its new ledger row.
+    pub fn status(&self) -> CallStatus {
+        match &self.start {
+            _ if self.unapproved => CallStatus::Unapproved,
+            Some(_) => CallStatus::Started,
+            None => CallStatus::Invoked,
+        }
+    }
+}
+
 impl Transition {
+    /// Records those calls of the reply for which `needs_approval` says so as ones that wait for a person.
+    pub fn hold_calls(&mut self, mut needs_approval: impl FnMut(&ToolCall) -> bool) {
+        let Some(reply) = self.records.last() else { return };
+        for (call, opened) in reply.tool_calls().zip(&mut self.calls_opened) {
+            opened.unapproved = needs_approval(call);
+        }
+    }
+
     /// Lets the commit start those calls of the reply for which `start` returns a start. They must be idempotent: after
     /// a crash the next worker cannot tell whether they ran.
     pub fn start_calls(&mut self, mut start: impl FnMut(&ToolCall) -> Option<CallStart>) {
         let Some(reply) = self.records.last() else { return };
         for (call, opened) in reply.tool_calls().zip(&mut self.calls_opened) {
-            if opened.effect == Effect::Idempotent {
+            if opened.effect == Effect::Idempotent && !opened.unapproved {
                 opened.start = start(call);
             }
         }
@@ -361,7 +382,7 @@ impl Session {
             .map(|opened| Call {
                 call_id: opened.call_id.clone(),
                 effect: opened.effect,
-                status: if opened.start.is_some() { CallStatus::Started } else { CallStatus::Invoked },
+                status: opened.status(),
                 outcome: None,
             })
             .collect();

@@ -20,6 +20,9 @@ pub struct Agent {
     pub fallback: Vec<String>,
     /// Names of the tools that the agent may use.
     pub tools: Vec<String>,
+    /// Those of them whose calls run only after a person approved them.
+    #[serde(default)]
+    pub approve: Vec<String>,
     /// Limits of each of its runs.
     pub limits: Limits,
     /// What happens when a guarded effect is uncertain.

@@ -164,7 +164,7 @@ pub enum Event {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         reason: Option<String>,
     },
-    /// A person said what happened to an uncertain effect. `effect` is the id of a call or a delivery.
+    /// A person said what happened to an uncertain effect, or whether a call may run. `effect` is the id of a call or a delivery.
     #[serde(rename = "EFFECT_RESOLVED")]
     EffectResolved {
         effect: String,

@@ -7,7 +7,7 @@
 //! |---|---|
 //! | its window is over | one message, with how many there are |
 //! | an outage: failures of one kind, a gate, no worker | one message a day until it is over, and then one with the sum; a single failure has no such end |
-//! | something that waits for a person: a question, an uncertain effect | one more message for what is new; the window doubles with each |
+//! | something that waits for a person: a question, an approval, an uncertain effect | one more message for what is new; the window doubles with each |
 //! | nothing new came in the quiet time | it is closed; what comes then is another group |
 //!
 //! A rule sends at most so many messages an hour. What comes beyond waits in its group and is told with it, so nothing is lost.
@@ -24,6 +24,8 @@ pub enum Kind {
     OverBudget,
     /// A session needs an operator: an effect whose end is unknown, or a fault of the database.
     NeedsAttention,
+    /// A call waits until a person approves it.
+    Approval,
     /// An agent asks a question.
     WaitingInput,
     /// A delivery was not sent, or may not have been.
@@ -38,10 +40,11 @@ pub enum Kind {
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Kind; 8] = [
+    pub const ALL: [Kind; 9] = [
         Kind::Failed,
         Kind::OverBudget,
         Kind::NeedsAttention,
+        Kind::Approval,
         Kind::WaitingInput,
         Kind::DeliveryFailed,
         Kind::GateShut,
@@ -55,6 +58,7 @@ impl Kind {
             Kind::Failed => "failed",
             Kind::OverBudget => "over_budget",
             Kind::NeedsAttention => "needs_attention",
+            Kind::Approval => "approval",
             Kind::WaitingInput => "waiting_input",
             Kind::DeliveryFailed => "delivery_failed",
             Kind::GateShut => "gate_shut",
@@ -73,7 +77,7 @@ impl Kind {
         match self {
             Kind::Failed | Kind::OverBudget | Kind::DeliveryFailed => Course::Outage,
             Kind::GateShut | Kind::NoWorker => Course::UntilItEnds,
-            Kind::NeedsAttention | Kind::WaitingInput | Kind::BatchStopped => Course::Waits,
+            Kind::NeedsAttention | Kind::Approval | Kind::WaitingInput | Kind::BatchStopped => Course::Waits,
         }
     }
 
@@ -92,6 +96,7 @@ impl Kind {
             Kind::Failed => counted("A run failed", "runs failed"),
             Kind::OverBudget => counted("A run is over its budget", "runs are over their budget"),
             Kind::NeedsAttention => counted("A session needs attention", "sessions need attention"),
+            Kind::Approval => counted("A call waits for approval", "sessions' calls wait for approval"),
             Kind::WaitingInput => counted("An agent asks a question", "agents' questions wait"),
             Kind::DeliveryFailed => counted("A message was not sent", "messages were not sent"),
             Kind::GateShut => "A provider fails, and its gate is shut".to_owned(),

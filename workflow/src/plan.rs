@@ -26,7 +26,7 @@ pub enum Action {
     CallTools { calls: Vec<PlannedCall> },
     /// Close the run.
     Stop(Stop),
-    /// Pause the run until the user answers. Meanwhile other runs may use the conversation.
+    /// Pause the run until the user answers, or an operator approves. Meanwhile other runs may use the conversation.
     Pause,
     /// Do nothing. The session needs no job.
     Rest,
@@ -118,7 +118,7 @@ pub fn in_context(
     }
 }
 
-/// Returns what the worker may do about `call`, or `None` while it waits for the user's answer.
+/// Returns what the worker may do about `call`, or `None` while it waits for the user's answer or a person's approval.
 fn how(session: &Session, turn: &OpenTurn<'_>, call: &ToolCall) -> Option<How> {
     // One commit writes the message that asks for a call and the call's ledger row. So without a row the call
     // never ran.
@@ -135,7 +135,8 @@ fn how(session: &Session, turn: &OpenTurn<'_>, call: &ToolCall) -> Option<How> {
             Some(answer) => How::Answer { inbox_id: answer.inbox_id, text: answer.text.clone() },
             None => return None,
         },
-        (CallStatus::Abandoned, _) => How::Abandon,
+        (CallStatus::Unapproved, _) if of_this_run => return None,
+        (CallStatus::Abandoned | CallStatus::Unapproved, _) => How::Abandon,
         (CallStatus::Invoked, _) if of_this_run => How::Run,
         (CallStatus::Invoked, _) => How::Abandon,
         // Wakeful never settles a call without an outcome. Someone edited the row, so do not run the call.

@@ -285,6 +285,7 @@ mod tests {
             tools: vec!["x".into()],
             limits: crate::agent::Limits::default(),
             on_uncertain: crate::agent::OnUncertain::default(),
+            approve: Vec::new(),
             on_empty_reply: crate::agent::OnEmptyReply::default(),
             journal: crate::agent::JournalLevel::default(),
             context: crate::strategy::ContextPolicy::default(),

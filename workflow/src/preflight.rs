@@ -133,7 +133,7 @@ pub struct OpenCall {
     pub call_id: String,
     /// The tool.
     pub name: String,
-    /// As the ledger has it: `invoked`, `started`, `waiting`, `uncertain`.
+    /// As the ledger has it: `invoked`, `unapproved`, `started`, `waiting`, `uncertain`.
     pub status: String,
     /// As it was when the call was recorded.
     pub effect: Effect,

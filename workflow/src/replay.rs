@@ -127,7 +127,8 @@ impl Recording {
                 | CallStatus::Done
                 | CallStatus::Failed
                 | CallStatus::Uncertain
-                | CallStatus::Waiting,
+                | CallStatus::Waiting
+                | CallStatus::Unapproved,
             )
             | None => said,
         };

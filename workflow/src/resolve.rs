@@ -14,7 +14,11 @@ pub fn unanswered(seconds: u64) -> CallOutcome {
     CallOutcome { content, is_error: true, details }
 }
 
-/// A person's decision about an uncertain effect.
+/// Why a run pauses while a call waits for approval.
+pub(crate) const AWAITS_APPROVAL: &str =
+    "a call waits for approval: read it, then say `wakeful session approve` or `wakeful session decline`";
+
+/// A person's decision about an uncertain effect, or about a call that waits for approval.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "outcome", rename_all = "snake_case")]
 pub enum Resolution {
@@ -24,6 +28,10 @@ pub enum Resolution {
     DidNotHappen,
     /// The outcome stays unknown, and the model is told so.
     LetModelDecide,
+    /// The call may run.
+    Approved,
+    /// The call must not run, and the model is told so.
+    Declined,
 }
 
 impl Resolution {
@@ -33,12 +41,25 @@ impl Resolution {
             Resolution::Happened { .. } => "happened",
             Resolution::DidNotHappen => "did_not_happen",
             Resolution::LetModelDecide => "let_model_decide",
+            Resolution::Approved => "approved",
+            Resolution::Declined => "declined",
         }
     }
 
-    /// The new status of the call's ledger row, and the result that the model gets.
-    pub fn of_call(&self) -> (CallStatus, CallOutcome) {
+    /// The status of a call that it is about.
+    pub fn decides(&self) -> CallStatus {
         match self {
+            Resolution::Happened { .. } | Resolution::DidNotHappen | Resolution::LetModelDecide => {
+                CallStatus::Uncertain
+            }
+            Resolution::Approved | Resolution::Declined => CallStatus::Unapproved,
+        }
+    }
+
+    /// The new status of the call's ledger row, and the result that the model gets. `None`: the call runs, and returns it.
+    /// `by` and `reason` are the person's who decides.
+    pub fn of_call(&self, by: Option<&str>, reason: Option<&str>) -> (CallStatus, Option<CallOutcome>) {
+        let (status, outcome) = match self {
             Resolution::Happened { result } => {
                 (CallStatus::Done, CallOutcome { content: result.clone(), is_error: false, details: None })
             }
@@ -50,7 +71,10 @@ impl Resolution {
                 ),
             ),
             Resolution::LetModelDecide => (CallStatus::Uncertain, outcome_unknown()),
-        }
+            Resolution::Approved => return (CallStatus::Invoked, None),
+            Resolution::Declined => (CallStatus::Failed, declined(by, reason)),
+        };
+        (status, Some(outcome))
     }
 
     /// The message to a model that was already told OUTCOME UNKNOWN.
@@ -69,8 +93,20 @@ impl Resolution {
                     "{about}: an operator could not find out either. Decide how to go on without knowing."
                 )
             }
+            // The model is not told of a call before a person has decided.
+            Resolution::Approved | Resolution::Declined => format!("{about}: it is {}.", self.as_str()),
         }
     }
+}
+
+/// The result of a call that a person declined.
+fn declined(by: Option<&str>, reason: Option<&str>) -> CallOutcome {
+    let by = by.unwrap_or("A person");
+    let reason = reason.map(|reason| format!(" The reason given: {reason}")).unwrap_or_default();
+    error(&format!(
+        "DECLINED. This call needed a person's approval, and {by} declined it. It did not run and had no effect.{reason}\n\
+         Do not make the same call again by yourself. Go on without it, or say what cannot be done without it."
+    ))
 }
 
 /// The result of a call that may or may not have taken effect.
@@ -92,14 +128,23 @@ mod tests {
 
     #[test]
     fn no_resolution_reads_like_another() {
+        let of_call = |resolution: Resolution| {
+            let (status, outcome) = resolution.of_call(Some("ann"), Some("too dear"));
+            (status, outcome.expect("a result"))
+        };
         let happened = Resolution::Happened { result: "Charged 5 cents.".into() };
-        assert_eq!(happened.of_call().1.content, "Charged 5 cents.");
-        let (status, told) = Resolution::DidNotHappen.of_call();
+        assert_eq!(of_call(happened).1.content, "Charged 5 cents.");
+        let (status, told) = of_call(Resolution::DidNotHappen);
         assert_eq!((status, told.is_error), (CallStatus::Failed, true));
         assert!(told.content.contains("did NOT") && !told.content.contains("UNKNOWN"));
-        let (status, told) = Resolution::LetModelDecide.of_call();
+        let (status, told) = of_call(Resolution::LetModelDecide);
         assert_eq!((status, told.is_error), (CallStatus::Uncertain, true));
         assert!(told.content.starts_with("OUTCOME UNKNOWN"));
+        let (status, told) = of_call(Resolution::Declined);
+        assert_eq!((status, told.is_error), (CallStatus::Failed, true));
+        assert!(told.content.starts_with("DECLINED"));
+        assert!(told.content.contains("ann declined it") && told.content.contains("given: too dear\n"));
+        assert_eq!(Resolution::Approved.of_call(None, None), (CallStatus::Invoked, None), "it never ran");
     }
 
     #[test]
@@ -108,6 +153,8 @@ mod tests {
             (Resolution::Happened { result: "x".into() }, "happened"),
             (Resolution::DidNotHappen, "did_not_happen"),
             (Resolution::LetModelDecide, "let_model_decide"),
+            (Resolution::Approved, "approved"),
+            (Resolution::Declined, "declined"),
         ] {
             assert_eq!(resolution.as_str(), word);
             assert_eq!(serde_json::to_value(&resolution).unwrap()["outcome"], word);

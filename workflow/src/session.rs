@@ -174,6 +174,11 @@ impl Session {
         self.calls.iter().find(|call| &call.call_id == call_id)
     }
 
+    /// Returns whether a call waits until a person approves it.
+    pub fn awaits_approval(&self) -> bool {
+        self.calls.iter().any(|call| call.status == CallStatus::Unapproved)
+    }
+
     /// Returns whether the newest message of the transcript still needs a reply of the model.
     pub fn awaits_model(&self) -> bool {
         let said = self.records.iter().rev().find(|record| !record.is_summary());
@@ -216,6 +221,8 @@ pub enum CallStatus {
     Uncertain,
     /// The call asks the user a question, which has no answer yet.
     Waiting,
+    /// It may not run before a person approves it. It never ran.
+    Unapproved,
     /// Closed without running: its run was cancelled or replaced.
     Abandoned,
 }
@@ -230,6 +237,7 @@ impl CallStatus {
             CallStatus::Failed => "failed",
             CallStatus::Uncertain => "uncertain",
             CallStatus::Waiting => "waiting",
+            CallStatus::Unapproved => "unapproved",
             CallStatus::Abandoned => "abandoned",
         }
     }
@@ -238,7 +246,9 @@ impl CallStatus {
     pub fn may_have_run(self) -> bool {
         match self {
             CallStatus::Started | CallStatus::Done | CallStatus::Failed | CallStatus::Uncertain => true,
-            CallStatus::Invoked | CallStatus::Waiting | CallStatus::Abandoned => false,
+            CallStatus::Invoked | CallStatus::Waiting | CallStatus::Unapproved | CallStatus::Abandoned => {
+                false
+            }
         }
     }
 
@@ -251,6 +261,7 @@ impl CallStatus {
             "failed" => CallStatus::Failed,
             "uncertain" => CallStatus::Uncertain,
             "waiting" => CallStatus::Waiting,
+            "unapproved" => CallStatus::Unapproved,
             "abandoned" => CallStatus::Abandoned,
             _ => return None,
         })

@@ -21,6 +21,7 @@ use sqlx::PgConnection;
 use std::time::Duration;
 use wakeful_workflow::notify::LinkState as State;
 use wakeful_workflow::resolve::Resolution;
+use wakeful_workflow::session::CallStatus;
 
 /// What every token begins with.
 const PREFIX: &str = "wkl_";
@@ -36,6 +37,8 @@ pub enum Act {
     Answer { call_id: String },
     /// Says how an uncertain effect ended.
     Resolve { effect_id: String },
+    /// Approves or declines a call that waits for it.
+    Approve { call_id: String },
     /// Sends a failed delivery again.
     Resend { delivery_id: String },
 }
@@ -47,6 +50,7 @@ impl Act {
             Act::Retry => "retry",
             Act::Answer { .. } => "answer",
             Act::Resolve { .. } => "resolve",
+            Act::Approve { .. } => "approve",
             Act::Resend { .. } => "resend",
         }
     }
@@ -56,6 +60,7 @@ impl Act {
         match self {
             Act::Retry => None,
             Act::Answer { call_id: id }
+            | Act::Approve { call_id: id }
             | Act::Resolve { effect_id: id }
             | Act::Resend { delivery_id: id } => Some(id),
         }
@@ -66,6 +71,7 @@ impl Act {
             ("retry", None) => Ok(Act::Retry),
             ("answer", Some(call_id)) => Ok(Act::Answer { call_id }),
             ("resolve", Some(effect_id)) => Ok(Act::Resolve { effect_id }),
+            ("approve", Some(call_id)) => Ok(Act::Approve { call_id }),
             ("resend", Some(delivery_id)) => Ok(Act::Resend { delivery_id }),
             (word, _) => Err(Error::corrupt("act of a link", word)),
         }
@@ -126,7 +132,7 @@ pub enum Choice {
     Go,
     /// Of a question.
     Answer(String),
-    /// Of an uncertain effect.
+    /// Of an uncertain effect, and of a call that waits for approval.
     Resolution(Resolution),
 }
 
@@ -151,7 +157,7 @@ impl Store {
             r#"select s.status, c.call_id as "call_id?", c.status as "call?"
             from conversation_sessions s
             left join tool_calls c on c.session_id = s.session_id and c.result_message_number is null and c.outcome is null
-                and c.status in ('waiting', 'uncertain')
+                and c.status in ('waiting', 'uncertain', 'unapproved')
             where s.session_id = $1 and s.status in ('failed', 'needs_attention', 'waiting_input')
             order by c.message_number, c.call_id
             limit 20"#,
@@ -167,6 +173,9 @@ impl Store {
                 }
                 ("needs_attention", Some("uncertain"), Some(id)) => {
                     acts.push(Act::Resolve { effect_id: id.clone() });
+                }
+                ("needs_attention", Some("unapproved"), Some(id)) => {
+                    acts.push(Act::Approve { call_id: id.clone() });
                 }
                 _ => {}
             }
@@ -267,9 +276,9 @@ impl Store {
         let about = match &row.act {
             Act::Retry => session.error,
             Act::Answer { .. } => session.question,
-            Act::Resolve { effect_id } | Act::Resend { delivery_id: effect_id } => {
-                self.effect_in_words(&row.session_id, effect_id).await?
-            }
+            Act::Resolve { effect_id: id }
+            | Act::Approve { call_id: id }
+            | Act::Resend { delivery_id: id } => self.effect_in_words(&row.session_id, id).await?,
         };
         Ok(Link {
             notification_id: row.notification_id,
@@ -346,16 +355,22 @@ async fn carry_out(
             };
             wake::answer_in(tx, vault, session, &message).await?;
         }
-        (Act::Resolve { effect_id }, Choice::Resolution(resolution)) => {
-            let effect = match is_delivery(tx, &session, effect_id).await? {
-                true => Effect::Delivery(effect_id.clone()),
-                false => Effect::Call(effect_id.clone()),
+        (Act::Resolve { effect_id: id } | Act::Approve { call_id: id }, Choice::Resolution(resolution)) => {
+            let approves = matches!(act, Act::Approve { .. });
+            if approves != (resolution.decides() == CallStatus::Unapproved) {
+                return Err(unfit("this link takes another decision"));
+            }
+            let effect = match !approves && is_delivery(tx, &session, id).await? {
+                true => Effect::Delivery(id.clone()),
+                false => Effect::Call(id.clone()),
             };
             let decision = Decision {
                 effect,
                 resolution: resolution.clone(),
                 by: act::actor(),
-                reason: Some("by a link".to_owned()),
+                // The model reads why a call was declined, and a link gives no reason for it.
+                reason: (!approves).then(|| "by a link".to_owned()),
+                args_sha256: None,
                 tell: false,
                 trace_context: None,
             };
@@ -369,6 +384,7 @@ async fn carry_out(
         (Act::Retry | Act::Resend { .. }, _) => return Err(unfit("this link takes no answer")),
         (Act::Answer { .. }, _) => return Err(unfit("this link answers a question: give an answer")),
         (Act::Resolve { .. }, _) => return Err(unfit("this link says how an effect ended: say how")),
+        (Act::Approve { .. }, _) => return Err(unfit("this link approves a call or declines it: say which")),
     }
     Ok(())
 }
@@ -450,6 +466,17 @@ async fn bound(connection: &mut PgConnection, session_id: &str, act: &Act) -> Re
             from deliveries d where d.session_id = $1 and d.delivery_id = $2 and d.status = 'uncertain'"#,
             session_id,
             effect_id
+        )
+        .fetch_optional(connection)
+        .await?,
+        Act::Approve { call_id } => sqlx::query_scalar!(
+            r#"select concat_ws(' ', c.name, c.args_sha256) as "about!"
+            from tool_calls c
+            join conversation_sessions s using (session_id)
+            where c.session_id = $1 and c.call_id = $2 and c.status = 'unapproved' and c.result_message_number is null
+                and not s.cancel_requested"#,
+            session_id,
+            call_id
         )
         .fetch_optional(connection)
         .await?,

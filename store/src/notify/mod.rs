@@ -155,7 +155,14 @@ async fn read(tx: &mut PgConnection) -> Result<Read> {
     let rows = sqlx::query!(
         r#"select t.transition_id, t.space_id, t.kind, t.subject, t.session_id, t.ends, t.at, s.agent as "agent?",
             f.kind as "fault?", f.fingerprint as "fingerprint?", f.text as "text?", d.channel as "channel?",
-            coalesce(g.muted_until > t.at, false) as "muted!"
+            coalesce(g.muted_until > t.at, false) as "muted!",
+            t.kind = 'needs_attention' and exists (
+                select from tool_calls c
+                where c.session_id = t.session_id and c.status = 'unapproved' and c.result_message_number is null
+            ) and not exists (
+                select from tool_calls c
+                where c.session_id = t.session_id and c.status = 'uncertain' and c.result_message_number is null
+            ) as "approval!"
         from (select * from transitions order by transition_id limit $1) t
         left join conversation_sessions s on s.session_id = t.session_id
         left join lateral (
@@ -176,6 +183,7 @@ async fn read(tx: &mut PgConnection) -> Result<Read> {
     let transitions = rows.into_iter().filter(|row| !row.muted).filter_map(|row| {
         let kind = match (Kind::parse(&row.kind)?, row.fault.as_deref()) {
             (Kind::Failed, Some("step_limit" | "token_limit")) => Kind::OverBudget,
+            (Kind::NeedsAttention, _) if row.approval => Kind::Approval,
             (kind, _) => kind,
         };
         let agent = || row.agent.clone().unwrap_or_default();
@@ -184,7 +192,9 @@ async fn read(tx: &mut PgConnection) -> Result<Read> {
                 let label = row.text.unwrap_or_else(|| "an error that is not known any more".to_owned());
                 (row.fingerprint.unwrap_or_default(), label)
             }
-            Kind::NeedsAttention | Kind::WaitingInput => (agent(), format!("agent {}", agent())),
+            Kind::NeedsAttention | Kind::Approval | Kind::WaitingInput => {
+                (agent(), format!("agent {}", agent()))
+            }
             Kind::DeliveryFailed => {
                 let channel = row.channel.unwrap_or_default();
                 (channel.clone(), format!("channel {channel}"))

@@ -67,9 +67,12 @@ pub struct CallView {
     pub effect: String,
     pub status: String,
     pub attempts: i32,
-    /// The arguments of an uncertain call, as JSON: a person has to know them to resolve it.
+    /// The arguments of an uncertain or unapproved call, as JSON: a person has to know them to resolve or approve it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub arguments: Option<String>,
+    /// The hash of an unapproved call's arguments.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub args_sha256: Option<String>,
 }
 
 /// One outgoing message as it is shown.
@@ -284,7 +287,8 @@ impl Store {
         let mut calls = sqlx::query_as!(
             CallView,
             "select c.call_id, c.name, c.effect, c.status, c.attempts,
-                case when c.status = 'uncertain' then (
+                case when c.status = 'unapproved' then c.args_sha256 end as args_sha256,
+                case when c.status in ('uncertain', 'unapproved') then (
                     select block ->> 'arguments'
                     from conversation_sessions s, conversation_records r,
                         jsonb_array_elements(r.content::jsonb) block

@@ -10,7 +10,7 @@ use wakeful_workflow::blob::Blob;
 use wakeful_workflow::derive::NewDelivery;
 use wakeful_workflow::failure::Failure;
 use wakeful_workflow::record::Usage;
-use wakeful_workflow::session::{CallUpdate, Session};
+use wakeful_workflow::session::{CallStatus, CallUpdate, Session};
 
 /// The rows of one commit. It owns its values, because another task may write them.
 #[derive(Debug, Default)]
@@ -101,6 +101,8 @@ pub(super) struct OpenedRow {
     pub name: String,
     pub args_sha256: String,
     pub effect: &'static str,
+    /// Its status, unless this commit ends it.
+    pub opens: CallStatus,
     /// The commit starts the call: the nonce, and how long the tool may run.
     pub nonce: Option<String>,
     pub timeout_s: f64,
@@ -112,8 +114,7 @@ impl OpenedRow {
     pub fn status(&self) -> &'static str {
         match &self.ended {
             Some(ended) => ended.status,
-            None if self.nonce.is_some() => "started",
-            None => "invoked",
+            None => self.opens.as_str(),
         }
     }
 }
@@ -274,6 +275,7 @@ impl Rows {
                     name: call.name.clone(),
                     args_sha256: call.args_sha256.clone(),
                     effect: call.effect.as_str(),
+                    opens: call.status(),
                     nonce: call.start.as_ref().map(|start| start.nonce.clone()),
                     timeout_s: call.start.as_ref().map_or(0.0, |start| start.timeout_s as f64),
                     ended: ended(call),

@@ -20,6 +20,7 @@ fn commit(closes: bool) -> Rows {
         name: "note".to_owned(),
         args_sha256: String::new(),
         effect: "pure",
+        opens: wakeful_workflow::session::CallStatus::Invoked,
         nonce: Some("nonce".to_owned()),
         timeout_s: 1.0,
         ended: None,

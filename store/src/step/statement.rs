@@ -18,6 +18,7 @@ use super::builder::Statement;
 use super::rows::{OpenedRow, Rare, Rows};
 use sqlx::postgres::PgArguments;
 use sqlx::{AssertSqlSafe, PgConnection, Row};
+use wakeful_workflow::session::CallStatus;
 
 /// What the statement returns of one commit.
 #[derive(Debug)]
@@ -251,7 +252,10 @@ left join intent using (session_id)"
             let (mut names, mut values) = (String::new(), String::new());
             self.starts_calls = self.some(|commit| commit.opened.iter().any(|call| call.nonce.is_some()));
             let ends_calls = self.some(|commit| commit.opened.iter().any(|call| call.ended.is_some()));
-            if self.starts_calls || ends_calls {
+            // Without the column a row is `invoked`.
+            let others =
+                self.some(|commit| commit.opened.iter().any(|call| call.opens != CallStatus::Invoked));
+            if others || ends_calls {
                 self.column(&mut rows, "status", "text", OpenedRow::status);
                 names.push_str(", status");
                 values.push_str(", r.status");

@@ -46,6 +46,7 @@ fn arguments(command: &str, names: &Names) -> Option<Vec<String>> {
         "session send" => &[session, "Hi"],
         "session new" => &[conversation],
         "session resolve" => &[session, "call_bolt", "--happened", "x"],
+        "session approve" | "session decline" => &[session, "call_bolt"],
         "session fork" => &[session, "--at", "last-user"],
         "session export" => &[session, "--file", "-"],
         "session import" => &["no-bundle.jsonl"],

@@ -1,5 +1,6 @@
 //! Agents, with their defaults filled in.
 
+use crate::read::Section;
 use crate::{AgentError, AgentSettings, Config, DEFAULT_AGENT, DEFAULT_PROMPT, DEFAULT_TOOLS};
 use std::collections::BTreeSet;
 use wakeful_workflow::agent::Agent;
@@ -34,6 +35,7 @@ impl Config {
             model,
             fallback: settings.fallback,
             tools: settings.tools.unwrap_or_else(default_tools),
+            approve: settings.approve,
             limits: settings.limits,
             on_uncertain: settings.on_uncertain,
             on_empty_reply: settings.on_empty_reply,
@@ -102,9 +104,45 @@ impl Config {
     }
 }
 
+/// The tools of `[agents.NAME] approve`. One that the agent does not have would let a call run that somebody meant to hold.
+pub(super) fn approve(section: &mut Section<'_>, tools: Option<&[String]>) -> Vec<String> {
+    let (origin, given) = (section.origin("approve"), section.origin("tools").is_some());
+    let names = section.list("approve").unwrap_or_default();
+    let has = |name: &String| match tools {
+        Some(tools) => tools.contains(name),
+        // `tools` that are no list have their own line.
+        None => given || DEFAULT_TOOLS.contains(&name.as_str()),
+    };
+    for wrong in names.iter().filter(|name| !has(name)) {
+        if let Some(origin) = origin.clone() {
+            let key = section.full("approve");
+            section.problem(origin, format!("{key} has {wrong:?}, which is none of the agent's tools"));
+        }
+    }
+    names
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tests::parse;
+
+    #[test]
+    fn a_tool_that_the_agent_does_not_have_cannot_be_held() {
+        let text = "[agents.till]\ntools = [\"charge\"]\napprove = [\"charge\", \"refund\"]\n\
+                    [agents.desk]\napprove = [\"write_file\", \"charge\"]";
+        let refused = parse(text, &[]).expect_err("should be refused");
+        assert_eq!(
+            refused.lines().collect::<Vec<_>>(),
+            [
+                r#"etc/wakeful.toml:3: agents.till.approve has "refund", which is none of the agent's tools"#,
+                r#"etc/wakeful.toml:5: agents.desk.approve has "charge", which is none of the agent's tools"#,
+            ]
+        );
+        let text = "[agents.till]\nmodel = \"scripted/x\"\ntools = [\"charge\"]\napprove = [\"charge\"]";
+        let config = parse(text, &[]).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(config.agent("till").expect("it is configured").approve, ["charge"]);
+    }
 
     #[test]
     fn an_agent_of_other_spaces_is_as_unknown_as_one_that_is_not_configured() {

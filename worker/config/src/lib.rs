@@ -219,6 +219,8 @@ pub struct AgentSettings {
     pub fallback: Vec<String>,
     /// `None` means `DEFAULT_TOOLS`; an empty list means no tools.
     pub tools: Option<Vec<String>>,
+    /// Those of them whose calls wait for a person's approval.
+    pub approve: Vec<String>,
     pub on_uncertain: OnUncertain,
     pub on_empty_reply: OnEmptyReply,
     pub journal: JournalLevel,

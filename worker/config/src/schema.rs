@@ -208,11 +208,13 @@ fn agents(root: &mut Section<'_>, names: &ModelNames<'_>) -> BTreeMap<String, Ag
             let text = format!("agents.{name:?}: an agent's name has letters, digits, - and _ only");
             section.problem(origin, text);
         }
+        let tools = section.list("tools");
         let settings = AgentSettings {
             system_prompt: section.text("system_prompt", "must be text", |text| Some(text.to_owned())),
             model: section.text("model", &names.rule(), |text| names.has(text).then(|| text.to_owned())),
             fallback: fallback(&mut section, names),
-            tools: section.list("tools"),
+            approve: super::agents::approve(&mut section, tools.as_deref()),
+            tools,
             on_uncertain: section
                 .text("on_uncertain", "must be tell_model or needs_attention", on_uncertain)
                 .unwrap_or_default(),

@@ -407,6 +407,7 @@ high = 30
             model: "openai/vendor/model-1".to_owned(),
             fallback: Vec::new(),
             tools: Vec::new(),
+            approve: Vec::new(),
             limits: Limits { steps: 3, tool_s: 5, ..Limits::default() },
             on_uncertain: OnUncertain::NeedsAttention,
             on_empty_reply: wakeful_workflow::agent::OnEmptyReply::default(),

@@ -183,6 +183,9 @@ pub(crate) struct Call {
     pub effect: String,
     pub status: String,
     pub attempts: i64,
+    /// Of a call that a person has to judge.
+    pub arguments: Option<String>,
+    pub args_sha256: Option<String>,
 }
 
 #[derive(Clone, Debug, Deserialize)]

@@ -181,6 +181,7 @@ pub(crate) fn badge(status: &str) -> Badge {
         "invoked" => ("asked for", "waits", RING),
         "started" => ("started", "runs", HALF),
         "waiting" => ("waiting", "asks", ASKS),
+        "unapproved" => ("waits for approval", "asks", ASKS),
         "alive" => ("alive", "good", DOT),
         "silent" => ("silent", "bad", TRIANGLE),
         "active" => ("active", "good", DOT),

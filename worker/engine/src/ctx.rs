@@ -139,6 +139,7 @@ impl Ctx {
                     model: model.clone(),
                     fallback: Vec::new(),
                     tools: Vec::new(),
+                    approve: Vec::new(),
                     limits: Limits::default(),
                     on_uncertain: OnUncertain::default(),
                     on_empty_reply: OnEmptyReply::default(),

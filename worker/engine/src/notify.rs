@@ -195,6 +195,7 @@ fn elements(number: usize, button: &ButtonOrLink) -> Vec<Value> {
     };
     match button.act {
         "resolve" => vec![one("It happened", " happened"), one("It did not happen", " did_not_happen")],
+        "approve" => vec![one("Approve", " approved"), one("Decline", " declined")],
         "retry" => vec![one("Retry", "")],
         _ => vec![one("Send again", "")],
     }

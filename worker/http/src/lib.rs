@@ -116,6 +116,8 @@ pub fn router(
         .route("/sessions/{id}/cancel", post(steer::cancel))
         .route("/sessions/{id}/wake", post(steer::wake))
         .route("/sessions/{id}/resolve", post(steer::resolve))
+        .route("/sessions/{id}/approve", post(steer::approve))
+        .route("/sessions/{id}/decline", post(steer::decline))
         .route("/sessions/{id}/archive", post(steer::archive))
         .route("/sessions/{id}/terminate", post(steer::terminate))
         .route("/sessions/{id}/fork", post(fork::fork))

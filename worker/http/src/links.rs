@@ -28,7 +28,8 @@ struct Given {
     token: String,
     /// The answer to a question.
     answer: Option<String>,
-    /// Of an uncertain effect: `happened`, `did_not_happen` or `let_model_decide`.
+    /// Of an uncertain effect: `happened`, `did_not_happen` or `let_model_decide`. Of a call that waits for approval: `approved` or
+    /// `declined`.
     outcome: Option<String>,
     /// Of an effect that happened: what the call would have returned.
     result: Option<String>,
@@ -86,6 +87,11 @@ fn choice(
                 answer.ok_or_else(|| Problem::bad_request("`answer` is needed: the answer's text"))?;
             Choice::Answer(message_text(answer)?)
         }
+        Act::Approve { .. } => Choice::Resolution(match outcome.as_deref() {
+            Some("approved") => Resolution::Approved,
+            Some("declined") => Resolution::Declined,
+            _ => return Err(Problem::bad_request("`outcome` is needed: approved or declined")),
+        }),
         Act::Resolve { .. } => Choice::Resolution(match outcome.as_deref() {
             Some("happened") => {
                 let result = result.filter(|result| !result.trim().is_empty());

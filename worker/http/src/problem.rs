@@ -100,7 +100,7 @@ pub fn valid_verbs(status: SessionStatus) -> &'static [&'static str] {
         SessionStatus::Queued | SessionStatus::Running | SessionStatus::WaitingInput => {
             &["messages", "cancel"]
         }
-        SessionStatus::NeedsAttention => &["messages", "resolve", "retry", "cancel"],
+        SessionStatus::NeedsAttention => &["messages", "resolve", "approve", "decline", "retry", "cancel"],
         SessionStatus::Failed => &["messages", "retry", "archive", "terminate"],
         SessionStatus::Archived => &["terminate"],
         SessionStatus::Terminated => &[],

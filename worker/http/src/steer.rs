@@ -135,14 +135,79 @@ pub(super) async fn resolve(
         resolution,
         by: given.by,
         reason: given.reason,
+        args_sha256: None,
         tell: given.tell,
         trace_context: telemetry::trace_context(),
     };
-    let resolved = ctx.store.resolve(&id, &decision).await?;
+    settle(&ctx, &id, &decision).await
+}
+
+async fn settle(ctx: &Ctx, id: &str, decision: &Decision) -> Result<(StatusCode, Json<Resolved>), Problem> {
+    let resolved = ctx.store.resolve(id, decision).await?;
     ctx.bus.notifier.any_job();
-    ctx.bus.notifier.session(&id);
+    ctx.bus.notifier.session(id);
     let status = if resolved.duplicate { StatusCode::OK } else { StatusCode::ACCEPTED };
     Ok((status, Json(resolved)))
+}
+
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Approval {
+    /// Not needed if one call of the session waits.
+    call_id: Option<String>,
+    /// The hash of the arguments that the person read: refused if the call has others.
+    args_sha256: Option<String>,
+    reason: Option<String>,
+    by: Option<String>,
+}
+
+/// Lets a call run that waits for approval: 202, or 200 if it was approved before.
+pub(super) async fn approve(
+    State(ctx): State<Arc<Ctx>>,
+    caller: Caller,
+    Id(id): Id,
+    body: Body,
+) -> Result<(StatusCode, Json<Resolved>), Problem> {
+    decide(&ctx, &caller, &id, &body?, Resolution::Approved).await
+}
+
+/// Closes such a call without running it.
+pub(super) async fn decline(
+    State(ctx): State<Arc<Ctx>>,
+    caller: Caller,
+    Id(id): Id,
+    body: Body,
+) -> Result<(StatusCode, Json<Resolved>), Problem> {
+    decide(&ctx, &caller, &id, &body?, Resolution::Declined).await
+}
+
+async fn decide(
+    ctx: &Ctx,
+    caller: &Caller,
+    id: &str,
+    body: &[u8],
+    resolution: Resolution,
+) -> Result<(StatusCode, Json<Resolved>), Problem> {
+    let given: Approval = if body.is_empty() { Approval::default() } else { parse(body)? };
+    check_text("reason", given.reason.as_deref(), REASON_BYTES)?;
+    check_text("by", given.by.as_deref(), 256)?;
+    check_text("call_id", given.call_id.as_deref(), 256)?;
+    check_text("args_sha256", given.args_sha256.as_deref(), 64)?;
+    ctx.store.session_within(&caller.reach, id).await?;
+    let call_id = match given.call_id {
+        Some(call_id) => call_id,
+        None => ctx.store.unapproved_call(id).await?,
+    };
+    let decision = Decision {
+        effect: Effect::Call(call_id),
+        resolution,
+        by: given.by,
+        reason: given.reason,
+        args_sha256: given.args_sha256,
+        tell: false,
+        trace_context: telemetry::trace_context(),
+    };
+    settle(ctx, id, &decision).await
 }
 
 /// The reason in the body, if there is one. Fails if the session is not in the caller's space.
@@ -198,5 +263,13 @@ pub(crate) fn operations() -> Vec<Operation> {
             .body::<Resolve>()
             .answers(StatusCode::ACCEPTED, "recorded", of::<Resolved>())
             .answers(StatusCode::OK, "it was recorded before", of::<Resolved>()),
+        Operation::post("/v1/sessions/{id}/approve", "Lets a call run that waits for approval")
+            .body_if_any::<Approval>()
+            .answers(StatusCode::ACCEPTED, "approved", of::<Resolved>())
+            .answers(StatusCode::OK, "it was approved before", of::<Resolved>()),
+        Operation::post("/v1/sessions/{id}/decline", "Closes such a call without running it")
+            .body_if_any::<Approval>()
+            .answers(StatusCode::ACCEPTED, "declined", of::<Resolved>())
+            .answers(StatusCode::OK, "it was declined before", of::<Resolved>()),
     ]
 }

@@ -21,7 +21,7 @@ use crate::record::{
     value_without_nul, without_nul,
 };
 use crate::reply;
-use crate::resolve::outcome_unknown;
+use crate::resolve::{AWAITS_APPROVAL, outcome_unknown};
 use crate::session::{CallOutcome, CallStatus, CallUpdate, InboxMessage, Session, SessionStatus};
 use crate::state::State;
 use journal::After;
@@ -146,6 +146,10 @@ impl<'a> Draft<'a> {
         let executed = performed.iter().filter(|one| one.ending.executed()).count();
         let needs_person = self.policy.on_uncertain == OnUncertain::NeedsAttention
             && performed.iter().any(|one| matches!(one.ending, CallEnd::Uncertain { known: false, .. }));
+        let awaits_approval = self.session.calls.iter().any(|row| {
+            row.status == CallStatus::Unapproved
+                && performed.iter().all(|one| one.call.call_id != row.call_id)
+        });
         let mut asked: Option<(CallId, String)> = None;
         for EndedCall { call, ending } in performed {
             match ending {
@@ -169,6 +173,11 @@ impl<'a> Draft<'a> {
                         error("Not asked: one question at a time."),
                     );
                 }
+                // The run pauses for a person once, and an operator's yes comes first.
+                CallEnd::Asked(_) if awaits_approval => {
+                    let text = "Not asked: another call of this reply waits for approval. Ask when it has its result.";
+                    self.record_result(&call, CallStatus::Failed, error(text));
+                }
                 CallEnd::Asked(question) => {
                     asked = Some((call.call_id.clone(), question));
                     self.leave_open(&call, CallStatus::Waiting);
@@ -190,6 +199,9 @@ impl<'a> Draft<'a> {
                           session resolve`";
             return self.close(SessionStatus::NeedsAttention, Some(reason.to_owned()));
         }
+        if awaits_approval {
+            return self.close(SessionStatus::NeedsAttention, Some(AWAITS_APPROVAL.to_owned()));
+        }
         // Calls that settled before the run paused for a person are in the transcript already.
         let earlier = self
             .session
@@ -205,6 +217,14 @@ impl<'a> Draft<'a> {
             return self.close(SessionStatus::WaitingInput, None);
         }
         self.go_on()
+    }
+
+    /// Pauses a run that has nothing to do before a person acts.
+    pub(super) fn pause(self) -> Transition {
+        if self.session.awaits_approval() {
+            return self.close(SessionStatus::NeedsAttention, Some(AWAITS_APPROVAL.to_owned()));
+        }
+        self.close(SessionStatus::WaitingInput, None)
     }
 
     /// Returns whether an empty reply is followed by another call: if the agent wants that, and not for the second time in a

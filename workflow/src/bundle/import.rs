@@ -227,7 +227,7 @@ impl Adoption {
         }
         // The call's turn is not over, so a run that continues would act on this row.
         row.status = match row.status {
-            CallStatus::Invoked | CallStatus::Abandoned => CallStatus::Abandoned,
+            CallStatus::Invoked | CallStatus::Unapproved | CallStatus::Abandoned => CallStatus::Abandoned,
             CallStatus::Waiting if self.waits => CallStatus::Waiting,
             CallStatus::Waiting => CallStatus::Abandoned,
             CallStatus::Started => CallStatus::Uncertain,
@@ -382,6 +382,7 @@ mod tests {
             for (status, adopted) in [
                 (CallStatus::Invoked, CallStatus::Abandoned),
                 (CallStatus::Waiting, CallStatus::Abandoned),
+                (CallStatus::Unapproved, CallStatus::Abandoned),
                 (CallStatus::Abandoned, CallStatus::Abandoned),
                 (CallStatus::Started, CallStatus::Uncertain),
                 (CallStatus::Done, CallStatus::Uncertain),

@@ -39,6 +39,7 @@ fn agent(strategy: Selection) -> Agent {
         tools: vec!["tool".into()],
         limits: Limits { steps: 10_000, tokens: i64::MAX, ..Limits::default() },
         on_uncertain: OnUncertain::default(),
+        approve: Vec::new(),
         on_empty_reply: crate::agent::OnEmptyReply::default(),
         journal: JournalLevel::default(),
         context,

@@ -135,6 +135,21 @@ fn a_question_waits_and_the_oldest_message_is_its_answer() {
 }
 
 #[test]
+fn a_call_that_waits_for_approval_is_planned_when_it_has_it_and_never_by_a_later_run() {
+    for effect in EFFECTS {
+        let row = || row("a", effect, CallStatus::Unapproved);
+        assert_eq!(how_of(row(), false, &[message(4, "go on")]), None, "a message is no approval");
+        assert_eq!(how_of(row(), true, &[]), Some(How::Abandon));
+        assert_eq!(planned(&turn(vec![row()])), Action::Pause);
+    }
+    let session = turn(vec![
+        row("a", Effect::Guarded, CallStatus::Unapproved),
+        row("b", Effect::Pure, CallStatus::Invoked),
+    ]);
+    assert_eq!(hows(&session), [("b".to_owned(), How::Run)], "the others run");
+}
+
+#[test]
 fn calls_beside_an_open_question_are_planned_without_it() {
     let session = turn(vec![
         row("q", Effect::Pure, CallStatus::Waiting),

@@ -215,7 +215,9 @@ fn tools(
             find(Kind::ToolGone, what);
         }
     }
-    for call in need.calls.iter().filter(|call| matches!(call.status.as_str(), "invoked" | "started")) {
+    for call in
+        need.calls.iter().filter(|call| matches!(call.status.as_str(), "invoked" | "started" | "unapproved"))
+    {
         let Some(tool) = offer.tools.iter().find(|tool| tool.name == call.name) else { continue };
         if fits(tool, &call.arguments).is_err() {
             find(Kind::ToolNarrowed, format!("tool {} does not accept what open calls have", call.name));

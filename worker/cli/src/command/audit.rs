@@ -55,6 +55,8 @@ const WRITES: &[&str] = &[
     "session.retry",
     "session.cancel",
     "session.resolve",
+    "session.approve",
+    "session.decline",
     "session.fork",
     "session.archive",
     "session.terminate",

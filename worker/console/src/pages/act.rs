@@ -53,6 +53,32 @@ pub(crate) async fn message(Path(id): Path<String>, form: Form) -> Result<Respon
     .await
 }
 
+/// Approves or declines a call that waits for it, with the arguments that the page showed.
+pub(crate) async fn approval(Path(id): Path<String>, form: Form) -> Result<Response, Refusal> {
+    let back = match form.get("back") {
+        "" => format!("{}/sessions/{}", form.visit.base(), part(&id)),
+        _ => form.back(),
+    };
+    let (verb, said) = match form.get("decision") {
+        "approve" => ("approve", "The call is approved, and runs."),
+        "decline" => ("decline", "The call is declined. It does not run, and the agent is told so."),
+        _ => return Err(Refusal::new(StatusCode::BAD_REQUEST, "a call is approved or declined")),
+    };
+    let mut body = Map::new();
+    for name in ["call_id", "args_sha256", "reason"] {
+        if let Some(value) = form.filled(name) {
+            let value = if name == "reason" { one_line(&value) } else { value };
+            body.insert(name.to_owned(), value.into());
+        }
+    }
+    form.act(&back, async {
+        let path = format!("/v1/sessions/{}/{verb}", part(&id));
+        form.visit.api.post(&path, &Value::Object(body), None).await?;
+        Ok(done(&back, said))
+    })
+    .await
+}
+
 /// Says how an uncertain effect ended.
 pub(crate) async fn resolve(Path(id): Path<String>, form: Form) -> Result<Response, Refusal> {
     let back = match form.get("back") {

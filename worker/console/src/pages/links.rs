@@ -36,6 +36,7 @@ impl Link {
             "retry" => "Go on with a run that failed",
             "answer" => "Answer the agent’s question",
             "resolve" => "Say how an effect ended",
+            "approve" => "Approve a call, or decline it",
             _ => "Send a message again",
         }
     }
@@ -51,6 +52,9 @@ impl Link {
                 "The run goes on from its last commit, with the same agent and model. Work that is done is not done again."
             }
             "answer" => "The agent gets the answer as the result of its question and goes on.",
+            "approve" => {
+                "Nothing ran yet. If you approve, this call runs once, with these arguments. If you decline, it does not run, and the agent goes on without it. What you say is final."
+            }
             "resolve" => {
                 "The effect began, and its end is unknown. Look where it would be seen, then say what you found. What you say is final."
             }

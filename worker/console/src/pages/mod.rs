@@ -38,6 +38,7 @@ pub(crate) fn router() -> Router<Arc<Console>> {
         .route("/sessions/{id}/fork", get(session::fork_page).post(act::fork))
         .route("/sessions/{id}/messages", post(act::message))
         .route("/sessions/{id}/resolve", post(act::resolve))
+        .route("/sessions/{id}/approval", post(act::approval))
         .route("/sessions/{id}/{verb}", post(act::steer))
         .route("/chat", get(chat::list).post(chat::begin))
         .route("/chat/{conversation}", get(chat::show).post(chat::say))

@@ -313,7 +313,7 @@ async fn about(ctx: &Ctx, made: &Minted) -> wakeful_store::Result<Option<String>
     match &made.act {
         // The item has the question.
         Act::Retry | Act::Answer { .. } => Ok(None),
-        Act::Resolve { effect_id: id } | Act::Resend { delivery_id: id } => {
+        Act::Resolve { effect_id: id } | Act::Approve { call_id: id } | Act::Resend { delivery_id: id } => {
             ctx.store.effect_in_words(&made.session_id, id).await
         }
     }

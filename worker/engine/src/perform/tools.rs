@@ -37,7 +37,8 @@ pub struct StartedCalls {
 }
 
 impl StartedCalls {
-    /// Lets the commit of `transition` start the idempotent calls that run right after it.
+    /// Lets the commit of `transition` hold the calls that need a person's approval, and start the idempotent ones that run right
+    /// after it.
     pub fn with_commit(
         ctx: &Ctx,
         lease: &Lease,
@@ -45,11 +46,20 @@ impl StartedCalls {
         agent: &Agent,
         transition: &mut Transition,
     ) -> StartedCalls {
-        if !session.policy.tool_mode.is_live() || !lease.is_live() {
+        // A replay and a dry fork have no effects, so they ask nobody.
+        if !session.policy.tool_mode.is_live() {
             return StartedCalls::default();
         }
         let nothing_started = StartedCalls::default();
         let tool_run = ToolRun::new(ctx, lease, session, agent, &nothing_started, 0);
+        if !agent.approve.is_empty() {
+            // A call that is refused anyway needs no person.
+            transition
+                .hold_calls(|call| agent.approve.contains(&call.name) && tool_run.refusal(call).is_none());
+        }
+        if !lease.is_live() {
+            return StartedCalls::default();
+        }
         let mut rights = HashMap::new();
         transition.start_calls(|call| {
             if tool_run.refusal(call).is_some() {

@@ -71,6 +71,8 @@ pub const RULES: &[Rule] = &[
     Rule::act("POST", "/v1/sessions/{id}/cancel", Operate, Agents, "session.cancel"),
     Rule::act("POST", "/v1/sessions/{id}/wake", Operate, Agents, "session.wake"),
     Rule::act("POST", "/v1/sessions/{id}/resolve", Operate, Agents, "session.resolve"),
+    Rule::act("POST", "/v1/sessions/{id}/approve", Operate, Agents, "session.approve"),
+    Rule::act("POST", "/v1/sessions/{id}/decline", Operate, Agents, "session.decline"),
     Rule::act("POST", "/v1/sessions/{id}/archive", Operate, Agents, "session.archive"),
     Rule::act("POST", "/v1/sessions/{id}/terminate", Operate, Agents, "session.terminate"),
     Rule::act("POST", "/v1/sessions/{id}/fork", Operate, Agents, "session.fork"),

@@ -57,6 +57,7 @@ impl OpenedCall {
             // tool, and must not run it twice.
             effect: effects.get(&call.name).copied().unwrap_or(Effect::Guarded),
             args_sha256: hex::encode(sha2::Sha256::digest(arguments.as_bytes())),
+            unapproved: false,
             start: None,
         }
     }

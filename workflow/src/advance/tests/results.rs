@@ -186,6 +186,43 @@ fn a_person_is_asked_first_where_the_policy_says_so_and_a_retry_tells_the_model(
 }
 
 #[test]
+fn a_run_pauses_for_an_approval_when_its_other_calls_have_results_and_asks_nothing_else() {
+    let mut session = turn(vec![
+        row("a", Effect::Guarded, CallStatus::Unapproved),
+        row("b", Effect::Pure, CallStatus::Invoked),
+        row("q", Effect::Pure, CallStatus::Invoked),
+    ]);
+    let others = vec![("b", done()), ("q", CallEnd::Asked("Which one?".into()))];
+    let paused = advance(&session, called(others), TELL);
+    assert_eq!(closed(&paused), [("b", CallStatus::Done, Some(4)), ("q", CallStatus::Failed, Some(5))]);
+    let end = closing(&paused);
+    assert_eq!((end.status, &paused.step), (SessionStatus::NeedsAttention, &None));
+    assert!(end.error.as_deref().unwrap().contains("wakeful session approve"));
+
+    session.apply(&paused);
+    session.status = SessionStatus::Running;
+    let again = advance(&session, Performed::Paused, TELL);
+    assert_eq!(closing(&again).status, SessionStatus::NeedsAttention, "a retry is no approval");
+    session.calls[0].status = CallStatus::Invoked;
+    let ran = advance(&session, called(vec![("a", done())]), TELL);
+    let step = ran.step.unwrap();
+    assert_eq!((step.usage, step.executed_local_tool_count), (USAGE, 3), "the turn is counted once, whole");
+}
+
+#[test]
+fn a_held_call_is_recorded_so_and_not_started() {
+    let session = session();
+    let mut reply = advance(&session, asks(&["a", "b"]), TELL);
+    reply.hold_calls(|call| call.call_id.as_str() == "a");
+    reply.start_calls(|_| Some(CallStart { nonce: "n".into(), timeout_s: 5 }));
+    let statuses: Vec<CallStatus> = reply.calls_opened.iter().map(OpenedCall::status).collect();
+    assert_eq!(statuses, [CallStatus::Unapproved, CallStatus::Started]);
+    let mut after = session.clone();
+    after.apply(&reply);
+    assert!(after.awaits_approval());
+}
+
+#[test]
 fn a_run_that_was_to_fail_and_goes_on_for_a_message_has_not_said_that_it_failed() {
     let session = Session { interrupted: vec![example::interrupted("gen_1", 1, 3)], ..session() };
     let failed = advance(&session, Performed::Stopped(Stop::Failed(Fault::EmptyReply)), TELL);

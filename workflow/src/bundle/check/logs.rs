@@ -239,7 +239,10 @@ impl Logs {
             return Err(format!("call {:?} belongs to a run or a step that does not exist", row.call_id));
         }
         if row.result_message_number.is_some()
-            && matches!(row.status, CallStatus::Invoked | CallStatus::Started | CallStatus::Waiting)
+            && matches!(
+                row.status,
+                CallStatus::Invoked | CallStatus::Started | CallStatus::Waiting | CallStatus::Unapproved
+            )
         {
             return Err(format!("call {:?} has its result and is {}", row.call_id, row.status.as_str()));
         }

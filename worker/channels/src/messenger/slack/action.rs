@@ -90,9 +90,11 @@ async fn carry_out(ctx: &Ctx, press: &Press) -> wakeful_store::Result<String> {
     ctx.bus.notifier.any_job();
     ctx.bus.notifier.job(Kind::Deliver);
     ctx.bus.notifier.session(&acted.session_id);
-    Ok(match link.act.as_str() {
-        "retry" => "Retried",
-        "resolve" => "Resolved",
+    Ok(match (link.act.as_str(), &press.choice) {
+        ("retry", _) => "Retried",
+        ("resolve", _) => "Resolved",
+        ("approve", Choice::Resolution(Resolution::Declined)) => "Declined",
+        ("approve", _) => "Approved",
         _ => "Sent again",
     }
     .to_owned())
@@ -140,6 +142,8 @@ fn read(payload: &Value) -> Option<Press> {
             (token, Choice::Resolution(Resolution::Happened { result: String::new() }))
         }
         Some((token, "did_not_happen")) => (token, Choice::Resolution(Resolution::DidNotHappen)),
+        Some((token, "approved")) => (token, Choice::Resolution(Resolution::Approved)),
+        Some((token, "declined")) => (token, Choice::Resolution(Resolution::Declined)),
         Some(_) => return None,
     };
     let text = |value: &Value| value.as_str().map(str::to_owned);
@@ -167,6 +171,12 @@ mod tests {
         let resolved =
             read(&said(json!({"action_id": "wakeful_resolve x", "value": "wkl_1 did_not_happen"}))).unwrap();
         assert_eq!(resolved.choice, Choice::Resolution(Resolution::DidNotHappen));
+        for (word, resolution) in [("approved", Resolution::Approved), ("declined", Resolution::Declined)] {
+            let value = format!("wkl_1 {word}");
+            let press =
+                read(&said(json!({"action_id": format!("wakeful_0_approve_{word}"), "value": value})));
+            assert_eq!(press.map(|press| press.choice), Some(Choice::Resolution(resolution)));
+        }
         assert_eq!(read(&said(json!({"action_id": "other", "value": "wkl_1"}))), None);
         assert_eq!(read(&said(json!({"action_id": "wakeful_x", "value": "wkl_1 perhaps"}))), None);
         assert_eq!(read(&json!({"type": "view_submission"})), None);

@@ -1,12 +1,22 @@
-//! What `session why` says of tool calls, and the commands that resolve what is uncertain.
+//! What `session why` says of tool calls, and the commands that resolve what is uncertain and decide what waits for approval.
 
 use super::super::output::count;
 use super::job::Finding;
 use wakeful_store::standing::Standing;
 use wakeful_workflow::session::SessionStatus;
 
-/// Explains each call whose outcome is unknown.
+/// Explains each call that a person has to judge: whether it may run, or how it ended.
 pub(super) fn of_calls(standing: &Standing) -> Vec<Finding> {
+    of_unapproved(standing).into_iter().chain(of_uncertain(standing)).collect()
+}
+
+/// Returns whether a call waits for approval.
+pub(super) fn awaits_approval(standing: &Standing) -> bool {
+    standing.open_calls.iter().any(|call| call.status == "unapproved")
+}
+
+/// Explains each call whose outcome is unknown.
+fn of_uncertain(standing: &Standing) -> Vec<Finding> {
     let uncertain = standing.open_calls.iter().filter(|call| call.status == "uncertain");
     uncertain
         .map(|call| {
@@ -31,6 +41,37 @@ pub(super) fn of_calls(standing: &Standing) -> Vec<Finding> {
             }
         })
         .collect()
+}
+
+/// Explains each call that waits for approval.
+fn of_unapproved(standing: &Standing) -> Vec<Finding> {
+    let unapproved = standing.open_calls.iter().filter(|call| call.status == "unapproved");
+    unapproved
+        .map(|call| Finding {
+            why: format!(
+                "{} waits for approval (call {}, asked for in message #{}){}. It did not run yet.",
+                call.name,
+                call.call_id,
+                call.message_number,
+                call.arguments
+                    .as_ref()
+                    .map(|given| format!(": {}", bounded(&given.to_string())))
+                    .unwrap_or_default()
+            ),
+            remedy: Some(format!(
+                "Let it run once, or close it; the model is told why:\n{}",
+                decide_call(&standing.session.session_id, &call.call_id)
+            )),
+        })
+        .collect()
+}
+
+/// Returns the two commands that decide about a call that waits for approval.
+pub(in crate::command) fn decide_call(session_id: &str, call_id: &str) -> String {
+    let call_id = quoted(call_id);
+    format!(
+        "wakeful session approve {session_id} {call_id}\nwakeful session decline {session_id} {call_id} --reason 'WHY'\n"
+    )
 }
 
 /// Says how many tool calls of the newest run failed, and why the last of them did. The model was told.

@@ -1,5 +1,6 @@
 //! `wakeful session`: shows and controls sessions. Works on the database and needs no server.
 
+mod approve;
 pub(in crate::command) mod bulk;
 mod context;
 mod diff;
@@ -34,6 +35,7 @@ use wakeful_store::batch::Verb as Bulk;
 use wakeful_store::session::SessionSummary;
 use wakeful_store::wake::NewMessage;
 use wakeful_store::{Error, Store};
+use wakeful_workflow::resolve::Resolution;
 use wakeful_workflow::session::SessionStatus;
 
 pub(super) type Args = super::Noun<Verb>;
@@ -80,6 +82,10 @@ pub(super) enum Verb {
     Cancel(bulk::Args),
     /// Say what happened to an uncertain tool call or delivery.
     Resolve(resolve::Args),
+    /// Let a tool call run that waits for approval.
+    Approve(approve::Args),
+    /// Close a tool call that waits for approval without running it. The model is told so and goes on.
+    Decline(approve::Args),
     /// Make a new session from the messages of this one up to a cut, and let it continue from there.
     Fork(fork::Args),
     /// Show the tree of forks that a session belongs to.
@@ -171,6 +177,8 @@ async fn perform(
         Verb::Archive(args) => bulk::bulk(store, output, space, Bulk::Archive, args).await,
         Verb::Terminate { id, reason } => steer(store, output, &id, Steer::Terminate, reason).await,
         Verb::Resolve(args) => resolve::resolve(store, output, args).await,
+        Verb::Approve(args) => approve::decide(store, output, args, Resolution::Approved).await,
+        Verb::Decline(args) => approve::decide(store, output, args, Resolution::Declined).await,
         Verb::Fork(args) => fork::fork(store, app, config, output, args).await,
         Verb::Tree { id } => tree::tree(store, output, &id).await,
         Verb::Export(args) => export::from_database(store, output, &args).await,

@@ -21,6 +21,7 @@ impl Verb {
             Verb::Retry(args) => args.bulk.ids.iter_mut().collect(),
             Verb::Cancel(args) | Verb::Archive(args) | Verb::Wake(args) => args.ids.iter_mut().collect(),
             Verb::Resolve(args) => vec![&mut args.session],
+            Verb::Approve(args) | Verb::Decline(args) => vec![&mut args.session],
             Verb::Fork(args) => vec![&mut args.id],
             Verb::Export(args) => vec![&mut args.id],
             Verb::Context(args) => vec![&mut args.id],

@@ -49,6 +49,7 @@ pub(super) async fn resolve(store: &Store, output: &Output, args: Args) -> anyho
         resolution,
         by: args.by,
         reason: args.reason,
+        args_sha256: None,
         tell: args.tell,
         trace_context: wakeful_engine::telemetry::trace_context(),
     };

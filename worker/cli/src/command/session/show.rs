@@ -2,7 +2,7 @@
 
 use super::super::output::{Cell, Column, Output, Table, Tone, age, count, dollars, printable, span};
 use super::job::note;
-use super::why::{resolve_call, resolve_delivery};
+use super::why::{decide_call, resolve_call, resolve_delivery};
 use super::{Exit, tokens};
 use serde_json::Value;
 use std::fmt::Write as _;
@@ -66,6 +66,16 @@ impl Shown {
         section(&mut text, output, "Steps", &steps(&self.steps));
         section(&mut text, output, "Tool calls", &calls(&self.calls));
         section(&mut text, output, "Deliveries", &deliveries(&self.deliveries));
+        let unapproved: Vec<&CallView> =
+            self.calls.iter().filter(|call| call.status == "unapproved").collect();
+        if !unapproved.is_empty() {
+            heading(&mut text, output, "Waits for approval: it did not run yet");
+        }
+        for call in unapproved {
+            let (shown, _) = beginning(call.arguments.as_deref().unwrap_or_default());
+            text.push_str(&output.block(&format!("{} {}", call.name, printable(shown)), 2));
+            text.push_str(&output.block(&decide_call(&self.session.session_id, &call.call_id), 2));
+        }
         let commands = self.commands();
         if !commands.is_empty() {
             heading(&mut text, output, "Uncertain: look at the service behind it, then say what you found");

@@ -3,8 +3,8 @@
 use super::super::delivery::{remedy, waits_for};
 use super::super::output::{Cell, Column, Output, Table, Tone, age, count, printable, span};
 use super::Exit;
-use super::effects::{of_calls, of_failed_calls, quoted};
-pub(in crate::command) use super::effects::{resolve_call, resolve_delivery};
+use super::effects::{awaits_approval, of_calls, of_failed_calls, quoted};
+pub(in crate::command) use super::effects::{decide_call, resolve_call, resolve_delivery};
 use super::job::{Finding, Surroundings, of_lacked_agent, of_outage, of_pause, of_replay};
 use super::show::header;
 use super::unheard::{loop_finding, missed};
@@ -128,6 +128,8 @@ pub(super) fn explain(standing: &Standing, around: Surroundings<'_>) -> Vec<Find
                 )),
             );
         }
+        // Each of these calls has a finding below.
+        Some(SessionStatus::NeedsAttention) if awaits_approval(standing) => {}
         Some(SessionStatus::NeedsAttention) if error_of(standing).1.is_some() => {
             let (error, remedy) = error_of(standing);
             find(
@@ -266,7 +268,7 @@ fn of_job(job: &JobView, standing: &Standing, around: Surroundings<'_>) -> Findi
     let calls: Vec<String> = standing
         .open_calls
         .iter()
-        .filter(|call| !call.told && call.status != "uncertain")
+        .filter(|call| !call.told && !matches!(call.status.as_str(), "uncertain" | "unapproved"))
         .map(|call| format!("{} ({})", call.name, call.call_id))
         .collect();
     let tried = match around.attempts {

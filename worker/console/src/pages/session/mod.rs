@@ -9,7 +9,7 @@ use crate::draw::{Bars, Waterfall};
 use crate::form::see_other;
 use crate::frame::{Frame, Nav, page};
 use crate::list::List;
-use crate::model::{Branch, Delivery, Detail, Event, Message};
+use crate::model::{Branch, Call, Delivery, Detail, Event, Message};
 use crate::refusal::Refusal;
 use crate::text::{count, dollars};
 use crate::visit::Visit;
@@ -39,6 +39,8 @@ struct SessionPage {
     is_newest: bool,
     /// The calls and deliveries whose end is unknown.
     uncertain: Vec<Uncertain>,
+    /// The calls that wait for approval.
+    unapproved: Vec<Call>,
     fall: Option<Waterfall>,
     bars: Option<Bars>,
     context: Option<Context>,
@@ -165,6 +167,7 @@ pub(crate) async fn show(
     }
     let mut shown = SessionPage {
         uncertain: uncertain(&one),
+        unapproved: one.tool_calls.iter().filter(|call| call.status == "unapproved").cloned().collect(),
         said: Vec::new(),
         older: String::new(),
         is_newest: asked.before.is_empty(),

@@ -18,7 +18,7 @@ use crate::perform::{StartedCalls, perform};
 use std::pin::pin;
 use wakeful_store::queue::Job;
 use wakeful_store::step::{Commit, Performance, QueuedCommit};
-use wakeful_workflow::advance::{CallEnd, EndedCall, Performed, Transition, advance};
+use wakeful_workflow::advance::{CallEnd, EndedCall, OpenedCall, Performed, Transition, advance};
 use wakeful_workflow::agent::Agent;
 use wakeful_workflow::effect::Effect;
 use wakeful_workflow::id::CallId;
@@ -91,9 +91,11 @@ pub(super) async fn run_ahead(
     Ok(Ahead { transition: reply, written: answer.flatten(), results })
 }
 
-/// Returns whether the calls of `reply` may run although no commit has them: they change nothing outside, or run dry.
+/// Returns whether the calls of `reply` may run although no commit has them: they change nothing outside and wait for no person, or
+/// run dry.
 fn are_pure(session: &Session, reply: &Transition) -> bool {
-    !session.policy.tool_mode.is_live() || reply.calls_opened.iter().all(|call| call.effect == Effect::Pure)
+    let may = |call: &OpenedCall| call.effect == Effect::Pure && !call.unapproved;
+    !session.policy.tool_mode.is_live() || reply.calls_opened.iter().all(may)
 }
 
 /// A pause needs a commit of its own.
