@@ -10,6 +10,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
+use tempfile::TempDir;
 use wakeful_engine::workspace::{Limits, NotReady, Settings, Workspaces};
 use wakeful_store::Store;
 use wakeful_workflow::advance::{Next, Transition};
@@ -37,6 +38,9 @@ struct Snapshots {
     tar_bytes: u64,
     /// How much larger the process was at most than before.
     peak_mb: Option<f64>,
+    /// A restore of all of it on a host that has nothing, in milliseconds, and what the process grew by meanwhile.
+    restored: f64,
+    restored_peak_mb: Option<f64>,
 }
 
 /// A restore on a host that has nothing, a hydration, and both at once. Milliseconds.
@@ -88,6 +92,10 @@ pub async fn measure(
     report.add(section, "look after nothing changed", "ms", &measured.of_no_change);
     report.add(section, "tar of all", "ms", &measured.tar);
     report.add(section, "tar of all: written", "MB", &[measured.tar_bytes as f64 / 1e6]);
+    report.add(section, format!("restore, {}", said(all)), "ms", &[measured.restored]);
+    if let Some(peak) = measured.restored_peak_mb {
+        report.add(section, "that restore: memory on top of the process, at most", "MB", &[peak]);
+    }
     progress.say("restores");
     let measured = restores(&database, some, if quick { 100 } else { 1000 }, rounds).await?;
     report.add(section, format!("restore, {}", said(some)), "ms", &measured.restore);
@@ -121,7 +129,7 @@ fn workspaces(folder: &Path) -> Workspaces {
 fn failed(why: NotReady) -> anyhow::Error {
     match why {
         NotReady::Store(error) => error.into(),
-        NotReady::Refused(why) => anyhow!(why),
+        NotReady::SeedAway(why) | NotReady::Refused(why) => anyhow!(why),
     }
 }
 
@@ -176,7 +184,7 @@ async fn snapshots(database: &Database, size: Size, rounds: usize) -> Result<Sna
     forget_peak();
     let before = memory("VmRSS:");
     let (snapshot, first) = turn(&workspaces, &store, one, |folder| fill(folder, size)).await?;
-    let peak_mb = memory("VmHWM:").zip(before).map(|(peak, before)| (peak - before).max(0.0));
+    let peak_mb = grown(before);
     let snapshot = snapshot.context("the first snapshot")?;
     let first_bytes = snapshot.packs.iter().map(|pack| pack.bytes).sum();
     one.session.workspace = Some(snapshot);
@@ -189,6 +197,8 @@ async fn snapshots(database: &Database, size: Size, rounds: usize) -> Result<Sna
         tar: Vec::new(),
         tar_bytes: 0,
         peak_mb,
+        restored: 0.0,
+        restored_peak_mb: None,
     };
     for round in 0..rounds {
         let before: HashSet<String> = packs(&one.session);
@@ -215,13 +225,30 @@ async fn snapshots(database: &Database, size: Size, rounds: usize) -> Result<Sna
         fs::File::open(&tar)?.sync_all()?;
         measured.tar.push(milliseconds(began));
         measured.tar_bytes = fs::metadata(&tar)?.len();
+        fs::remove_file(&tar)?;
     }
+    forget_peak();
+    let before = memory("VmRSS:");
+    measured.restored = restore(&store, one).await?.0;
+    measured.restored_peak_mb = grown(before);
     store.close().await;
     Ok(measured)
 }
 
 fn packs(session: &Session) -> HashSet<String> {
     session.workspace.iter().flat_map(|snapshot| &snapshot.packs).map(|pack| pack.sha256.clone()).collect()
+}
+
+/// Restores the session's files on a new host, and returns it with the milliseconds that it took: its files are removed when it
+/// is dropped, and that is not part of the restore.
+async fn restore(store: &Store, one: &Held) -> Result<(f64, TempDir)> {
+    let host = tempfile::tempdir()?;
+    let workspaces = workspaces(host.path());
+    let began = Instant::now();
+    let ready = workspaces.ready(store, &one.session, one.job.lease.token, None).await;
+    let (held, _) = ready.map_err(failed)?;
+    anyhow::ensure!(held.path.join("part000/0.bin").exists(), "the files are there");
+    Ok((milliseconds(began), host))
 }
 
 /// Restores `size` on one new host after the other, hydrates a session of `messages`, and does both at once.
@@ -238,15 +265,6 @@ async fn restores(database: &Database, size: Size, messages: usize, rounds: usiz
     let (snapshot, _) = turn(&workspaces(origin.path()), &store, one, |folder| fill(folder, size)).await?;
     one.session.workspace = Some(snapshot.context("a snapshot")?);
     let mut measured = Restores { restore: Vec::new(), hydrate: Vec::new(), both: Vec::new(), peak_mb: None };
-    let restore = async |one: &Held| {
-        let host = tempfile::tempdir()?;
-        let workspaces = workspaces(host.path());
-        let began = Instant::now();
-        let ready = workspaces.ready(&store, &one.session, one.job.lease.token, None).await;
-        let (held, _) = ready.map_err(failed)?;
-        anyhow::ensure!(held.path.join("part000/0.bin").exists(), "the files are there");
-        Ok::<_, anyhow::Error>(milliseconds(began))
-    };
     let hydrate = async |one: &Held| {
         let began = Instant::now();
         store.hydrate(one.session.session_id.as_str()).await?;
@@ -255,13 +273,13 @@ async fn restores(database: &Database, size: Size, messages: usize, rounds: usiz
     forget_peak();
     let before = memory("VmRSS:");
     for _ in 0..rounds {
-        measured.restore.push(restore(one).await?);
+        measured.restore.push(restore(&store, one).await?.0);
         measured.hydrate.push(hydrate(one).await?);
         let began = Instant::now();
-        tokio::try_join!(restore(one), hydrate(one))?;
+        let _both = tokio::try_join!(restore(&store, one), hydrate(one))?;
         measured.both.push(milliseconds(began));
     }
-    measured.peak_mb = memory("VmHWM:").zip(before).map(|(peak, before)| (peak - before).max(0.0));
+    measured.peak_mb = grown(before);
     store.close().await;
     Ok(measured)
 }
@@ -269,6 +287,11 @@ async fn restores(database: &Database, size: Size, messages: usize, rounds: usiz
 /// Makes the kernel forget how large this process was at most.
 fn forget_peak() {
     let _ = fs::write("/proc/self/clear_refs", "5");
+}
+
+/// The megabytes by which this process was larger at most than `before`, since [`forget_peak`].
+fn grown(before: Option<f64>) -> Option<f64> {
+    memory("VmHWM:").zip(before).map(|(peak, before)| (peak - before).max(0.0))
 }
 
 /// Megabytes of this process. `None` where the kernel does not say.

@@ -4,8 +4,12 @@ use crate::support::client::texts;
 use crate::support::git::{git, standing};
 use crate::support::model::turns_since_user;
 use crate::support::{Answer, Database, ModelServer, Options, eventually};
+use axum::body::Body;
+use axum::http::{StatusCode, Uri, header};
+use axum::response::{IntoResponse as _, Response};
 use serde_json::json;
 use std::path::{Path, PathBuf};
+use tokio::sync::watch;
 
 #[tokio::test]
 async fn a_session_begins_with_a_copy_of_its_agents_folder_which_any_host_restores() {
@@ -96,21 +100,47 @@ fn agent(clone: &str) -> String {
     )
 }
 
+/// What a server of a bundle does with a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mood {
+    Well,
+    Fails,
+    Silent,
+    BreaksOff,
+}
+
 /// A server that has one bundle, at any path but `/missing`.
-async fn serve(bundle: Vec<u8>) -> String {
-    let app = axum::Router::new().fallback(move |uri: axum::http::Uri| {
-        let bundle = bundle.clone();
-        async move {
-            match uri.path() {
-                "/missing" => (axum::http::StatusCode::NOT_FOUND, Vec::new()),
-                _ => (axum::http::StatusCode::OK, bundle),
-            }
+struct Source {
+    url: String,
+    mood: watch::Sender<Mood>,
+}
+
+impl Source {
+    async fn start(bundle: Vec<u8>, mood: Mood) -> Source {
+        let (mood, moods) = watch::channel(mood);
+        let app = axum::Router::new().fallback(move |uri: Uri| answer(uri, bundle.clone(), moods.clone()));
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        tokio::spawn(async move { axum::serve(listener, app).await });
+        Source { url, mood }
+    }
+}
+
+async fn answer(uri: Uri, bundle: Vec<u8>, moods: watch::Receiver<Mood>) -> Response {
+    let mood = *moods.borrow();
+    if uri.path() == "/missing" {
+        return StatusCode::NOT_FOUND.into_response();
+    }
+    match mood {
+        Mood::Well => bundle.into_response(),
+        Mood::Fails => StatusCode::SERVICE_UNAVAILABLE.into_response(),
+        Mood::Silent => std::future::pending().await,
+        Mood::BreaksOff => {
+            let size = [(header::CONTENT_LENGTH, bundle.len().to_string())];
+            let parts = [Ok(bundle[..100].to_vec()), Err(std::io::Error::other("it breaks off"))];
+            (size, Body::from_stream(futures::stream::iter(parts))).into_response()
         }
-    });
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("http://{}", listener.local_addr().unwrap());
-    tokio::spawn(async move { axum::serve(listener, app).await });
-    url
+    }
 }
 
 #[tokio::test]
@@ -118,7 +148,8 @@ async fn a_session_begins_with_a_git_bundle_of_this_host_or_of_a_url_that_the_we
     let (database, model) = (Database::new().await, model().await);
     let folder = tempfile::tempdir().unwrap();
     let bundle = bundle(folder.path());
-    let url = serve(std::fs::read(&bundle).unwrap()).await;
+    let source = Source::start(std::fs::read(&bundle).unwrap(), Mood::Well).await;
+    let url = &source.url;
     let broken = folder.path().join("broken.bundle");
     std::fs::write(&broken, &std::fs::read(&bundle).unwrap()[..200]).unwrap();
     let (here, of_url) = ("[web]\nprivate_hosts = [\"127.0.0.1\"]\n", format!("{url}/seed.bundle"));
@@ -165,6 +196,80 @@ async fn a_session_begins_with_a_git_bundle_of_this_host_or_of_a_url_that_the_we
             std::fs::read_dir(files.join(".state")).unwrap().map(|one| one.unwrap().path()).collect();
         let stray = |path: &&PathBuf| path.extension().is_some_and(|end| end == "part" || end == "bundle");
         assert!(left.iter().find(stray).is_none(), "{left:?}");
+        assert!(process.terminate().success());
+    }
+}
+
+/// Every command that says what a step waits for names the place.
+async fn is_told(options: &Options, database: &Database, id: &str, place: &str) {
+    let told = async |arguments: &[&str]| {
+        let args = arguments.iter().map(|one| (*one).to_owned()).collect();
+        let (_, ended) = Options { args, ..options.clone() }.spawn(&database.url).ended().await;
+        ended.output()
+    };
+    let why = told(&["session", "why", id]).await;
+    assert!(why.contains("has not answered for") && why.contains("fails no run"), "{why}");
+    let (status, doctor) = tokio::join!(told(&["queue", "status"]), told(&["doctor"]));
+    assert!(status.contains(&format!("Clone of {place} has failed for")), "{status}");
+    assert!(doctor.contains(&format!("Clone of {place} has failed for")), "{doctor}");
+    assert!(!(why + &status + &doctor).contains("the-secret"));
+}
+
+#[tokio::test]
+async fn a_url_that_does_not_answer_is_waited_for_and_fails_no_run() {
+    let (database, model) = (Database::new().await, model().await);
+    let folder = tempfile::tempdir().unwrap();
+    let bundle = std::fs::read(bundle(folder.path())).unwrap();
+    for (mood, says) in [
+        (Mood::Fails, "answers with status 503"),
+        (Mood::Silent, "did not answer in time"),
+        (Mood::BreaksOff, "connection closed"),
+    ] {
+        let source = Source::start(bundle.clone(), mood).await;
+        let place = format!("{}/seed.bundle", source.url);
+        let options = Options::new()
+            .config(&format!(
+                "[gate]\nprobe_s = 0.2\nprobe_max_s = 0.4\nwave_s = 0.1\n[web]\nprivate_hosts = [\"127.0.0.1\"]\nfirst_byte_s = 1\n{}",
+                agent(&format!("{place}?key=the-secret"))
+            ))
+            .env("OPENAI_BASE_URL", &model.url);
+        let process = options.serve(&database).await;
+        let client = process.client();
+        let (asked, mut ids) = (model.bodies().len(), Vec::new());
+        for chat in ["a", "b"] {
+            let sent = client.chat(&format!("{mood:?}-{chat}"), "Go.").await;
+            ids.push(sent["session_id"].as_str().unwrap().to_owned());
+        }
+        for id in &ids {
+            let error = eventually("the outage to be shown", || async {
+                let job = client.session(id).await["job"].clone();
+                let waits = job["waits_for"] == format!("clone of {place}");
+                waits.then(|| job["last_error"].as_str().unwrap_or_default().to_owned())
+            })
+            .await;
+            assert!(error.contains(says) && !error.contains("the-secret"), "{mood:?}: {error}");
+            assert!(texts(&client.session(id).await, "tool").is_empty(), "the model is told nothing");
+        }
+        eventually("probes", || async {
+            let probes = "select coalesce(max(probes), 0)::bigint from provider_gates where gate_id = $1";
+            (database.value::<i64>(probes, &format!("clone of {place}")).await > 1).then_some(())
+        })
+        .await;
+        for id in &ids {
+            let job = client.session(id).await["job"].clone();
+            assert!(job["stuck"].as_i64().unwrap() <= 1, "an outage is no attempt: {job}");
+        }
+        if mood == Mood::Fails {
+            is_told(&options, &database, &ids[0], &place).await;
+        }
+        assert!(!process.log().contains("the-secret"));
+        source.mood.send_replace(Mood::Well);
+        for id in &ids {
+            let session = client.wait_for(id, "completed").await;
+            assert_eq!(texts(&session, "tool"), ["one"]);
+            assert_eq!(session["job"], serde_json::Value::Null);
+        }
+        assert_eq!(model.bodies().len(), asked + 4, "two calls of the model for each session");
         assert!(process.terminate().success());
     }
 }

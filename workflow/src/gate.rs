@@ -8,6 +8,12 @@
 
 use crate::fault::Fault;
 
+/// The id of a blob store's gate begins so, and is what people read of it.
+pub const STORE: &str = "blob store ";
+
+/// The id of the gate of a URL that sessions' files begin with (`clone` of an agent) begins so.
+pub const CLONE: &str = "clone of ";
+
 /// A fault counts together with an earlier one only within this time.
 const TOGETHER_MS: i64 = 60_000;
 
@@ -77,6 +83,14 @@ impl Default for Gate {
     fn default() -> Self {
         Gate { phase: Phase::Open, faults: 0, last_fault_ms: None }
     }
+}
+
+/// Whose gate it is, in words. `subject` is a provider, a blob store, or what files begin with.
+pub fn whose(subject: &str) -> String {
+    if subject.starts_with(STORE) || subject.starts_with(CLONE) {
+        return subject.to_owned();
+    }
+    format!("provider {subject}")
 }
 
 /// What a worker saw of a provider.

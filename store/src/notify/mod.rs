@@ -15,6 +15,7 @@ use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 use std::collections::BTreeMap;
 use std::time::Duration;
+use wakeful_workflow::gate;
 use wakeful_workflow::notify::{Group, Kind, Next, Phase, Rule, Seen, next};
 
 /// The lock of the one who follows.
@@ -199,7 +200,7 @@ async fn read(tx: &mut PgConnection) -> Result<Read> {
                 let channel = row.channel.unwrap_or_default();
                 (channel.clone(), format!("channel {channel}"))
             }
-            Kind::GateShut => (row.subject.clone(), format!("provider {}", row.subject)),
+            Kind::GateShut => (row.subject.clone(), gate::whose(&row.subject)),
             Kind::NoWorker => (row.subject.clone(), "the whole installation".to_owned()),
             Kind::BatchStopped => (row.subject.clone(), format!("batch {}", row.subject)),
         };

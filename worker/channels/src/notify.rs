@@ -75,6 +75,7 @@ impl Channel for Webhooks {
             body: body.into_bytes(),
         };
         let answer = receiver.web.send(request).await.map_err(|error| match error {
+            WebError::Refused(text) if text.contains("private_hosts") => SendError::Refused(text),
             WebError::Refused(text) => {
                 SendError::Refused(format!("{text}; or list a private host in [web] private_hosts"))
             }

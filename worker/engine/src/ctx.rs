@@ -125,6 +125,14 @@ impl Ctx {
         !self.workspaces.has_git() && from.is_some_and(CloneFrom::needs_git)
     }
 
+    /// What the files of `session` begin with, if it has none yet. A rehearsal has the files of its source's transcript.
+    pub fn seed_of(&self, session: &Session) -> Option<&CloneFrom> {
+        let may_begin =
+            session.workspace.is_none() && !session.has_files() && session.policy.tool_mode.is_live();
+        let agent = self.config.agents.get(&session.agent).filter(|_| may_begin)?;
+        agent.clone_from.as_ref()
+    }
+
     /// Returns the agent of `session`: the configured one, with the overrides of the session's own policy.
     ///
     /// # Errors

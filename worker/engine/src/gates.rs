@@ -11,7 +11,7 @@ use tracing::{info, warn};
 use wakeful_store::gate::GateView;
 use wakeful_store::queue::Lease;
 use wakeful_store::{Result, Store};
-use wakeful_workflow::gate::{GatePolicy, Phase, Seen};
+use wakeful_workflow::gate::{CLONE, GatePolicy, Phase, STORE, Seen};
 
 /// How often to look while every gate is open.
 const EVERY: Duration = Duration::from_secs(30);
@@ -21,9 +21,6 @@ const HOLD: Duration = Duration::from_secs(10);
 
 /// A provider that answered within this time takes some calls, even if it refuses one for its rate.
 const LATELY: Duration = Duration::from_secs(5);
-
-/// The id of a blob store's gate begins so, and is what people read of it.
-pub const STORE: &str = "blob store ";
 
 /// The gates as this process knows them.
 #[derive(Debug)]
@@ -137,7 +134,7 @@ impl Gates {
         self.saw(store, gate_id, seen, error, &self.policy).await
     }
 
-    /// Records that a blob store is away, which shuts its gate. `probe`: it was asked whether it is back.
+    /// Records that a blob store is away, or what files begin with, which shuts its gate. `probe`: it was asked whether it is back.
     ///
     /// # Errors
     /// When the database cannot record it.
@@ -260,9 +257,9 @@ impl Gates {
     }
 }
 
-/// The provider in a gate's id, or the blob store.
+/// The provider in a gate's id, or the blob store, or what files begin with.
 fn provider(gate_id: &str) -> &str {
-    if gate_id.starts_with(STORE) {
+    if gate_id.starts_with(STORE) || gate_id.starts_with(CLONE) {
         return gate_id;
     }
     gate_id.split_once('@').map_or(gate_id, |(provider, _)| provider)

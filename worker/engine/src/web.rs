@@ -16,6 +16,8 @@ mod resolver;
 pub use fetch::{Fetched, Web, WebError, WebRequest};
 pub use named::fetch_named;
 
+pub(crate) use fetch::Unsaved;
+
 use resolver::Resolver;
 use rustls::ClientConfig;
 use rustls::crypto::aws_lc_rs;

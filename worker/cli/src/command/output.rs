@@ -395,6 +395,12 @@ pub(super) fn count(number: i64, noun: &str) -> String {
     if number == 1 { format!("1 {noun}") } else { format!("{number} {noun}s") }
 }
 
+/// The text with a capital first letter.
+pub(super) fn capital(text: &str) -> String {
+    let mut chars = text.chars();
+    chars.next().map(|first| first.to_uppercase().chain(chars).collect()).unwrap_or_default()
+}
+
 /// A span of time in one unit, rounded: `12s`, `5m`, `3h`, `9d`. What ends in 2 hours less a moment ends in `2h`.
 pub(super) fn span(seconds: f64) -> String {
     let seconds = seconds.abs();

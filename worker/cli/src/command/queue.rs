@@ -1,15 +1,17 @@
 //! `wakeful queue`.
 
-use super::output::{Cell, Column, Output, Table, Tone, age, count, printable, span, until_reader_goes};
+use super::output::{
+    Cell, Column, Output, Table, Tone, age, capital, count, printable, span, until_reader_goes,
+};
 use super::{Exit, Usage};
 use chrono::Utc;
 use serde_json::json;
 use std::fmt::Write as _;
 use wakeful_config::Config;
-use wakeful_engine::gates::STORE;
 use wakeful_store::Store;
 use wakeful_store::gate::ClosedGate;
 use wakeful_store::queue::{Depth, WorkerView};
+use wakeful_workflow::gate::whose;
 use wakeful_workflow::pause::{Kind, Subject};
 
 pub(super) type Args = super::Noun<Verb>;
@@ -82,10 +84,7 @@ pub(super) fn said(gate: &ClosedGate) -> String {
     let wait = if gate.waiting == 1 { "waits" } else { "wait" };
     printable(&format!(
         "{} has failed for {}{}; {waiting} {wait}, {next}",
-        match gate.provider.strip_prefix(STORE) {
-            Some(store) => format!("Blob store {store}"),
-            None => format!("Provider {}", gate.provider),
-        },
+        capital(&whose(&gate.provider)),
         age(gate.since),
         error.unwrap_or_default()
     ))

@@ -6,10 +6,10 @@
 mod ahead;
 mod commit;
 mod end;
+mod files_gate;
 mod held;
 mod provider;
 mod span;
-mod store_gate;
 mod tries;
 
 use crate::ctx::Ctx;
@@ -19,7 +19,8 @@ use crate::telemetry;
 use crate::watchdog::UNYIELDING;
 use ahead::{results_of, run_ahead};
 use apalis::prelude::{BoxDynError, Data};
-use end::{ClaimEnd, give_up, release, retry, tell};
+use end::{ClaimEnd, give_up, release, retry, slice_ends, tell};
+use files_gate::Admitted;
 use futures::FutureExt;
 use provider::{Routed, Troubles, retry_summary_later};
 use std::panic::AssertUnwindSafe;
@@ -113,7 +114,7 @@ async fn work(ctx: &Ctx, job: &Job) -> ClaimEnd {
                 }
                 return ClaimEnd::WithoutKey { why: error.to_string() };
             }
-            Err(error @ Error::BlobStore { .. }) => return store_gate::away(ctx, &error).await,
+            Err(error @ Error::BlobStore { .. }) => return files_gate::store_away(ctx, &error).await,
             Err(error) if error.is_transient() && job.lease.is_live() => {
                 faults += 1;
                 warn!(%error, "A database fault interrupted the step; trying again");
@@ -426,12 +427,13 @@ async fn decide(
     {
         return Ok(Decided::Performed(results));
     }
-    if let Action::CallTools { calls } = &action
-        && let Some(end) = store_gate::admit(ctx, job, session, calls, &mut counts.troubles).await?
-    {
-        withdraw(ctx, job, &session.session_id, counts).await?;
-        return Ok(Decided::End(end));
-    }
+    let probe = match files_gate::admit(ctx, job, session, &action, &mut counts.troubles).await? {
+        Admitted::Go(probe) => probe,
+        Admitted::Wait(end) => {
+            withdraw(ctx, job, &session.session_id, counts).await?;
+            return Ok(Decided::End(end));
+        }
+    };
     let mut committed = made.call.filter(|one| action == Action::CallModel && one.call.is_of(&agent.model));
     if committed.is_some() {
         counts.uncalled = None;
@@ -465,6 +467,7 @@ async fn decide(
             if let Some(way) = way {
                 provider::performed(ctx, way, &performed, &mut counts.troubles).await;
             }
+            files_gate::performed(ctx, probe, &mut counts.troubles).await;
             Decided::Performed(performed)
         }
         Err(Unperformed::Reread) => {
@@ -477,6 +480,9 @@ async fn decide(
             Decided::Again
         }
         Err(Unperformed::Store(error)) => return Err(error),
+        Err(Unperformed::SeedAway(why)) => {
+            Decided::End(files_gate::clone_away(ctx, session, probe, &why).await)
+        }
         Err(Unperformed::Fault(fault)) => {
             let stop =
                 match provider::after_fault(ctx, job, session, (configured, way), fault, counts).await? {
@@ -489,10 +495,4 @@ async fn decide(
             Decided::Performed(Performed::Stopped(Stop::Failed(stop)))
         }
     })
-}
-
-/// Returns whether the job's slice (`queue.slice_steps`) ends after `steps` steps of this claim, so that it is to be given
-/// back if other step jobs wait.
-fn slice_ends(ctx: &Ctx, job: &Job, steps: u32) -> bool {
-    steps.is_multiple_of(ctx.config.queue.slice_steps) && !job.has_room_beside()
 }

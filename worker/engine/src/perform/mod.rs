@@ -37,6 +37,8 @@ pub enum Unperformed {
     Reread,
     /// The database failed or did not respond.
     Store(wakeful_store::Error),
+    /// The URL that the session's files begin with does not answer, and why.
+    SeedAway(String),
 }
 
 impl From<Fault> for Unperformed {

@@ -14,7 +14,7 @@ use futures::future::join_all;
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 use tokio::sync::OnceCell;
 use tracing::{Instrument, info_span, warn};
@@ -135,6 +135,8 @@ struct ToolRun<'a> {
     left: Mutex<Option<Left>>,
     /// The session's folder, since the first call that asked for it.
     files: OnceCell<Arc<Held>>,
+    /// Why the URL that the files begin with does not answer, since the first call that met it.
+    seed_away: OnceLock<String>,
     /// A call that may change the files has begun.
     may_have_changed: AtomicBool,
     /// Such a call returned nothing, so it may still change them.
@@ -186,6 +188,7 @@ impl<'a> ToolRun<'a> {
             running,
             left,
             files: OnceCell::new(),
+            seed_away: OnceLock::new(),
             may_have_changed: AtomicBool::new(false),
             may_still_change: AtomicBool::new(false),
         }

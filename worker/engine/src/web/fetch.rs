@@ -2,13 +2,13 @@
 #![deny(missing_docs)]
 
 use super::address::literal;
-use super::resolver::Resolver;
+use super::resolver::{Resolver, Unresolved};
 use crate::tool::ToolError;
 use reqwest::header::{
     ACCEPT_ENCODING, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderMap, HeaderName,
     HeaderValue, LOCATION, TRANSFER_ENCODING, UPGRADE,
 };
-use reqwest::{Method, Response, Url};
+use reqwest::{Method, Response, StatusCode, Url};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -90,6 +90,24 @@ pub enum WebError {
     Unknown(String),
 }
 
+/// Why [`Web::save`] did not get a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Unsaved {
+    /// The host does not answer, breaks off, or says that it fails now. Later it may have the file.
+    Away(String),
+    /// Another try changes nothing: a rule refuses the host, it has no such file, or the file is too large.
+    Refused(String),
+}
+
+impl From<WebError> for Unsaved {
+    fn from(error: WebError) -> Unsaved {
+        match error {
+            WebError::Refused(text) => Unsaved::Refused(text),
+            WebError::NotSent(text) | WebError::Unknown(text) => Unsaved::Away(text),
+        }
+    }
+}
+
 impl From<WebError> for ToolError {
     fn from(error: WebError) -> ToolError {
         ToolError::new(error.to_string())
@@ -165,26 +183,24 @@ impl Web {
         mut file: &std::fs::File,
         limit: u64,
         time: Duration,
-    ) -> Result<(), WebError> {
+    ) -> Result<(), Unsaved> {
         let deadline = Instant::now() + time;
         let request = WebRequest { url: url.to_owned(), ..WebRequest::default() };
         let (mut answer, url) = self.answered(request, deadline).await?;
-        let host = host_of(&url);
-        if answer.status() != reqwest::StatusCode::OK {
-            return Err(WebError::Unknown(format!(
-                "{host} answers with status {}",
-                answer.status().as_u16()
-            )));
+        let (host, status) = (host_of(&url), answer.status());
+        if status != StatusCode::OK {
+            let said = format!("{host} answers with status {}", status.as_u16());
+            return Err(if fails_now(status) { Unsaved::Away(said) } else { Unsaved::Refused(said) });
         }
         let mut written = 0;
         while let Some(chunk) = next(&mut answer, &host, deadline).await? {
             written += chunk.len() as u64;
             if written > limit {
-                return Err(WebError::Unknown(format!("{host} answers with more than {limit} bytes")));
+                return Err(Unsaved::Refused(format!("{host} answers with more than {limit} bytes")));
             }
             // Chunks are small, so the write does not hold up the task for long.
             let kept = std::io::Write::write_all(&mut file, &chunk);
-            kept.map_err(|error| WebError::Unknown(format!("it cannot be written: {error}")))?;
+            kept.map_err(|error| Unsaved::Refused(format!("it cannot be written: {error}")))?;
         }
         Ok(())
     }
@@ -234,7 +250,7 @@ impl Web {
         let found =
             timeout_at(deadline, self.shared.resolver.addresses(url.host_str().unwrap_or_default())).await;
         let found = found.map_err(|_| WebError::NotSent(format!("{host} was not resolved in time")))?;
-        Ok(found.map_err(refused)?.into_iter().map(of).collect())
+        Ok(found.map_err(|error| refused(error.to_string()))?.into_iter().map(of).collect())
     }
 
     /// Checks what can be checked without resolving a name.
@@ -280,9 +296,15 @@ impl Web {
         match timeout_at(first, request.send()).await {
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(error)) => {
-                let never = error.is_connect() || error.is_builder();
-                let text = format!("{} did not answer: {}", host_of(url), chain(&error.without_url()));
-                Err(if never { WebError::NotSent(text) } else { WebError::Unknown(text) })
+                let error = error.without_url();
+                let text = format!("{} did not answer: {}", host_of(url), chain(&error));
+                Err(if is_not_public(&error) {
+                    WebError::Refused(text)
+                } else if error.is_connect() || error.is_builder() {
+                    WebError::NotSent(text)
+                } else {
+                    WebError::Unknown(text)
+                })
             }
             Err(_) => Err(WebError::Unknown(format!("{} did not answer in time", host_of(url)))),
         }
@@ -313,6 +335,25 @@ impl Web {
         }
         Ok(Fetched { status, url: url.into(), content_type, body })
     }
+}
+
+/// Whether an answer says that the host fails now, or has no time.
+fn fails_now(status: StatusCode) -> bool {
+    const BUSY: [StatusCode; 3] =
+        [StatusCode::REQUEST_TIMEOUT, StatusCode::TOO_EARLY, StatusCode::TOO_MANY_REQUESTS];
+    status.is_server_error() || BUSY.contains(&status)
+}
+
+/// Whether the resolver refused the address of a name.
+fn is_not_public(error: &reqwest::Error) -> bool {
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        if matches!(cause.downcast_ref(), Some(Unresolved::NotPublic(_))) {
+            return true;
+        }
+        source = cause.source();
+    }
+    false
 }
 
 /// The next part of a body.

@@ -27,6 +27,17 @@ pub(super) struct Resolver {
     pub public: fn(IpAddr) -> bool,
 }
 
+/// Why a name has no address to connect to.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Unresolved {
+    /// It was not found now.
+    #[error("{0}")]
+    NotFound(String),
+    /// It has an address that may not be contacted.
+    #[error("{0}")]
+    NotPublic(String),
+}
+
 impl Default for Resolver {
     fn default() -> Resolver {
         Resolver {
@@ -57,16 +68,18 @@ impl Resolver {
     ///
     /// # Errors
     /// When there is none, or one of them is not public.
-    pub async fn addresses(&self, name: &str) -> Result<Vec<IpAddr>, String> {
-        let found =
-            (self.lookup)(name.to_owned()).await.map_err(|error| format!("{name} was not found: {error}"))?;
+    pub async fn addresses(&self, name: &str) -> Result<Vec<IpAddr>, Unresolved> {
+        let found = (self.lookup)(name.to_owned())
+            .await
+            .map_err(|error| Unresolved::NotFound(format!("{name} was not found: {error}")))?;
         if found.is_empty() {
-            return Err(format!("{name} has no address"));
+            return Err(Unresolved::NotFound(format!("{name} has no address")));
         }
         match found.iter().find(|ip| !(self.public)(**ip)) {
-            Some(private) if !self.named.allows(name) => {
-                Err(format!("{name} is {private}, which is not a public address{}", self.remedy))
-            }
+            Some(private) if !self.named.allows(name) => Err(Unresolved::NotPublic(format!(
+                "{name} is {private}, which is not a public address{}",
+                self.remedy
+            ))),
             _ => Ok(found),
         }
     }

@@ -1,7 +1,7 @@
 //! Tests: what a fetch may reach, with a resolver of the test's own and servers on this machine. In these tests 127.0.0.2
 //! plays a public address.
 
-use super::fetch::{Web, WebError, WebRequest};
+use super::fetch::{Unsaved, Web, WebError, WebRequest};
 use super::resolver::Resolver;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -83,11 +83,11 @@ async fn a_name_that_turns_private_is_refused_and_is_looked_up_once_a_connection
         1,
         "the connection goes to the addresses that were checked"
     );
-    let Err(WebError::NotSent(text)) = web.get(&url).await else { panic!("it was sent") };
+    let Err(WebError::Refused(text)) = web.get(&url).await else { panic!("it is not refused") };
     assert!(text.contains("rebinding.test is 127.0.0.1, which is not a public address"), "{text}");
     // One private address among public ones is enough.
     let mixed = Names::new(&[&[PUBLIC, PRIVATE]]);
-    assert!(matches!(self::web(&mixed).get(&url).await, Err(WebError::NotSent(_))));
+    assert!(matches!(self::web(&mixed).get(&url).await, Err(WebError::Refused(_))));
     assert!(web.addresses("rebinding.test", 443).await.is_err());
     assert_eq!(requests(&private).await, 0);
     assert_eq!(requests(&public).await, 1);
@@ -128,7 +128,7 @@ async fn no_redirect_leads_to_metadata_or_to_a_host_that_is_not_allowed() {
     redirects(&public, "/later", 302, &format!("http://rebinding.test:{port}/")).await;
     let later = self::web(&Names::new(&[&[PUBLIC], &[PRIVATE]]));
     let got = later.get(&format!("http://public.test:{port}/later")).await;
-    assert!(matches!(got, Err(WebError::NotSent(_))), "{got:?}");
+    assert!(matches!(got, Err(WebError::Refused(_))), "{got:?}");
     assert_eq!(requests(&private).await, 0);
 }
 
@@ -254,4 +254,46 @@ async fn a_large_a_packed_and_an_endless_answer_are_refused() {
         let Err(WebError::Unknown(text)) = got else { panic!("{why}: {got:?}") };
         assert!(text.contains(why), "{why}: {text}");
     }
+}
+
+#[tokio::test]
+async fn a_file_is_saved_refused_or_its_host_is_away() {
+    let short = Duration::from_millis(200);
+    let settings = || Settings { first_byte: short, ..Settings::default() };
+    let save = async |names: &Arc<Names>, port: u16| {
+        let file = tempfile::tempfile().unwrap();
+        let web = Web::of(settings(), names.resolver());
+        web.save(&format!("http://public.test:{port}/"), &file, 10, short).await
+    };
+    let public = Names::new(&[&[PUBLIC]]);
+    for (answer, open, expected) in [
+        (&b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\nx"[..], false, None),
+        (b"HTTP/1.1 500 No\r\ncontent-length: 0\r\n\r\n", false, Some((true, "status 500"))),
+        (b"HTTP/1.1 503 No\r\ncontent-length: 0\r\n\r\n", false, Some((true, "status 503"))),
+        (b"HTTP/1.1 429 No\r\ncontent-length: 0\r\n\r\n", false, Some((true, "status 429"))),
+        (b"HTTP/1.1 404 No\r\ncontent-length: 0\r\n\r\n", false, Some((false, "status 404"))),
+        (b"HTTP/1.1 403 No\r\ncontent-length: 0\r\n\r\n", false, Some((false, "status 403"))),
+        (b"HTTP/1.1 200 OK\r\n\r\nmore than ten", false, Some((false, "more than 10 bytes"))),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nx", false, Some((true, "broke off"))),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nx", true, Some((true, "did not finish"))),
+        (b"", true, Some((true, "did not answer in time"))),
+        (b"", false, Some((true, "did not answer"))),
+    ] {
+        let got = save(&public, raw(answer, open).await).await;
+        let is = match (&got, expected) {
+            (Ok(()), None) => true,
+            (Err(Unsaved::Away(why)), Some((true, text))) => why.contains(text),
+            (Err(Unsaved::Refused(why)), Some((false, text))) => why.contains(text),
+            (_, _) => false,
+        };
+        assert!(is, "{expected:?}: {got:?}");
+    }
+    // A host that cannot be reached is away; one that may not be contacted is refused.
+    let port = server(PUBLIC, None).await.address().port();
+    let got = save(&public, port).await;
+    assert!(matches!(&got, Err(Unsaved::Away(_))), "it does not listen any more: {got:?}");
+    let got = save(&Names::new(&[&[]]), port).await;
+    assert!(matches!(&got, Err(Unsaved::Away(why)) if why.contains("has no address")), "{got:?}");
+    let got = save(&Names::new(&[&[PRIVATE]]), port).await;
+    assert!(matches!(&got, Err(Unsaved::Refused(why)) if why.contains("not a public address")), "{got:?}");
 }

@@ -39,6 +39,7 @@ pub use sweep::remove_session;
 use folder::State;
 use look::Fault;
 use restore::Bounds;
+use seed::NotPlanted;
 use snapshot::Made;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -66,6 +67,8 @@ pub struct Workspaces {
 pub enum NotReady {
     /// The blob store is away. The step is tried again.
     Store(wakeful_store::Error),
+    /// The URL that the files begin with does not answer: the host, and what it did. The step is tried again.
+    SeedAway(String),
     /// It is not possible. The model gets this text.
     Refused(String),
 }
@@ -106,13 +109,8 @@ impl Workspaces {
             && !session.has_files()
             && !held.path.exists()
         {
-            let index = seed.plant(&held, self.git.as_ref(), &self.settings.limits).await.map_err(|why| {
-                warn!(session.id = held.session_id, why, "A workspace did not get what it begins with");
-                NotReady::Refused(format!(
-                    "The files that this agent's sessions begin with cannot be copied: {why}. Tell the user that the files \
-                     cannot be reached now."
-                ))
-            })?;
+            let planted = seed.plant(&held, self.git.as_ref(), &self.settings.limits).await;
+            let index = planted.map_err(|why| not_planted(&held.session_id, why))?;
             (state.index, state.clean, seeded) = (Some(index), false, true);
         }
         drop(state);
@@ -289,6 +287,19 @@ fn not_restored(session_id: &str, error: Unreadable) -> NotReady {
         Unreadable::Store(error) if error.is_transient() => NotReady::Store(error),
         error => unreadable(&error.to_string()),
     }
+}
+
+fn not_planted(session_id: &str, why: NotPlanted) -> NotReady {
+    let why = match why {
+        // The step waits, and says so at its gate.
+        NotPlanted::Away(why) => return NotReady::SeedAway(why),
+        NotPlanted::Refused(why) => why,
+    };
+    warn!(session.id = session_id, why, "A workspace did not get what it begins with");
+    NotReady::Refused(format!(
+        "The files that this agent's sessions begin with cannot be copied: {why}. Tell the user that the files cannot be \
+         reached now."
+    ))
 }
 
 fn unreadable(why: &str) -> NotReady {

@@ -5,7 +5,7 @@ use super::git::Git;
 use super::index::Index;
 use super::look::{self, Limits};
 use super::tree::MAX_DEPTH;
-use crate::web::Web;
+use crate::web::{Unsaved, Web};
 use cap_std::ambient_authority;
 use cap_std::fs::{
     Dir, DirBuilder, DirBuilderExt as _, MetadataExt as _, OpenOptions, OpenOptionsExt as _, Permissions,
@@ -28,6 +28,30 @@ pub struct Seed<'a> {
     pub web: &'a Web,
 }
 
+/// Why a session's files could not begin with their seed.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum NotPlanted {
+    /// Its URL does not answer now.
+    Away(String),
+    /// It cannot be copied.
+    Refused(String),
+}
+
+impl From<String> for NotPlanted {
+    fn from(why: String) -> NotPlanted {
+        NotPlanted::Refused(why)
+    }
+}
+
+impl From<Unsaved> for NotPlanted {
+    fn from(unsaved: Unsaved) -> NotPlanted {
+        match unsaved {
+            Unsaved::Away(why) => NotPlanted::Away(why),
+            Unsaved::Refused(why) => NotPlanted::Refused(why),
+        }
+    }
+}
+
 impl Seed<'_> {
     /// Makes the session's folder a copy of it, whole or not at all.
     pub(super) async fn plant(
@@ -35,22 +59,31 @@ impl Seed<'_> {
         held: &Arc<Held>,
         git: Option<&Git>,
         limits: &Limits,
-    ) -> Result<Index, String> {
+    ) -> Result<Index, NotPlanted> {
         let on_host = Arc::clone(held);
         let (part, bundle) = on_disk(move || on_host.begin_seed().map_err(said)).await?;
         let copied = self.copy(&part, &bundle, git, limits).await;
         let on_host = Arc::clone(held);
-        on_disk(move || match copied {
-            Ok(()) => on_host.end_seed(&part).map_err(said),
+        match copied {
+            Ok(()) => Ok(on_disk(move || on_host.end_seed(&part).map_err(said)).await?),
             Err(why) => {
-                on_host.give_up_seed();
+                on_disk(move || {
+                    on_host.give_up_seed();
+                    Ok(())
+                })
+                .await?;
                 Err(why)
             }
-        })
-        .await
+        }
     }
 
-    async fn copy(self, to: &Path, bundle: &Path, git: Option<&Git>, limits: &Limits) -> Result<(), String> {
+    async fn copy(
+        self,
+        to: &Path,
+        bundle: &Path,
+        git: Option<&Git>,
+        limits: &Limits,
+    ) -> Result<(), NotPlanted> {
         let bundle = match self.from {
             CloneFrom::Path(from) => {
                 let (from, to, most) = (from.clone(), to.to_owned(), limits.clone());
@@ -71,13 +104,12 @@ impl Seed<'_> {
                 let file =
                     fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(bundle);
                 let file = file.map_err(said)?;
-                let saved = self.web.save(url, &file, limits.bytes, limits.time).await;
-                saved.map_err(|error| error.to_string())?;
+                self.web.save(url, &file, limits.bytes, limits.time).await?;
                 bundle.to_owned()
             }
         };
-        let git = git.ok_or("it is a git bundle, and this host has no git")?;
-        git.unbundle(&bundle, to, limits).await
+        let without = || "it is a git bundle, and this host has no git".to_owned();
+        Ok(git.ok_or_else(without)?.unbundle(&bundle, to, limits).await?)
     }
 
     fn path(&self) -> &Path {

@@ -19,6 +19,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use wakeful_workflow::workspace::Snapshot;
 
+mod bundles;
 mod escapes;
 mod hostile;
 

@@ -7,11 +7,11 @@ use std::time::Duration;
 use wakeful_channels::chat::legacy;
 use wakeful_channels::email;
 use wakeful_config::Config;
-use wakeful_engine::gates::STORE;
 use wakeful_engine::web::{self, Reach};
 use wakeful_store::blob_store::BlobStores;
 use wakeful_store::diagnosis::{self, NEWEST_SESSIONS, Troubles};
 use wakeful_store::{Error, Store};
+use wakeful_workflow::gate::{CLONE, STORE};
 
 /// Time for all database checks together. The whole command, like any health check, must end within ten
 /// seconds.
@@ -295,7 +295,7 @@ async fn work(config: &Config, store: &Store, report: &mut Report) -> Result<(),
         report.warning(
             "providers",
             crate::command::queue::said(gate),
-            if gate.provider.starts_with(STORE) {
+            if gate.provider.starts_with(STORE) || gate.provider.starts_with(CLONE) {
                 "nothing is lost: the sessions go on when it answers"
             } else {
                 "nothing is lost: the sessions go on when it answers. Look at its status page; `fallback` of an agent names \

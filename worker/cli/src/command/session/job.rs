@@ -5,9 +5,9 @@ use super::super::output::{age, count, span};
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 use serde_json::Value;
-use wakeful_engine::gates::STORE;
 use wakeful_store::queue::LACKS;
 use wakeful_store::standing::JobView;
+use wakeful_workflow::gate::{CLONE, STORE};
 
 /// Facts from outside the session's own rows.
 #[derive(Clone, Copy, Debug)]
@@ -120,6 +120,19 @@ pub(super) fn of_outage(job: &JobView, around: Surroundings<'_>) -> Option<Findi
                     remedy: Some(
                         "It goes on by itself when the store answers; an outage of it fails no run. `wakeful doctor` asks the store. \
                          If this host does not know it, name it in [blobs] also and restart the workers"
+                            .to_owned(),
+                    ),
+                });
+            }
+            if let Some(url) = provider.strip_prefix(CLONE) {
+                return Some(Finding {
+                    why: format!(
+                        "Step {step} needs the files that its agent's sessions begin with, from {url}, which has not answered \
+                         for {since}: {next}.{last}"
+                    ),
+                    remedy: Some(
+                        "It goes on by itself when the URL answers; an outage of it fails no run. If it has moved, correct clone in \
+                         [agents.NAME.workspace] and restart the workers"
                             .to_owned(),
                     ),
                 });

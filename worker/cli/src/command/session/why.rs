@@ -1,7 +1,7 @@
 //! `wakeful session why`: explains why a session does not move, and what to do about it.
 
 use super::super::delivery::{remedy, waits_for};
-use super::super::output::{Cell, Column, Output, Table, Tone, age, count, printable, span};
+use super::super::output::{Cell, Column, Output, Table, Tone, age, capital, count, printable, span};
 use super::Exit;
 use super::effects::{awaits_approval, of_calls, of_failed_calls, quoted};
 pub(in crate::command) use super::effects::{decide_call, resolve_call, resolve_delivery};
@@ -233,11 +233,6 @@ fn error_of(standing: &Standing) -> (String, Option<String>) {
         Some((error, remedy)) => (error.to_owned(), Some(capital(remedy.trim_end_matches('.')))),
         None => (error.trim_end_matches('.').to_owned(), None),
     }
-}
-
-fn capital(text: &str) -> String {
-    let mut chars = text.chars();
-    chars.next().map(|first| first.to_uppercase().chain(chars).collect()).unwrap_or_default()
 }
 
 fn no_job(session_id: &str) -> Finding {

@@ -11,7 +11,7 @@
 //!
 //! A recorded reply of a replay costs nothing, so it is always held until its tools have ended.
 
-use super::commit;
+use super::{commit, files_gate};
 use crate::ctx::Ctx;
 use crate::perform::tentative::{apply, undo};
 use crate::perform::{StartedCalls, perform};
@@ -56,7 +56,11 @@ pub(super) async fn run_ahead(
     mut reply: Transition,
     performance: Performance<'_>,
 ) -> wakeful_store::Result<Ahead> {
-    if reply.calls_opened.is_empty() || !are_pure(session, &reply) {
+    let tools = reply.calls_opened.iter().map(|call| call.name.as_str());
+    if reply.calls_opened.is_empty()
+        || !are_pure(session, &reply)
+        || !files_gate::may_run_ahead(ctx, session, tools)
+    {
         return Ok(Ahead::nothing(reply));
     }
     let mut queued = None;

@@ -92,6 +92,12 @@ pub(super) async fn tell(
     Ok(transition.telling(session, on_failed))
 }
 
+/// Returns whether the job's slice (`queue.slice_steps`) ends after `steps` steps of this claim, so that it is to be given
+/// back if other step jobs wait.
+pub(super) fn slice_ends(ctx: &Ctx, job: &Job, steps: u32) -> bool {
+    steps.is_multiple_of(ctx.config.queue.slice_steps) && !job.has_room_beside()
+}
+
 /// Gives the job back. Any worker may claim it at once.
 pub(super) async fn release(ctx: &Ctx, job: &Job) -> ClaimEnd {
     if let Err(error) = ctx.store.release(&job.lease).await {

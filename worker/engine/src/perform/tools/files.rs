@@ -24,14 +24,19 @@ impl ToolRun<'_> {
             return Ok(None);
         }
         let (workspaces, lease) = (&self.ctx.workspaces, self.lease.token);
-        // A rehearsal has the files of its source's transcript.
-        let may_begin = self.session.workspace.is_none() && self.session.policy.tool_mode.is_live();
-        let agent = self.ctx.config.agents.get(&self.session.agent).filter(|_| may_begin);
-        let from = agent.and_then(|agent| agent.clone_from.as_ref());
+        let from = self.ctx.seed_of(self.session);
         let web = from.map(|_| self.ctx.web.under(&self.agent.web, self.session.policy.web.as_ref()));
         let seed = from.zip(web.as_ref()).map(|(from, web)| Seed { from, web });
         let ready = || async {
-            let (files, seeded) = workspaces.ready(&self.ctx.store, self.session, lease, seed).await?;
+            // Else each call of the turn would wait for the same URL.
+            if let Some(why) = self.seed_away.get() {
+                return Err(NotReady::SeedAway(why.clone()));
+            }
+            let ready = workspaces.ready(&self.ctx.store, self.session, lease, seed).await;
+            if let Err(NotReady::SeedAway(why)) = &ready {
+                self.seed_away.get_or_init(|| why.clone());
+            }
+            let (files, seeded) = ready?;
             if seeded {
                 self.may_have_changed.store(true, Ordering::Relaxed);
             }
@@ -39,15 +44,13 @@ impl ToolRun<'_> {
         };
         let files = match self.files.get_or_try_init(ready).await {
             Ok(files) => files,
-            Err(NotReady::Store(error)) => return Err(error.into()),
-            Err(NotReady::Refused(why)) => return Ok(Some(ToolError(why))),
+            Err(why) => return unready(why),
         };
-        if uses == FileUse::Writes && !self.may_have_changed.swap(true, Ordering::Relaxed) {
-            match workspaces.will_change(self.session, files).await {
-                Ok(()) => {}
-                Err(NotReady::Store(error)) => return Err(error.into()),
-                Err(NotReady::Refused(why)) => return Ok(Some(ToolError(why))),
-            }
+        if uses == FileUse::Writes
+            && !self.may_have_changed.swap(true, Ordering::Relaxed)
+            && let Err(why) = workspaces.will_change(self.session, files).await
+        {
+            return unready(why);
         }
         Ok(None)
     }
@@ -64,6 +67,7 @@ impl ToolRun<'_> {
         match self.ctx.workspaces.snapshot(&self.ctx.store, self.session, files).await {
             Ok(snapshot) => Ok(snapshot),
             Err(NotReady::Store(error)) => Err(error.into()),
+            Err(NotReady::SeedAway(why)) => Err(Unperformed::SeedAway(why)),
             Err(NotReady::Refused(error)) => {
                 for (one, _) in
                     ended.iter_mut().filter(|(one, _)| self.file_use(&one.call) == FileUse::Writes)
@@ -111,5 +115,14 @@ impl ToolRun<'_> {
         if let (Some(files), true) = (self.files.get(), self.may_still_change.load(Ordering::Relaxed)) {
             self.ctx.workspaces.leave(files);
         }
+    }
+}
+
+/// The words for the model, if no other try can help.
+fn unready(why: NotReady) -> Result<Option<ToolError>, Unperformed> {
+    match why {
+        NotReady::Store(error) => Err(error.into()),
+        NotReady::SeedAway(why) => Err(Unperformed::SeedAway(why)),
+        NotReady::Refused(why) => Ok(Some(ToolError(why))),
     }
 }

@@ -9,10 +9,9 @@ use super::super::pack::Writer;
 use super::super::restore::Spool;
 use super::super::tree::{hash_of, nothing};
 use super::super::{codec::Hash, look::look};
-use super::{Host, bounds, limits, listing, open};
+use super::{Host, bounds, bundles, limits, listing, open};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use wakeful_workflow::workspace::Pack;
 
@@ -24,10 +23,10 @@ fn share(whole: usize) -> usize {
 }
 
 /// Numbers from a seed: SplitMix64.
-struct Dice(u64);
+pub(super) struct Dice(pub u64);
 
 impl Dice {
-    fn below(&mut self, limit: usize) -> usize {
+    pub fn below(&mut self, limit: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -35,7 +34,7 @@ impl Dice {
         ((mixed ^ (mixed >> 31)) % limit.max(1) as u64) as usize
     }
 
-    fn of<T: Copy>(&mut self, list: &[T]) -> T {
+    pub fn of<T: Copy>(&mut self, list: &[T]) -> T {
         list[self.below(list.len())]
     }
 }
@@ -224,152 +223,35 @@ fn no_link_that_is_swapped_while_files_are_stored_leads_out() {
     assert_eq!(listing(&outside), before);
 }
 
-/// Runs git in `folder`, with `input`, and returns what it printed.
-fn git(folder: &Path, arguments: &[&str], input: &[u8]) -> String {
-    let mut command = Command::new("git");
-    command
-        .current_dir(folder)
-        .args(arguments)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null());
-    for role in ["AUTHOR", "COMMITTER"] {
-        command.env(format!("GIT_{role}_NAME"), "Ann").env(format!("GIT_{role}_EMAIL"), "ann@example.com");
-    }
-    let mut child = command.spawn().expect("git is installed");
-    let _ = std::io::Write::write_all(&mut child.stdin.take().unwrap(), input);
-    String::from_utf8_lossy(&child.wait_with_output().unwrap().stdout).trim().to_owned()
-}
-
-/// A bundle whose trees, links, attributes, references and bytes would leave the folder if something believed them.
-fn hostile_bundle(dice: &mut Dice, source: &Path, outside: &Path) -> Vec<u8> {
-    let touch = format!("touch {}", outside.join("owned").display());
-    let blob = |text: &str| git(source, &["hash-object", "-w", "--stdin"], text.as_bytes());
-    let config = format!(
-        "[core]\n\tfsmonitor = {touch}\n\thooksPath = .\n[filter \"evil\"]\n\tsmudge = {touch}\n\tprocess = {touch}\n"
-    );
-    let blobs = [
-        blob("mine"),
-        blob(&format!("#!/bin/sh\n{touch}\n")),
-        blob(&config),
-        blob("* filter=evil diff=evil merge=evil\n"),
-        blob(&format!(
-            "[submodule \"x\"]\n\tpath = x\n\turl = ext::sh -c \"{touch}\"\n\tupdate = !{touch}\n"
-        )),
-        blob(&outside.join(".git/objects").display().to_string()),
-        blob(&outside.display().to_string()),
-        blob(".git/hooks"),
-        blob(&format!("gitdir: {}\n", outside.display())),
-    ];
-    let names = [
-        "a",
-        "b",
-        "..",
-        ".",
-        ".git",
-        ".GIT",
-        "git~1",
-        ".gi\u{200c}t",
-        "hooks",
-        "post-checkout",
-        "config",
-        ".gitattributes",
-        ".gitmodules",
-        ".gitconfig",
-        "objects",
-        "info",
-        "alternates",
-        "attributes",
-        "a/b",
-        "../outside/x",
-        "/etc/x",
-        "secret.txt",
-        "HEAD",
-        "con",
-    ];
-    let tame = [
-        "a",
-        "b",
-        "hooks",
-        "post-checkout",
-        "config",
-        "objects",
-        "info",
-        "alternates",
-        "attributes",
-        ".gitconfig",
-        ".gitattributes",
-    ];
-    let is_tame = dice.below(2) == 0;
-    let mut tree: Option<String> = None;
-    for _ in 0..=dice.below(4) {
-        let mut bytes = Vec::new();
-        // Names that git refuses stand in every other bundle only, so that the rest of the others is tried too.
-        let some = if is_tame { &tame[..] } else { &names[..] };
-        let mut entries: Vec<&str> = (0..=dice.below(4)).map(|_| dice.of(some)).collect();
-        entries.sort_unstable();
-        if is_tame {
-            entries.dedup();
-        }
-        for name in entries {
-            let (mode, object) = match (dice.below(5), &tree) {
-                (0, Some(tree)) | (1, Some(tree)) => ("40000", tree.clone()),
-                (2, _) => ("120000", blobs[dice.below(blobs.len())].clone()),
-                (3, _) => ("100755", blobs[dice.below(blobs.len())].clone()),
-                (_, _) => ("100644", blobs[dice.below(blobs.len())].clone()),
-            };
-            bytes.extend_from_slice(format!("{mode} {name}\0").as_bytes());
-            bytes.extend(hex::decode(object).unwrap());
-        }
-        tree = Some(git(source, &["hash-object", "-w", "--literally", "-t", "tree", "--stdin"], &bytes));
-    }
-    let commit = git(source, &["commit-tree", "-m", "x", &tree.unwrap()], b"");
-    git(source, &["update-ref", "refs/heads/main", &commit], b"");
-    let _ = fs::remove_file(source.join("x.bundle"));
-    git(source, &["bundle", "create", "-q", "x.bundle", "refs/heads/main"], b"");
-    let mut bundle = fs::read(source.join("x.bundle")).unwrap_or_default();
-    let text = b"refs/heads/main";
-    if dice.below(3) == 0
-        && let Some(at) = bundle.windows(text.len()).position(|part| part == text)
-    {
-        let other = dice.of(&[
-            "refs/heads/../../../../outside/x",
-            "refs/heads/--upload-pack=x",
-            "-c",
-            "refs/heads/a b",
-            "HEAD",
-            "refs/heads/.git/hooks/x",
-            "refs/heads/main\0x",
-        ]);
-        bundle.splice(at..at + text.len(), other.bytes());
-    }
-    if dice.below(4) == 0 && !bundle.is_empty() {
-        let at = dice.below(bundle.len());
-        bundle[at] ^= 1 << dice.below(8);
-    }
-    bundle
-}
-
-#[tokio::test]
-async fn no_git_bundle_leads_out_of_its_folder_or_runs_anything() {
+/// Tries `count` bundles from number `first` on, each in the same folder of a host of their own. Returns how many git opened.
+async fn opens_bundles(first: usize, count: usize) -> usize {
     let (host, outside, before) = host_and_outside();
     let found = Git::find().expect("git is installed");
-    let source = host.root.path().join("source");
-    fs::create_dir(&source).unwrap();
-    git(&source, &["init", "-q"], b"");
-    let (all, mut opened) = (share(5_000), 0);
-    for seed in 0..all {
-        let bundle = hostile_bundle(&mut Dice(seed as u64), &source, &outside);
-        let (file, into) = (host.root.path().join("seed.bundle"), host.root.path().join("into"));
-        fs::write(&file, bundle).unwrap();
+    let (file, into) = (host.root.path().join("seed.bundle"), host.root.path().join("into"));
+    let mut opened = 0;
+    for seed in first..first + count {
+        fs::write(&file, bundles::hostile(&mut Dice(seed as u64), &outside)).unwrap();
         fs::create_dir(&into).unwrap();
         opened += usize::from(found.unbundle(&file, &into, &limits()).await.is_ok());
         assert_eq!(listing(&outside), before, "seed {seed}");
         assert!(!into.join(".git/hooks").exists(), "seed {seed}");
         remove_all(&into).unwrap();
         let beside = fs::read_dir(host.root.path()).unwrap().count();
-        assert_eq!(beside, 3, "seed {seed}: outside, source, seed.bundle");
+        assert_eq!(beside, 2, "seed {seed}: outside, seed.bundle");
     }
+    opened
+}
+
+#[tokio::test]
+async fn no_git_bundle_leads_out_of_its_folder_or_runs_anything() {
+    // Each runs git about eight times. `WAKEFUL_BUNDLES` says another number.
+    let asked = std::env::var("WAKEFUL_BUNDLES").ok().and_then(|number| number.parse().ok());
+    let usual = if std::env::var_os("WAKEFUL_TRIAL").is_some() { 100_000 } else { 60 };
+    let all: usize = asked.unwrap_or(usual);
+    let lanes = std::thread::available_parallelism().map_or(2, usize::from);
+    let each = all.div_ceil(lanes);
+    let opened = futures::future::join_all((0..lanes).map(|lane| opens_bundles(lane * each, each)));
+    let (opened, all): (usize, usize) = (opened.await.iter().sum(), lanes * each);
     // If none was opened, they were too crude.
     assert!(opened > all / 20, "{opened} of {all}");
     println!("{opened} of {all} bundles were opened");
