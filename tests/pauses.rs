@@ -88,7 +88,7 @@ async fn each_kind_of_pause_holds_its_sessions_and_no_others_until_it_ends() {
         assert_eq!(house.model.bodies().len() - before, asked, "{word}");
         if kind == Kind::Agent {
             let (_, why) = house.run(&["session", "why", &id]).await;
-            assert!(why.contains("It is paused with") && why.contains("wrong prices"), "{why}");
+            assert!(why.contains("It waits, because") && why.contains("wrong prices"), "{why}");
             for list in [["session", "list"], ["pause", "list"], ["queue", "status"]] {
                 let (_, listed) = house.run(&list).await;
                 assert!(listed.contains("wrong prices"), "{list:?}: {listed}");

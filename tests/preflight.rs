@@ -141,7 +141,7 @@ fn needs() -> Vec<Need> {
         ..Need::default()
     };
     let route = |channel: &str| {
-        Some(ReplyRoute { channel: channel.to_owned(), to: json!({"chat": 1}), split_at: None })
+        Some(ReplyRoute { channel: channel.to_owned(), to: json!({"chat_id": 1}), split_at: None })
     };
     let ships = json!({"to": "Ann", "kind": "letter", "grams": 5000, "items": []});
     let mail = json!({"to": ["ann@example.org"], "subject": "Hello", "body": "Here."});
@@ -160,6 +160,7 @@ fn needs() -> Vec<Need> {
         Need {
             trigger_type: "message".to_owned(),
             policy: SessionPolicy { reply: route("telegram"), ..SessionPolicy::default() },
+            senders: vec!["5".to_owned()],
             asked_s: 3600.0,
             calls: vec![call("ask_user", "waiting", Effect::Pure, json!({"question": "Which?"}))],
             ..of("waits", "waiting_input")
@@ -170,7 +171,12 @@ fn needs() -> Vec<Need> {
             unsent: vec!["email".to_owned()],
             ..of("mails", "queued")
         },
-        Need { attempts: 4, outage_s: 600.0, users: 2, ..of("stands", "queued") },
+        Need {
+            attempts: 4,
+            outage_s: 600.0,
+            senders: vec!["ann".to_owned(), "bob".to_owned()],
+            ..of("stands", "queued")
+        },
         Need {
             calls: vec![call(
                 "compose_email",
@@ -339,6 +345,26 @@ const BREAKING: &[(&str, Kind, Change)] = &[
     ("no messages to Telegram", Kind::ChannelGone, Binary(|new| gone(&mut new.channels, "telegram"))),
     ("no messages from Telegram", Kind::IntakeGone, Text("webhook_secrets = [\"0123456789abcdef\"]", "")),
     (
+        "fewer users of Telegram",
+        Kind::SpeakerShutOut,
+        Text("allow_users = [\"*\"]", "allow_users = [\"6\", \"7\"]"),
+    ),
+    (
+        "fewer chats of Telegram",
+        Kind::SpeakerShutOut,
+        Text("allow_users = [\"*\"]", "allow_users = [\"*\"]\nallow_channels = [\"2\"]"),
+    ),
+    (
+        "Telegram leads to another space",
+        Kind::IntakeSpace,
+        Text("[messenger.telegram]", "[messenger.telegram]\nspace = \"acme\""),
+    ),
+    (
+        "mail of unproved senders is dropped",
+        Kind::UnprovedMail,
+        Text("maildir = \"mail\"", "maildir = \"mail\"\nunproved = \"drop\""),
+    ),
+    (
         "a mailbox is gone",
         Kind::MailboxGone,
         Text("address = \"help@example.org\"", "address = \"other@example.org\""),
@@ -405,6 +431,15 @@ const HARMLESS: &[(&str, Change)] = &[
     (
         "a mailbox without sessions is gone",
         Text("address = \"sales@example.org\"", "address = \"buy@example.org\""),
+    ),
+    ("fewer users of Telegram, but those who write", Text("allow_users = [\"*\"]", "allow_users = [\"5\"]")),
+    (
+        "fewer chats of Telegram, but those that are open",
+        Text("allow_users = [\"*\"]", "allow_users = [\"*\"]\nallow_channels = [\"1\"]"),
+    ),
+    (
+        "users of Slack",
+        Text("[messenger.telegram]", "[messenger.slack]\nallow_users = [\"U1\"]\n\n[messenger.telegram]"),
     ),
     ("another secret of Telegram", Text("0123456789abcdef", "fedcba9876543210")),
     ("another time of the schedule", Text("30 7 * * *", "0 8 * * *")),

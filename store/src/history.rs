@@ -76,17 +76,11 @@ impl Store {
         let chain = self.chain_of(conversation_id, replays).await?;
         let rows = sqlx::query!(
             r#"
+            -- First where each entry is, and only for those of the page what it says: a long conversation is not read as a whole.
             with happened as (
                 select * from (
                     select s.started_at as at, 1 as place, s.session_id as id, s.session_id, s.conversation_id,
-                        'session' as kind,
-                        json_build_object('trigger_type', s.trigger_type, 'trigger_id', s.trigger_id,
-                            'agent', s.agent, 'model_id', s.model_id, 'status', s.status, 'error', s.error,
-                            'parent_session_id', s.parent_session_id, 'total_turns', s.total_turns,
-                            'total_input_tokens', s.total_input_tokens,
-                            'total_output_tokens', s.total_output_tokens,
-                            'total_cost_micros', s.total_cost_micros)::text as facts,
-                        null as content
+                        null::bigint as number
                     from conversation_sessions s
                     where s.conversation_id = any ($1)
                         and ($2::timestamptz is null or (s.started_at, 1, s.session_id) < ($2, $3, $4))
@@ -95,19 +89,19 @@ impl Store {
                 ) sessions
                 union all
                 select * from (
-                    select r.created_at, 2, r.message_id, r.session_id, r.conversation_id,
-                        case r.role when 'assistant' then 'reply' else 'message' end,
-                        json_build_object('message_number', r.message_number, 'sender', i.sender,
-                            'attachments', i.attachments)::text,
-                        r.content::text
-                    -- Taken out before the join: a policy lets no `->>` into an index condition.
+                    select r.created_at, 2, r.message_id, r.session_id, r.conversation_id, r.message_number
+                    -- Taken out before it is compared: a policy lets no `->>` into an index condition.
                     from (
-                        select *, (details ->> 'inbox_id')::bigint as inbox_id from conversation_records
-                        where conversation_id = any ($1) offset 0
+                        select created_at, message_id, session_id, conversation_id, message_number,
+                            role = 'user' or (role = 'assistant' and not internal) as is_said,
+                            case when role = 'user' or (role = 'assistant' and not internal) then null
+                                else (details ->> 'inbox_id')::bigint end as inbox_id
+                        from conversation_records
+                        where conversation_id = any ($1) and ($2::timestamptz is null or created_at <= $2)
+                        offset 0
                     ) r
-                    left join session_inbox i on i.session_id = r.session_id and i.inbox_id = r.inbox_id
-                    where r.conversation_id = any ($1)
-                        and (r.role = 'user' or i.inbox_id is not null or (r.role = 'assistant' and not r.internal))
+                    where (r.is_said or (r.inbox_id is not null and exists (
+                            select from session_inbox i where i.session_id = r.session_id and i.inbox_id = r.inbox_id)))
                         and ($2::timestamptz is null or (r.created_at, 2, r.message_id) < ($2, $3, $4))
                     order by 1 desc, 3 desc
                     limit $5
@@ -117,9 +111,7 @@ impl Store {
                 select * from (
                     select least(coalesce(to_timestamp(m."timestamp" / 1000.0), s.started_at), s.started_at), 0,
                         s.session_id || '/' || lpad(m.ordinal::text, 6, '0'), s.session_id, s.conversation_id,
-                        case m.role when 'assistant' then 'reply' else 'message' end,
-                        json_build_object('earlier', true, 'ordinal', m.ordinal)::text,
-                        json_build_array(json_build_object('type', 'text', 'text', m.content))::text
+                        m.ordinal::bigint
                     from conversation_sessions s
                     join session_seed_messages m on m.session_id = s.session_id
                     where s.conversation_id = any ($1) and m.role <> 'system' and s.parent_session_id is null
@@ -133,11 +125,7 @@ impl Store {
                 ) earlier
                 union all
                 select * from (
-                    select r.created_at, 3, c.call_id, c.session_id, s.conversation_id, 'tool_call',
-                        json_build_object('name', c.name, 'effect', c.effect, 'status', c.status,
-                            'message_number', c.message_number, 'started_at', c.started_at,
-                            'settled_at', c.settled_at)::text,
-                        null
+                    select r.created_at, 3, c.call_id, c.session_id, s.conversation_id, null::bigint
                     from conversation_sessions s
                     join tool_calls c on c.session_id = s.session_id
                     join conversation_records r
@@ -149,11 +137,7 @@ impl Store {
                 ) called
                 union all
                 select * from (
-                    select d.created_at, 4, d.delivery_id, d.session_id, d.conversation_id, 'delivery',
-                        json_build_object('channel', d.channel, 'status', d.status, 'content', d.content,
-                            'attempt', d.attempt, 'last_error', d.last_error, 'receipt', d.receipt,
-                            'undelivered', d.undelivered, 'settled_at', d.settled_at)::text,
-                        null
+                    select d.created_at, 4, d.delivery_id, d.session_id, d.conversation_id, null::bigint
                     from conversation_sessions s
                     join deliveries d on d.session_id = s.session_id
                     where s.conversation_id = any ($1)
@@ -161,12 +145,58 @@ impl Store {
                     order by 1 desc, 3 desc
                     limit $5
                 ) went_out
+            ), page as materialized (
+                select * from happened order by at desc, place desc, id desc limit $5
             )
-            select at as "at!", place as "place!", id as "id!", session_id as "session_id!",
-                conversation_id as "conversation_id!", kind as "kind!", facts as "facts!", content
-            from happened
-            order by at desc, place desc, id desc
-            limit $5
+            select page.at as "at!", page.place as "place!", page.id as "id!", page.session_id as "session_id!",
+                page.conversation_id as "conversation_id!", told.kind as "kind!", told.facts as "facts!", told.content
+            from page
+            cross join lateral (
+                select 'session' as kind,
+                    json_build_object('trigger_type', s.trigger_type, 'trigger_id', s.trigger_id,
+                        'agent', s.agent, 'model_id', s.model_id, 'status', s.status, 'error', s.error,
+                        'parent_session_id', s.parent_session_id, 'total_turns', s.total_turns,
+                        'total_input_tokens', s.total_input_tokens,
+                        'total_output_tokens', s.total_output_tokens,
+                        'total_cost_micros', s.total_cost_micros)::text as facts,
+                    null as content
+                from conversation_sessions s
+                where page.place = 1 and s.session_id = page.id
+                union all
+                select case r.role when 'assistant' then 'reply' else 'message' end,
+                    json_build_object('message_number', r.message_number, 'sender', i.sender,
+                        'attachments', i.attachments)::text,
+                    r.content::text
+                from (
+                    select *, (details ->> 'inbox_id')::bigint as inbox_id from conversation_records
+                    where page.place = 2 and conversation_id = page.conversation_id and message_number = page.number
+                    offset 0
+                ) r
+                left join session_inbox i on i.session_id = r.session_id and i.inbox_id = r.inbox_id
+                union all
+                select case m.role when 'assistant' then 'reply' else 'message' end,
+                    json_build_object('earlier', true, 'ordinal', m.ordinal)::text,
+                    json_build_array(json_build_object('type', 'text', 'text', m.content))::text
+                from session_seed_messages m
+                where page.place = 0 and m.session_id = page.session_id and m.ordinal = page.number
+                union all
+                select 'tool_call',
+                    json_build_object('name', c.name, 'effect', c.effect, 'status', c.status,
+                        'message_number', c.message_number, 'started_at', c.started_at,
+                        'settled_at', c.settled_at)::text,
+                    null
+                from tool_calls c
+                where page.place = 3 and c.session_id = page.session_id and c.call_id = page.id
+                union all
+                select 'delivery',
+                    json_build_object('channel', d.channel, 'status', d.status, 'content', d.content,
+                        'attempt', d.attempt, 'last_error', d.last_error, 'receipt', d.receipt,
+                        'undelivered', d.undelivered, 'settled_at', d.settled_at)::text,
+                    null
+                from deliveries d
+                where page.place = 4 and d.delivery_id = page.id
+            ) told
+            order by page.at desc, page.place desc, page.id desc
             "#,
             &chain,
             at,

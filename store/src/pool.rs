@@ -18,9 +18,11 @@
 
 mod executor;
 mod lent;
+mod links;
 mod server;
 
 pub(crate) use lent::{Lent, Transaction};
+pub(crate) use links::{Links, Use};
 pub(crate) use server::Server;
 
 use crate::space::{self, Scope};
@@ -275,6 +277,7 @@ impl Shared {
             match shared.server.connect(&[(space::SETTING, scope.setting())]).await {
                 Ok(connection) => {
                     shared.growth().refusals = 0;
+                    shared.server.links.back(Use::Statements);
                     shared.open.fetch_add(1, Ordering::AcqRel);
                     let open = Open(Arc::clone(&shared.open));
                     shared.put(Live {
@@ -288,6 +291,9 @@ impl Shared {
                 Err(error) => {
                     let open = shared.open.load(Ordering::Acquire);
                     let refusals = shared.growth().refuse(open);
+                    if open == 0 {
+                        shared.server.links.lost(Use::Statements);
+                    }
                     if refusals == 1 && open > 0 && is_refusal(&error) {
                         warn!(%error, open, "The server gives no more connections; this process goes on with fewer");
                     } else {

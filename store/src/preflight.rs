@@ -58,8 +58,9 @@ impl Store {
                         select extract(epoch from clock_timestamp() - e.ts)::float8 from session_events e
                         where e.session_id = s.session_id and e.type = 'state_transition'
                         order by e.seq desc limit 1), 0) else 0 end,
-                    'users', (
-                        select count(distinct i.sender) from session_inbox i where i.session_id = s.session_id),
+                    'senders', coalesce((
+                        select json_agg(distinct i.sender) from session_inbox i
+                        where i.session_id = s.session_id and i.sender is not null), '[]'),
                     'calls', coalesce((
                         select json_agg(json_build_object('call_id', c.call_id, 'name', c.name, 'status', c.status,
                             'effect', c.effect, 'arguments', (

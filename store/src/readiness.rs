@@ -58,6 +58,11 @@ impl Store {
         }
     }
 
+    /// Returns the connections that this process has lost and not got back: what each is for, and for how long it has been lost.
+    pub fn lost_connections(&self) -> Vec<(&'static str, Duration)> {
+        self.server.links.all_lost()
+    }
+
     /// Returns how many steps the database fails again and again, although it answers. `None`: that cannot be said now.
     pub async fn count_faulty_steps(&self) -> Option<i64> {
         let asked = sqlx::query_scalar!(

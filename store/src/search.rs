@@ -16,8 +16,9 @@ use crate::session::SessionFilter;
 use crate::{Error, Result, Store};
 use chrono::{DateTime, TimeDelta, Utc};
 use serde_json::Value;
-use sqlx::{Execute, PgConnection, Postgres, QueryBuilder, Row};
+use sqlx::{AssertSqlSafe, Execute, PgConnection, Postgres, QueryBuilder, Row};
 use wakeful_workflow::failure::is_fingerprint;
+use wakeful_workflow::session::SessionStatus;
 
 /// How far the clock of the process that named a session may be from the database's, in hours.
 const CLOCKS_H: i64 = 1;
@@ -104,9 +105,13 @@ impl Store {
     /// The sessions of the rarest word, sender or tool that is asked for, if they are [`FEW`].
     async fn few_of(&self, filter: &SessionFilter) -> Result<Option<Vec<String>>> {
         const WORDS: &str = "select session_id from search_documents where words @@ websearch_to_tsquery('simple', $1) limit $2";
-        const SENDER: &str = "select session_id from search_sessions where senders @> array[$1] limit $2";
-        const TOOL: &str = "select session_id from search_sessions where tools @> array[$1] limit $2";
-        let asked = [(WORDS, &filter.text), (SENDER, &filter.from), (TOOL, &filter.tool)];
+        // Failed ones have an index of their own: of a tool of many sessions, they may be few.
+        let failed = if only_failed(filter) { " and fingerprint is not null" } else { "" };
+        let by = |column: &str| {
+            format!("select session_id from search_sessions where {column} @> array[$1]{failed} limit $2")
+        };
+        let asked =
+            [(WORDS.to_owned(), &filter.text), (by("senders"), &filter.from), (by("tools"), &filter.tool)];
         let asked: Vec<_> =
             asked.into_iter().filter_map(|(sql, value)| Some((sql, value.as_ref()?))).collect();
         if asked.is_empty() {
@@ -119,7 +124,10 @@ impl Store {
             .execute(&mut *tx)
             .await?;
         for (sql, value) in asked {
-            let found = sqlx::query_scalar::<_, String>(sql).bind(value).bind(FEW + 1).persistent(false);
+            let found = sqlx::query_scalar::<_, String>(AssertSqlSafe(sql))
+                .bind(value)
+                .bind(FEW + 1)
+                .persistent(false);
             let found = found.fetch_all(&mut *tx).await?;
             if found.len() as i64 <= FEW && few.as_ref().is_none_or(|few| found.len() < few.len()) {
                 few = Some(found);
@@ -156,13 +164,18 @@ pub(crate) async fn explain(
     let mut query = statement.build();
     let arguments = query.take_arguments().map_err(|error| Error::corrupt("filter", error))?;
     let text = format!("explain (analyze, timing off, format json) {}", query.sql().as_str());
-    let query = sqlx::query_with(sqlx::AssertSqlSafe(text), arguments.unwrap_or_default());
+    let query = sqlx::query_with(AssertSqlSafe(text), arguments.unwrap_or_default());
     Ok(query.persistent(false).fetch_one(connection).await?.try_get(0)?)
 }
 
 /// Whether a search reads the tables that a worker fills beside the steps.
 fn looks_beside(filter: &SessionFilter, beside: &Beside) -> bool {
     filter.text.is_some() || joins_beside(filter, beside)
+}
+
+/// Whether only failed sessions with a fingerprint can be found. A replay or an import may have failed without one.
+fn only_failed(filter: &SessionFilter) -> bool {
+    filter.status.as_deref() == Some(SessionStatus::Failed.as_str()) && filter.only_live
 }
 
 /// Whether it joins `search_sessions`.
@@ -253,9 +266,15 @@ fn statement(filter: &SessionFilter, beside: &Beside) -> QueryBuilder<Postgres> 
     if filter.failed_calls {
         sql.push(" and h.failed_calls > 0");
     }
+    if joins && only_failed(filter) {
+        sql.push(" and h.fingerprint is not null");
+    }
     if filter.by_activity {
         if let Some(space) = &filter.space_id {
             sql.push(" and h.space_id = ").push_bind(space.clone());
+        }
+        if let Some(agent) = &filter.agent {
+            sql.push(" and h.agent = ").push_bind(agent.clone());
         }
         if let Some(before) = &filter.before {
             sql.push(" and (h.active_at, h.session_id) < (select active_at, session_id from search_sessions where session_id = ");

@@ -57,6 +57,35 @@ async fn preflight_counts_what_a_configuration_would_stop_shows_some_and_exits_w
     assert!(ran.out.contains("at most 1 steps a run") && ran.out.contains("→ keep"), "{}", ran.out);
     assert!(ran.out.contains("5 sessions cannot go on as now"), "{}", ran.out);
 
+    // Ann has written by Telegram, and the new configuration lists others.
+    let by_telegram = format!(
+        "update conversation_sessions
+        set policy = coalesce(policy, '{{}}') || '{{\"reply\": {{\"channel\": \"telegram\", \"to\": {{\"chat_id\": 1}}}}}}'
+        where session_id = '{}'",
+        waiting[0]
+    );
+    sqlx::raw_sql(sqlx::AssertSqlSafe(by_telegram)).execute(&database.pool).await.unwrap();
+    let telegram = |users: &str| {
+        format!(
+            "[messenger.telegram]\ntoken = \"1:a\"\nwebhook_secrets = [\"0123456789abcdef\"]\nallow_users = [\"{users}\"]"
+        )
+    };
+    let open = options.clone().config(&telegram("*"));
+    let fewer = options.path("fewer.toml");
+    std::fs::write(&fewer, format!("{present}\n{}\n", telegram("bob"))).unwrap();
+    let against = ["preflight", "--against", &fewer.display().to_string(), "-o", "json"];
+    let ran = run(&open, &database.url, &against).await;
+    assert_eq!(ran.code, 9, "{}{}", ran.out, ran.err);
+    let report = ran.json();
+    let finding = &report["findings"][0];
+    assert_eq!(report["findings"].as_array().unwrap().len(), 1, "{report}");
+    assert_eq!((&finding["kind"], &finding["sessions"]), (&json!("speaker_shut_out"), &json!(1)), "{report}");
+    assert_eq!(finding["what"], "telegram takes no message of user ann", "{report}");
+    sqlx::raw_sql("update conversation_sessions set policy = policy - 'reply'")
+        .execute(&database.pool)
+        .await
+        .unwrap();
+
     // Those that were not looked at may be stopped.
     let ran = cli(&["preflight", "--against", &same, "--limit", "3"]).await;
     assert_eq!(ran.code, 9, "{}{}", ran.out, ran.err);

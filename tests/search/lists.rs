@@ -4,6 +4,7 @@
 use crate::support::Database;
 use chrono::{TimeDelta, Utc};
 use serde_json::Value;
+use std::collections::BTreeSet;
 use wakeful_store::Store;
 use wakeful_store::audit::AuditFilter;
 use wakeful_store::session::SessionFilter;
@@ -66,7 +67,7 @@ async fn explain(database: &Database, space: &str, text: &str, values: &[&str]) 
         "set local wakeful.space = '{space}'; set local enable_seqscan = off; set local enable_bitmapscan = off"
     );
     sqlx::raw_sql(sqlx::AssertSqlSafe(settings)).execute(&mut *tx).await.unwrap();
-    let text = format!("explain (analyze, timing off, format json) {text}");
+    let text = format!("explain (analyze, verbose, timing off, format json) {text}");
     let plan: Value =
         sqlx::query_scalar(sqlx::AssertSqlSafe(text.clone())).fetch_one(&mut *tx).await.expect(&text);
     plan[0]["Plan"].clone()
@@ -179,6 +180,11 @@ async fn a_page_of_each_list_reads_little_more_than_it_shows() {
         SessionFilter { from: person.unwrap(), ..of("default") },
         SessionFilter { user: some("user77"), ..of("default") },
         SessionFilter { by_activity: true, ..of("tiny") },
+        // The last ones in that order, in one space and in all.
+        SessionFilter { agent: some("retired"), by_activity: true, ..of("large") },
+        SessionFilter { agent: some("rare"), by_activity: true, space_id: None, ..of("default") },
+        SessionFilter { status: some("failed"), by_activity: true, ..of("large") },
+        SessionFilter { status: some("failed"), by_activity: true, space_id: None, ..of("default") },
     ] {
         let plan = store.explain_sessions(&filter).await.unwrap();
         if read(&plan[0]["Plan"]) > READ {
@@ -186,6 +192,85 @@ async fn a_page_of_each_list_reads_little_more_than_it_shows() {
         }
     }
     assert!(failed.is_empty(), "{}", failed.join("\n\n"));
+}
+
+/// What a plan carries along with each of many rows, beside plain columns: a value that is made for all of them, to show a few.
+fn made_for_many(plan: &Value, made: &mut Vec<String>) {
+    if plan["Actual Rows"].as_f64().unwrap_or_default() > 300.0 {
+        let output = plan["Output"].as_array().into_iter().flatten().filter_map(Value::as_str);
+        let values = ["json_build_object", "content)::text"];
+        let own = plan["Node Type"].as_str().unwrap_or_default().to_owned();
+        made.extend(
+            output.filter(|one| values.iter().any(|v| one.contains(v))).map(|one| format!("{own}: {one}")),
+        );
+    }
+    plan["Plans"].as_array().into_iter().flatten().for_each(|plan| made_for_many(plan, made));
+}
+
+#[tokio::test]
+async fn a_page_of_a_long_history_makes_only_the_entries_that_it_shows() {
+    let database = installation().await;
+    let of_long = "select conversation_id || '|' || space_id from conversation_sessions where agent = $1";
+    let of_long: String = database.value(of_long, "long").await;
+    let (conversation, space) = of_long.split_once('|').unwrap();
+    let history = shipped("went_out\n");
+    let chain = format!("array['{conversation}']");
+    for at in ["null", "now()"] {
+        let plan = explain(&database, space, &history, &[&chain, at, "2", "''", "50"]).await;
+        let mut made = Vec::new();
+        made_for_many(&plan, &mut made);
+        assert!(made.is_empty(), "{made:#?}\n{plan:#}");
+    }
+    let store = Store::connect(&database.as_role("wakeful_runtime"), 4, "wakeful test").await.unwrap();
+    let mut cursor: Option<String> = None;
+    let mut seen = Vec::new();
+    loop {
+        let page = store.history(conversation, false, cursor.as_deref(), 400).await.unwrap();
+        let Some(last) = page.last() else { break };
+        cursor = Some(last.cursor.clone());
+        seen.extend(page.into_iter().map(|item| (item.kind, item.id, item.facts)));
+    }
+    let count = |kind: &str| seen.iter().filter(|(of, ..)| of == kind).count() as i64;
+    let replies =
+        "select count(*) from conversation_records where conversation_id = $1 and role = 'assistant'";
+    let messages = "select count(*) from conversation_records where conversation_id = $1 and role = 'user'";
+    assert_eq!(count("reply"), database.value::<i64>(replies, conversation).await);
+    assert_eq!(count("message"), database.value::<i64>(messages, conversation).await);
+    let calls = "select count(*) from tool_calls join conversation_sessions using (session_id) where conversation_id = $1";
+    assert_eq!((count("tool_call"), count("session")), (database.value(calls, conversation).await, 1));
+    let ids: BTreeSet<_> = seen.iter().map(|(kind, id, _)| (kind, id)).collect();
+    assert_eq!(ids.len(), seen.len(), "no entry comes twice");
+    assert!(seen.iter().all(|(kind, _, facts)| kind != "reply" || facts["text"].as_str().is_some()));
+}
+
+#[tokio::test]
+async fn failed_sessions_with_a_tool_of_many_are_found_among_those_that_failed() {
+    let database = installation().await;
+    // Most sessions ask for it, and of the failed ones three old ones.
+    let wire = "update search_sessions set tools = array_append(tools, 'wire')
+        where fingerprint is null or session_id in (select session_id from search_sessions
+            where fingerprint is not null and space_id = 'default' order by session_id limit 3);
+        with newest as (select session_id from conversation_sessions where status = 'completed' order by session_id desc limit 3000),
+            failed as (update conversation_sessions s set status = 'failed', error = 'x' from newest n where s.session_id = n.session_id)
+        update search_sessions h set fingerprint = repeat('0', 16), tools = '{}' from newest n where h.session_id = n.session_id;
+        analyze conversation_sessions; analyze search_sessions";
+    sqlx::raw_sql(wire).execute(&database.pool).await.unwrap();
+    let store = Store::connect(&database.as_role("wakeful_runtime"), 4, "wakeful test").await.unwrap();
+    let some = |text: &str| Some(text.to_owned());
+    for by_activity in [false, true] {
+        let filter = SessionFilter {
+            space_id: some("default"),
+            status: some("failed"),
+            tool: some("wire"),
+            only_live: true,
+            by_activity,
+            limit: 50,
+            ..SessionFilter::default()
+        };
+        let plan = store.explain_sessions(&filter).await.unwrap();
+        assert!(read(&plan[0]["Plan"]) < READ, "it reads {}: {plan:#}", read(&plan[0]["Plan"]));
+        assert_eq!(store.sessions(&filter).await.unwrap().len(), 3);
+    }
 }
 
 #[tokio::test]

@@ -22,7 +22,7 @@ async fn without_a_worker_the_command_that_starts_one_is_said() {
 async fn a_database_that_is_away_is_named_and_the_run_goes_on_when_it_is_back() {
     let mut server = Server::start().await;
     let database = Database::on(&server.url(), "pg_default").await;
-    let scene = Scene::on(database, "", "").await;
+    let scene = Scene::on(database, "", "[queue]\nlease_s = 5\nheartbeat_s = 1").await;
     let process = scene.serve().await;
     let client = process.client();
     scene.model.hold();
@@ -40,9 +40,33 @@ async fn a_database_that_is_away_is_named_and_the_run_goes_on_when_it_is_back() 
         ready["checks"]["database"].as_str().unwrap().contains("cannot be reached").then_some(())
     })
     .await;
+    // The commit has no connection either.
     scene.model.release();
+    let connections = async || {
+        let (_, ready) = client.get("/readyz").await;
+        ready["checks"]["connections"].as_str().unwrap().to_owned()
+    };
+    eventually("/readyz to name each connection that is lost, and since when", || async {
+        let said = connections().await;
+        let lost = said.strip_prefix("lost: ").unwrap_or_default();
+        let named: Vec<&str> =
+            lost.split(", ").filter_map(|one| one.split_once(" for ")).map(|(n, _)| n).collect();
+        (named == ["statements", "commits", "heartbeat", "notifications", "liveness lock"]).then_some(())
+    })
+    .await;
+    let here = format!("export WAKEFUL_URL={}; wakeful", process.url());
+    let (_, ran) = scene.shell(&format!("{here} session why {id}")).ended().await;
+    let said = ran.log();
+    assert!(said.contains("the server on ") && said.contains("lost: statements for "), "{said}");
+    let (_, ran) = scene.shell(&format!("{here} doctor -o json")).ended().await;
+    let checks: Value = serde_json::from_str(&ran.output()).unwrap();
+    let of_server = checks.as_array().unwrap().iter().find(|check| check["name"] == "server").unwrap();
+    let said = of_server["text"].as_str().unwrap();
+    assert!(of_server["level"] == "problem" && said.contains("commits for "), "{of_server}");
     server.start_again().await;
     client.wait_for(&id, "completed").await;
+    eventually("all connections to be back", || async { (connections().await == "ok").then_some(()) }).await;
+    process.wait_for_log("There is a connection for commits again").await;
 }
 
 #[tokio::test]
@@ -144,8 +168,12 @@ async fn a_paused_queue_says_who_paused_it_and_why_and_goes_on() {
             (scene.database.value::<i64>(held, "all").await == 1).then_some(())
         })
         .await;
-        let remedy =
-            scene.because(&id, &["It is paused with queue by eve", "a deploy of another system"]).await;
+        let remedy = scene
+            .because(
+                &id,
+                &["It waits, because the whole queue was paused by eve", "a deploy of another system"],
+            )
+            .await;
         assert!(scene.list().await.contains("paused (queue"), "{}", scene.list().await);
         assert!(scene.doctor("pauses").await.contains("wakeful pause end queue"));
         match way {

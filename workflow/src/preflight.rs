@@ -37,6 +37,12 @@ pub struct Offer {
     pub channels: BTreeSet<String>,
     /// The ways by which messages come in beside the API, such as `slack`.
     pub intakes: BTreeSet<String>,
+    /// Who may write by a messenger, by its name. An older program says nothing of it.
+    #[serde(default)]
+    pub speakers: BTreeMap<String, Speakers>,
+    /// Whether mail is dropped whose sender nothing proves.
+    #[serde(default)]
+    pub drops_unproved: bool,
     /// The addresses of the mailboxes. Empty: all mail goes to one agent.
     pub mailboxes: BTreeSet<String>,
     /// The schedules of the configuration.
@@ -69,6 +75,17 @@ pub struct OfferedAgent {
     pub tells_of_delay: bool,
     /// Whether several users may write in one conversation.
     pub shared: bool,
+}
+
+/// Whose messages a messenger of an [`Offer`] takes. A message must pass both lists.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Speakers {
+    /// The space of its conversations.
+    pub space: String,
+    /// Ids of users; `*` for all of them. `None`: all.
+    pub users: Option<Vec<String>>,
+    /// Ids of channels or chats; `*` for all of them. `None`: all.
+    pub channels: Option<Vec<String>>,
 }
 
 /// A model of an [`Offer`].
@@ -114,8 +131,8 @@ pub struct Need {
     pub has_cost: bool,
     /// Seconds since it asked its user. 0: it has not asked.
     pub asked_s: f64,
-    /// Users that wrote in its conversation.
-    pub users: i64,
+    /// The users that wrote to it.
+    pub senders: Vec<String>,
     /// Calls without a result, and uncertain ones.
     pub calls: Vec<OpenCall>,
     /// Channels of its messages that are not sent yet.
@@ -196,6 +213,12 @@ pub enum Kind {
     ChannelGone,
     /// An answer has no way in.
     IntakeGone,
+    /// A user who wrote to the session may not write by its messenger any more, or not in its channel.
+    SpeakerShutOut,
+    /// What its messenger takes goes to conversations of another space.
+    IntakeSpace,
+    /// Mail is dropped if nothing proves its sender, and was taken.
+    UnprovedMail,
     /// Mail to the session's address is refused.
     MailboxGone,
     /// The session's question would be closed at once.
@@ -252,6 +275,11 @@ impl Kind {
             Kind::Web => "keep these hosts allowed until the calls have ended",
             Kind::ChannelGone => "keep the channel configured until its messages have left",
             Kind::IntakeGone => "keep the messenger's secrets until the answers have come",
+            Kind::SpeakerShutOut => {
+                "keep them in `allow_users` and `allow_channels` until their conversations have ended"
+            }
+            Kind::IntakeSpace => "keep the messenger's `space` until its conversations have ended",
+            Kind::UnprovedMail => "keep email.unproved = \"take\" until these conversations have ended",
             Kind::MailboxGone => "keep the mailbox until its conversations have ended",
             Kind::QuestionExpires => "keep `ask_expires_s` above how long the questions have waited",
             Kind::SharedGone => "keep participants = \"anyone\" for this agent",

@@ -1,5 +1,6 @@
 //! Where the server is, and how every connection to it is opened.
 
+use super::Links;
 use crate::{socket, space};
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{AssertSqlSafe, ConnectOptions, PgConnection};
@@ -31,11 +32,12 @@ const SETTINGS: [(&str, &str); 7] = [
     ("default_transaction_isolation", "read committed"),
 ];
 
-/// The database, as every connection of the process is opened. Clones share [`Breaks`].
+/// The database, as every connection of the process is opened. Clones share [`Breaks`] and [`Links`].
 #[derive(Clone, Debug)]
 pub(crate) struct Server {
     options: PgConnectOptions,
     pub breaks: Breaks,
+    pub links: Links,
 }
 
 impl Server {
@@ -46,7 +48,7 @@ impl Server {
             .application_name(application)
             // A pooler such as PgBouncer refuses start-up parameters that it does not know.
             .extra_float_digits(None);
-        Ok(Server { options, breaks: Breaks::default() })
+        Ok(Server { options, breaks: Breaks::default(), links: Links::default() })
     }
 
     /// Opens a connection with `more` settings.

@@ -4,6 +4,7 @@
 //! while statements are slow, and while the process drains.
 
 use super::{Hold, Holdings, boottime_ms};
+use crate::pool::Use;
 use crate::{Store, schema};
 use sqlx::PgConnection;
 use std::collections::HashSet;
@@ -52,9 +53,13 @@ impl Heartbeat {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => {
                     self.store.server.breaks.note();
+                    self.store.server.links.lost(Use::Heartbeat);
                     warn!(%error, "The heartbeat failed; leases are kept until they end");
                 }
-                Err(_) => warn!("The heartbeat took too long; it goes on over a new connection"),
+                Err(_) => {
+                    self.store.server.links.lost(Use::Heartbeat);
+                    warn!("The heartbeat took too long; it goes on over a new connection");
+                }
             }
         }
         if let Some(mut open) = own.take(&self.store).await {
@@ -74,6 +79,7 @@ impl Heartbeat {
         match own.take(&self.store).await {
             Some(mut open) => {
                 self.beat(&mut open).await?;
+                self.store.server.links.back(Use::Heartbeat);
                 own.connection = Some(open);
                 Ok(())
             }
@@ -202,6 +208,7 @@ impl Own {
             }
             Err(error) => {
                 self.faults += 1;
+                store.server.links.lost(Use::Heartbeat);
                 if self.faults == 1 {
                     warn!(%error, "The heartbeat has no connection of its own; it uses those of the statements");
                 }

@@ -6,6 +6,7 @@
 
 use super::proven::{Lost, ProvenListener};
 use super::{Holdings, Notifier, jittered};
+use crate::pool::Use;
 use crate::{Result, Store};
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -56,6 +57,7 @@ impl Liveness {
         loop {
             let lost = self.hold(judge, had_one).await;
             judge.send_replace(None);
+            self.store.server.links.lost(Use::LivenessLock);
             let key = self.holdings.replace_lock(0);
             if key != 0 {
                 (had_one, faults) = (true, 0);
@@ -113,6 +115,7 @@ impl Liveness {
             return Err(Lost::Connection(sqlx::Error::RowNotFound));
         };
         self.holdings.replace_lock(key);
+        self.store.server.links.back(Use::LivenessLock);
         judge.send_replace(Some(Instant::now() + if had_one { SETTLE } else { Duration::ZERO }));
         debug!(key, "Took the liveness lock");
         loop {

@@ -11,6 +11,7 @@ use super::proven::{Lost, ProvenListener};
 use super::readers::{Audience, Readers};
 use super::{Kind, Room};
 use crate::Store;
+use crate::pool::Use;
 use crate::schedule;
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -338,6 +339,7 @@ impl News {
             tokio::select! {
                 () = stop.cancelled() => {}
                 lost = self.receive(&store, &mut faults) => {
+                    store.server.links.lost(Use::Notifications);
                     faults += 1;
                     if faults == 1 {
                         warn!(?lost, "Nothing listens for notifications; work is found by polling until it does");
@@ -359,6 +361,7 @@ impl News {
         let mut listener =
             ProvenListener::connect(store, &[JOBS, SESSIONS, GATES, schedule::CHANNEL]).await?;
         *faults = 0;
+        store.server.links.back(Use::Notifications);
         // Postgres does not repeat notifications that were sent while we did not listen. So wake every waiter once.
         self.tell(JOBS, LEFT);
         self.tell(SESSIONS, EVERY_SESSION);

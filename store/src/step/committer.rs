@@ -21,7 +21,7 @@
 use super::rows::Rows;
 use super::statement::{self, Written};
 use crate::error::missed_fence;
-use crate::pool::Server;
+use crate::pool::{Server, Use};
 use sqlx::{Connection, PgConnection};
 use std::collections::HashSet;
 use std::collections::VecDeque;
@@ -334,10 +334,14 @@ impl Waiting {
     async fn without_connection(&self, server: &Server, error: sqlx::Error) -> Option<PgConnection> {
         warn!(%error, "A lane of the committer has no connection; commits are made with fewer lanes, or alone");
         let _unable = Unable::new(self);
+        if self.lock().connected == 0 {
+            server.links.lost(Use::Commits);
+        }
         for faults in 1..=i32::MAX {
             let pause = crate::queue::delay(faults, None).min(Duration::from_secs(10));
             self.closing.run_until_cancelled(tokio::time::sleep(pause)).await?;
             if let Ok(open) = server.connect(&SETTINGS).await {
+                server.links.back(Use::Commits);
                 return Some(open);
             }
         }

@@ -3,8 +3,10 @@
 use crate::tool::registry::Registry;
 use std::collections::BTreeSet;
 use wakeful_config::Config;
+use wakeful_config::mailboxes::Unproved;
+use wakeful_config::messenger::Allowed;
 use wakeful_store::schema;
-use wakeful_workflow::preflight::{Offer, OfferedAgent, OfferedModel};
+use wakeful_workflow::preflight::{Offer, OfferedAgent, OfferedModel, Speakers};
 
 /// Providers that are built in.
 const PROVIDERS: [&str; 3] = ["anthropic", "openai", "scripted"];
@@ -42,6 +44,16 @@ pub fn offer<'a>(
         ("telegram", !messenger.telegram.webhook_secrets.is_empty()),
         ("webhook", !messenger.webhook.secrets.is_empty()),
     ];
+    let speakers = |space: &str, allow: &Allowed| Speakers {
+        space: space.to_owned(),
+        users: allow.users.clone(),
+        channels: allow.channels.clone(),
+    };
+    let speakers = [
+        ("slack", speakers(messenger.slack.space(), &messenger.slack.allow)),
+        ("telegram", speakers(messenger.telegram.space(), &messenger.telegram.allow)),
+        ("webhook", speakers(messenger.webhook.space(), &Allowed::default())),
+    ];
     Offer {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         schema_number: schema::number(),
@@ -52,6 +64,8 @@ pub fn offer<'a>(
         default_window: config.context_window(""),
         channels: channels.map(str::to_owned).collect(),
         intakes: intakes.into_iter().filter(|(_, open)| *open).map(|(name, _)| name.to_owned()).collect(),
+        speakers: speakers.into_iter().map(|(name, who)| (name.to_owned(), who)).collect(),
+        drops_unproved: config.email.incoming.unproved == Unproved::Drop,
         mailboxes: config
             .email
             .incoming

@@ -53,7 +53,10 @@ impl Looks {
             seen.away_since = None;
         } else {
             let since = *seen.away_since.get_or_insert_with(Instant::now);
-            said.database = format!("{}; first seen {} s ago", said.database, since.elapsed().as_secs());
+            // The work may have met it before anybody asked here.
+            let lost = ctx.store.lost_connections().into_iter().map(|(_, lost_for)| lost_for).max();
+            let away = since.elapsed().max(lost.unwrap_or_default());
+            said.database = format!("{}; first seen {} s ago", said.database, away.as_secs());
         }
         seen.last = Some((Instant::now(), said.clone()));
         said
@@ -93,10 +96,26 @@ pub(super) async fn ready(State(ctx): State<Arc<Ctx>>, Extension(looks): Extensi
     let ready = database == "ok" && !draining;
     let body = json!({
         "status": if ready { "ok" } else { "unavailable" },
-        "checks": {"database": database, "steps": steps, "draining": if draining { "draining" } else { "ok" }},
+        "checks": {
+            "database": database,
+            // Without some of them the process works on, slowly. So they do not take it out of service.
+            "connections": connections(&ctx.store.lost_connections()),
+            "steps": steps,
+            "draining": if draining { "draining" } else { "ok" },
+        },
     });
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     (status, Json(body)).into_response()
+}
+
+/// Which connections of this process are lost, and since when.
+fn connections(lost: &[(&str, Duration)]) -> String {
+    if lost.is_empty() {
+        return "ok".to_owned();
+    }
+    let lost: Vec<String> =
+        lost.iter().map(|(what, lost_for)| format!("{what} for {} s", lost_for.as_secs())).collect();
+    format!("lost: {}", lost.join(", "))
 }
 
 /// What the API's document says of these routes.
@@ -107,7 +126,7 @@ pub(crate) fn operations() -> Vec<Operation> {
             "it is alive",
             crate::object! {"status": String},
         ),
-        Operation::get("/readyz", "Whether the process is ready, with the check that fails")
+        Operation::get("/readyz", "Whether the process is ready, with the check that fails and the connections to the database that are lost")
             .proved_by(Proof::Open)
             .answers(StatusCode::OK, "it is ready", readiness())
             .answers(StatusCode::SERVICE_UNAVAILABLE, "it is not ready", readiness()),

@@ -1,6 +1,6 @@
 //! The comparison.
 
-use super::{Kind, Need, Obstacle, Offer, OfferedAgent, OpenCall, ScheduleNeed};
+use super::{Kind, Need, Obstacle, Offer, OfferedAgent, OpenCall, ScheduleNeed, Speakers};
 use crate::agent::{OnUncertain, ToolDefinition};
 use crate::effect::Effect;
 use crate::policy::may_write_to;
@@ -97,6 +97,7 @@ fn obstacles(
         return found;
     }
     ways(need, new, &mut found);
+    speakers(need, old, new, &mut found);
     let (agent, space) = (&need.agent, &need.space_id);
     let Some(offered) = agent_in(new, agent, space) else {
         found.push(match new.agents.contains_key(agent) {
@@ -143,6 +144,38 @@ fn ways(need: &Need, offer: &Offer, found: &mut Vec<Obstacle>) {
     }
     if need.bytes > offer.max_bytes {
         find(Kind::WorkspaceBytes, format!("more than {} bytes of files", offer.max_bytes));
+    }
+}
+
+/// Whether those who wrote to it may go on writing.
+fn speakers(need: &Need, old: &Offer, new: &Offer, found: &mut Vec<Obstacle>) {
+    let mut find = |kind, what| found.push(Obstacle { kind, what });
+    if need.trigger_type == "email" && new.drops_unproved && !old.drops_unproved {
+        find(Kind::UnprovedMail, "mail is dropped whose sender nothing proves".to_owned());
+    }
+    let Some(route) = &need.policy.reply else { return };
+    let by = &route.channel;
+    let (Some(before), Some(after)) = (old.speakers.get(by), new.speakers.get(by)) else { return };
+    if before.space == need.space_id && after.space != need.space_id {
+        find(Kind::IntakeSpace, format!("what comes in by {by} goes to space {}", after.space));
+    }
+    // As Slack names it, and Telegram.
+    let place = match (&route.to["channel"], &route.to["chat_id"]) {
+        (Value::String(channel), _) => Some(channel.clone()),
+        (_, chat @ Value::Number(_)) => Some(chat.to_string()),
+        _ => None,
+    };
+    let has = |list: &Option<Vec<String>>, id: &str| {
+        list.as_ref().is_none_or(|list| list.iter().any(|one| one == "*" || one == id))
+    };
+    let is_shut_out = |list: fn(&Speakers) -> &Option<Vec<String>>, id: &str| {
+        has(list(before), id) && !has(list(after), id)
+    };
+    for user in need.senders.iter().filter(|user| is_shut_out(|one| &one.users, user)) {
+        find(Kind::SpeakerShutOut, format!("{by} takes no message of user {user}"));
+    }
+    if let Some(place) = place.filter(|place| is_shut_out(|one| &one.channels, place)) {
+        find(Kind::SpeakerShutOut, format!("{by} takes no message of channel {place}"));
     }
 }
 
@@ -273,7 +306,7 @@ fn promises(need: &Need, before: &OfferedAgent, after: &OfferedAgent, found: &mu
     if before.tells_of_delay && !after.tells_of_delay && of_person && runs {
         find(Kind::DelayText, format!("agent {agent} does not tell the person that a run takes long"));
     }
-    if before.shared && !after.shared && need.users > 1 {
+    if before.shared && !after.shared && need.senders.len() > 1 {
         find(Kind::SharedGone, format!("agent {agent}: only the first user of a conversation may write"));
     }
     if !before.agent.fallback.is_empty()

@@ -4,6 +4,7 @@
 //! `wakeful trigger` and the samples of `wakeful dev` use it. Both go through the public HTTP interface.
 
 pub mod address;
+pub mod readyz;
 mod request;
 
 pub use request::{Request, Trigger, Via};

@@ -356,12 +356,19 @@ fn database_url(config: &Config) -> anyhow::Result<String> {
 async fn open_store(config: &Config, application: &str) -> anyhow::Result<Store> {
     let url = database_url(config)?;
     let blobs = wakeful_engine::blobs::stores(&config.blobs).map_err(Usage)?;
-    wakeful_store::diagnosis::reach(&url, CONNECT).await.map_err(|error| {
+    if let Err(error) = wakeful_store::diagnosis::reach(&url, CONNECT).await {
         let address = wakeful_store::diagnosis::address(&url).unwrap_or_default();
-        let away = error.outage().filter(|outage| *outage == Outage::Away);
-        let said = away.map_or_else(|| address.clone(), |outage| format!("{address}: {}", outage.as_str()));
-        anyhow::Error::from(error).context(said)
-    })?;
+        let said = match error.outage() {
+            Some(away @ Outage::Away) => {
+                // A server that runs here knows since when.
+                let server = crate::client::readyz::of_an_outage(config).await;
+                let server = server.map(|said| format!(" ({said})")).unwrap_or_default();
+                format!("{address}: {}{server}", away.as_str())
+            }
+            Some(_) | None => address,
+        };
+        return Err(anyhow::Error::from(error).context(said));
+    }
     let store = Store::connect(&url, 2, application).await?.with_blob_stores(blobs);
     wakeful_engine::encryption::turn_on(config, &store)?;
     store.check_schema().await?;

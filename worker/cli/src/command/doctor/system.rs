@@ -3,6 +3,7 @@
 use super::super::output::{count, span};
 use super::{Report, fleet, upgrade};
 use crate::client::address::{self, Address};
+use crate::client::readyz;
 use std::time::Duration;
 use wakeful_channels::chat::legacy;
 use wakeful_channels::email;
@@ -31,8 +32,15 @@ pub(super) async fn server(config: &Config) -> Report {
     let Some(Address { url, named }) = address::server(given.as_deref(), config) else { return report };
     let shown = url.strip_prefix("http://").unwrap_or(&url).trim_end_matches('/').to_owned();
     let address = if named { format!("{shown} ({})", address::VARIABLE) } else { shown };
-    match tokio::time::timeout(SERVER, ready(&url)).await {
-        Ok(Ok(Some((200, _)))) => report.ok("server", format!("{address} is ready")),
+    match tokio::time::timeout(SERVER, readyz::ask(&url)).await {
+        Ok(Ok(Some((200, body)))) => match readyz::lost(&body) {
+            None => report.ok("server", format!("{address} is ready")),
+            Some(lost) => report.warning(
+                "server",
+                format!("{address} works, and cannot open all of its connections to the database ({lost})"),
+                "give Postgres a higher max_connections, or this process a lower [database] max_connections",
+            ),
+        },
         Ok(Ok(Some((_, body)))) if body["checks"]["draining"] == "draining" => report.warning(
             "server",
             format!("{address} is draining"),
@@ -40,7 +48,7 @@ pub(super) async fn server(config: &Config) -> Report {
         ),
         Ok(Ok(Some((status, body)))) if body["checks"].is_object() => report.problem(
             "server",
-            format!("{address} is not ready ({status}): database {}", body["checks"]["database"]),
+            format!("{address} is not ready ({status}): {}", readyz::said(&body)),
             "see what the database's checks say",
         ),
         Ok(Ok(Some((status, _)))) => report.warning(
@@ -66,21 +74,6 @@ pub(super) async fn server(config: &Config) -> Report {
         ),
     }
     report
-}
-
-/// Returns status and body of `/readyz`, or `None` if the connection is refused.
-async fn ready(server: &str) -> Result<Option<(u16, serde_json::Value)>, reqwest::Error> {
-    // Most likely a local address: ignore a proxy set in the environment.
-    let url = format!("{}/readyz", server.trim_end_matches('/'));
-    let client = web::client(Reach::Named(&[&url])).no_proxy().build()?;
-    match client.get(&url).send().await {
-        Ok(response) => {
-            let status = response.status().as_u16();
-            Ok(Some((status, response.json().await.unwrap_or_default())))
-        }
-        Err(error) if error.is_connect() => Ok(None),
-        Err(error) => Err(error),
-    }
 }
 
 /// Reads the keys of the issuer of users' tokens, if one is configured.

@@ -45,8 +45,8 @@ pub(super) fn of_pause(job: &JobView) -> Option<Finding> {
     let (kind, name) = (text("kind").unwrap_or_default(), text("name").unwrap_or_default());
     let by = text("by").map(|by| format!(" by {by}")).unwrap_or_default();
     let since = at("since").map(|at| format!(" {} ago", age(at))).unwrap_or_default();
-    let until =
-        at("until").map(|at| format!(" It ends by itself in {}.", span((at - Utc::now()).as_seconds_f64())));
+    let until = at("until")
+        .map(|at| format!(" The pause ends by itself in {}.", span((at - Utc::now()).as_seconds_f64())));
     let what = format!("{kind} {name}").trim_end().to_owned();
     if held["resuming"] == true {
         return Some(Finding {
@@ -58,7 +58,8 @@ pub(super) fn of_pause(job: &JobView) -> Option<Finding> {
     }
     Some(Finding {
         why: format!(
-            "It is paused with {what}{by}{since}: {}.{}",
+            "It waits, because {} was paused{by}{since}: {}.{}",
+            if kind == "queue" { "the whole queue" } else { &what },
             text("reason").unwrap_or_default().trim_end_matches('.'),
             until.unwrap_or_default()
         ),

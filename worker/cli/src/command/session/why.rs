@@ -277,7 +277,7 @@ fn of_job(job: &JobView, standing: &Standing, around: Surroundings<'_>) -> Findi
             }
         ),
         Some(limit) if job.stuck > 1 => {
-            format!(" Attempts without progress: {} of {limit}, after which the run fails.", job.stuck)
+            format!(" Attempts without progress: {}; at {limit} the run fails.", job.stuck)
         }
         Some(_) | None if job.stuck > 1 => format!(" Attempts without progress: {}.", job.stuck),
         Some(_) | None => String::new(),
@@ -314,7 +314,7 @@ fn of_job(job: &JobView, standing: &Standing, around: Surroundings<'_>) -> Findi
                 } else if running.is_empty() {
                     let limit = around.call_s.map(|(idle_s, total_s)| {
                         format!(
-                            ", which may be silent for {} and may answer in all for {}",
+                            "; the call fails after {} without a word, or after {} in all",
                             span(idle_s as f64),
                             span(total_s as f64)
                         )
@@ -326,7 +326,7 @@ fn of_job(job: &JobView, standing: &Standing, around: Surroundings<'_>) -> Findi
                     )
                 } else {
                     let limit =
-                        around.tool_s.map(|limit| format!("; a call may take {}", span(limit as f64)));
+                        around.tool_s.map(|limit| format!("; the call fails after {}", span(limit as f64)));
                     format!("it runs {}{}", running.join(", "), limit.unwrap_or_default())
                 };
                 let quiet = standing.quiet_s.unwrap_or(0.0);
@@ -375,15 +375,15 @@ fn of_job(job: &JobView, standing: &Standing, around: Surroundings<'_>) -> Findi
             // The queue hands out a job that workers dropped twice only to a worker that runs no other such
             // job, to protect the others.
             let suspect = if job.leased && job.stuck >= 2 {
-                " Having been dropped before, it waits for a worker that handles no other such job."
+                " Workers have dropped it before, so it waits for one that has no other such step."
             } else {
                 ""
             };
             let remedy = match around.workers_alive {
                 0 => Some(none_alive()),
                 _ if waited > WAIT_S => Some(
-                    "The workers that are alive have no free slot, or cannot reach the database: wakeful queue status. More \
-                     workers, or a higher [queue] concurrency, help."
+                    "The workers that are alive have no free slot, or cannot reach the database. Look which:\nwakeful queue \
+                     status\nAgainst full slots, more workers help, or a higher [queue] concurrency."
                         .to_owned(),
                 ),
                 _ => None,

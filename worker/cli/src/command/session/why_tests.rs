@@ -113,7 +113,7 @@ fn first(standing: &Standing, around: Surroundings<'_>) -> String {
 fn a_session_at_work_names_its_worker_and_its_tool() {
     let mut at_work = running(job(true, 20.0));
     assert!(first(&at_work, AROUND).contains("host-1-abc is at step 3 and alive (heartbeat 2s ago)"));
-    assert!(first(&at_work, AROUND).contains("2 of 5"));
+    assert!(first(&at_work, AROUND).contains("Attempts without progress: 2; at 5 the run fails."));
     at_work.open_calls.push(call("started", false));
     assert!(first(&at_work, AROUND).contains("it runs charge (call_1)"));
     assert!(first(&at_work, AROUND).ends_with("| -"));
@@ -188,7 +188,11 @@ fn a_paused_session_names_one_time() {
         "since": Utc::now(), "until": Utc::now() + chrono::Duration::hours(1),
     }));
     let why = first(&paused, AROUND);
-    assert!(why.contains("It ends by itself in 60m."), "{why}");
+    assert!(
+        why.contains("It waits, because agent support was paused by ann")
+            && why.contains("The pause ends by itself in 60m."),
+        "{why}"
+    );
     let rows = format!("{:?}", facts(&paused));
     assert!(rows.contains("\"held\"") && rows.contains("step 3, by the pause, attempt"), "{rows}");
     assert!(!rows.contains("for another"), "{rows}");
