@@ -146,6 +146,8 @@ async fn a_query_or_a_header_that_cannot_be_read_is_400() {
         ("/v1/conversations/c1/sessions?cursor=zzz", no_cursor),
         ("/v1/deliveries?cursor=zzz", no_cursor),
         ("/v1/batches?cursor=zzz", no_cursor),
+        ("/v1/effects?cursor=zzz", no_cursor),
+        ("/v1/effects?tool=x&channel=y", "`tool` is of calls"),
         ("/v1/notifications?cursor=zzz", no_cursor),
         ("/v1/tokens?cursor=zzz", no_cursor),
         ("/v1/errors?cursor=zzz", no_cursor),

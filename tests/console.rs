@@ -90,6 +90,7 @@ pub(crate) fn pages(
         "/sessions?status=failed",
         "/sessions?text=words&since=2026-01-01T00:00",
         "/errors",
+        "/effects",
         "/batches",
         "/batches/new",
         "/batches/new?verb=archive&status=completed",

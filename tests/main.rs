@@ -33,6 +33,7 @@ mod dev;
 mod diff;
 mod documents;
 mod drain;
+mod effects;
 mod email_in;
 mod email_out;
 mod encryption;

@@ -1,9 +1,10 @@
-//! Batches: retry, cancel, archive or wake many sessions as one durable object.
+//! Batches: retry, cancel, archive or wake many sessions, or resolve many uncertain effects, as one durable object.
 //!
 //! | to | read |
 //! |---|---|
 //! | choose the members, and make a batch | `create` |
 //! | act on the next members, each once | `act` |
+//! | choose effects, and what is said of each | `resolve` |
 //! | see how retried members end, and stop when the failure comes back | `watch` |
 //! | try members dry before anything is retried | `prove` |
 //!
@@ -14,9 +15,11 @@
 mod act;
 mod create;
 mod prove;
+mod resolve;
 mod watch;
 
 pub use create::{Chosen, NewBatch, Preview};
+pub use resolve::{BulkDecision, EffectsPreview};
 
 use crate::audit::act::{Act, because, current, does};
 use crate::{Error, Result, Store};
@@ -47,6 +50,8 @@ pub enum Verb {
     Archive,
     /// Heals sessions whose runs are open.
     Wake,
+    /// Says how uncertain effects ended. Its members are effects.
+    Resolve,
 }
 
 impl Verb {
@@ -57,21 +62,25 @@ impl Verb {
             Verb::Cancel => "cancel",
             Verb::Archive => "archive",
             Verb::Wake => "wake",
+            Verb::Resolve => "resolve",
         }
     }
 
     /// Reads the stored word.
     pub fn parse(word: &str) -> Option<Verb> {
-        [Verb::Retry, Verb::Cancel, Verb::Archive, Verb::Wake].into_iter().find(|verb| verb.as_str() == word)
+        [Verb::Retry, Verb::Cancel, Verb::Archive, Verb::Wake, Verb::Resolve]
+            .into_iter()
+            .find(|verb| verb.as_str() == word)
     }
 
-    /// The statuses of the sessions that it takes. A cancelled run is never retried.
+    /// The statuses of the sessions that it takes; of a resolve, those of the effects. A cancelled run is never retried.
     pub fn takes(self) -> &'static [&'static str] {
         match self {
             Verb::Retry => &["failed", "needs_attention"],
             Verb::Cancel => &["queued", "running", "waiting_input", "needs_attention"],
             Verb::Archive => &["created", "completed", "failed", "cancelled"],
             Verb::Wake => &["queued", "running"],
+            Verb::Resolve => &["uncertain"],
         }
     }
 }
@@ -123,6 +132,8 @@ pub struct Batch {
     pub verb: String,
     pub reason: Option<String>,
     pub filter: Value,
+    /// Of a resolve: what is said of each effect.
+    pub decision: Option<BulkDecision>,
     /// `proving`, `running`, `paused`, `done` or `cancelled`.
     pub status: String,
     pub status_reason: Option<String>,
@@ -146,6 +157,9 @@ pub struct Batch {
 pub struct Member {
     pub ordinal: i32,
     pub session_id: String,
+    /// Of a resolve: `call` or `delivery`, and its id.
+    pub effect_kind: Option<String>,
+    pub effect_id: Option<String>,
     pub stage: i32,
     pub outcome: String,
     pub detail: Option<String>,
@@ -243,12 +257,14 @@ impl Store {
         rows.into_iter()
             .map(|row| {
                 let proof = row.proof.map(serde_json::from_value).transpose();
+                let decision = row.decision.map(serde_json::from_value).transpose();
                 Ok(Batch {
                     batch_id: row.batch_id,
                     space_id: row.space_id,
                     verb: row.verb,
                     reason: row.reason,
                     filter: row.filter,
+                    decision: decision.map_err(|error| Error::corrupt("decision of a batch", error))?,
                     status: row.status,
                     status_reason: row.status_reason,
                     rate: row.rate,
@@ -285,7 +301,7 @@ impl Store {
         let mut tx = self.pool.planned().await?;
         let found = sqlx::query_as!(
             Member,
-            "select ordinal, session_id, stage, outcome, detail, acted_at, result, result_at
+            "select ordinal, session_id, effect_kind, effect_id, stage, outcome, detail, acted_at, result, result_at
             from batch_members
             where batch_id = $1
                 and ($2::text is null or outcome = $2)

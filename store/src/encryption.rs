@@ -22,7 +22,7 @@
 //!
 //! A row of several conversations says `[sealed]` in place of their words: `run_failures` and the groups of errors, batches, gates.
 //!
-//! Not sealed: the agents' prompts and tools (a prefix is shared by sessions), `schedules`, filters and reasons of batches, of holds and of pauses,
+//! Not sealed: the agents' prompts and tools (a prefix is shared by sessions), `schedules`, filters, reasons and decisions of batches, of holds and of pauses,
 //! addresses and ids of people, names of tools, times, sizes, hashes of arguments and requests, and tasks of Absurd. Equal texts of one conversation
 //! are equal when sealed, and a sealed text shows its length.
 //!

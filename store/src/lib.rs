@@ -6,7 +6,7 @@
 //! | recognise a known mail, and accept a new one | [`mail`] |
 //! | make a session continue, whatever its rows look like | [`heal`] |
 //! | close a question that nobody answered | [`question`] |
-//! | record how an uncertain effect ended | [`resolve`] |
+//! | record how an uncertain effect ended; list those of all sessions | [`resolve`], [`effect`] |
 //! | read the recording for a replay, and find an unfinished replay | [`replay`] |
 //! | archive or terminate a session | [`retire`] |
 //! | erase what a conversation or a person left; hold it | [`erase`] |
@@ -32,7 +32,7 @@
 //! | define, fire and show schedules | [`schedule`] |
 //! | find sessions by what was said in them | [`search`] |
 //! | see failed runs in groups | [`failure`] |
-//! | retry, cancel, archive or wake many sessions | [`batch`] |
+//! | retry, cancel, archive or wake many sessions, or resolve many effects | [`batch`] |
 //! | tell people what needs them, and let them act by a link | [`notify`] |
 //! | say who did what | [`audit`] |
 //! | make, find and revoke tokens; sign those of users | [`token`] |
@@ -55,6 +55,7 @@ pub mod chain;
 pub mod create;
 pub mod delivery;
 pub mod diagnosis;
+pub mod effect;
 pub mod encryption;
 pub mod erase;
 pub mod error;

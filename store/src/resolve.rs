@@ -8,6 +8,7 @@
 use crate::audit::act;
 use crate::delivery::enqueue;
 use crate::encryption::Vault;
+use crate::pool::Transaction;
 use crate::run::{self, Locked, Wakes, append_events};
 use crate::step::to_json;
 use crate::wake::{NewMessage, put_in_inbox};
@@ -79,13 +80,23 @@ impl Store {
     /// decided otherwise, and for "did not happen" while the process that began it may still be alive; [`Error::Conflict`] when the message to
     /// the model cannot be sent; [`Error::Database`].
     pub async fn resolve(&self, session_id: &str, decision: &Decision) -> Result<Resolved> {
+        let (tx, resolved) = self.resolved(session_id, decision).await?;
+        tx.commit().await?;
+        Ok(resolved)
+    }
+
+    /// Like [`Store::resolve`], in a transaction that the caller commits.
+    pub(crate) async fn resolved(
+        &self,
+        session_id: &str,
+        decision: &Decision,
+    ) -> Result<(Transaction, Resolved)> {
         let decision = &Decision { by: decision.by.clone().or_else(act::actor), ..decision.clone() };
         act::because(decision.reason.as_deref());
         let mut tx = self.pool.begin().await?;
         let session = run::lock(&mut tx, session_id).await?;
         let resolved = resolve_in(&mut tx, &self.vault, &session, decision).await?;
-        tx.commit().await?;
-        Ok(resolved)
+        Ok((tx, resolved))
     }
 
     /// Returns the id of the one call of the session that waits for approval.

@@ -58,7 +58,7 @@ async fn no_line_is_wider_than_a_terminal_of_eighty_columns() {
         assert_eq!(ran.code, 0, "{args:?}: {}", ran.err);
     }
     client.wait_for(id, "completed").await;
-    let commands: [&[&str]; 18] = [
+    let commands: [&[&str]; 19] = [
         &["session", "list", "--all"],
         &["session", "show", id],
         &["session", "why", id],
@@ -66,6 +66,7 @@ async fn no_line_is_wider_than_a_terminal_of_eighty_columns() {
         &["conversation", "history", "a-table-for-two"],
         &["audit", "list"],
         &["batch", "list"],
+        &["effect", "list"],
         &["errors", "list"],
         &["notification", "list"],
         &["delivery", "list"],

@@ -164,6 +164,7 @@ async fn a_token_that_only_reads_sees_no_button_and_pressing_one_by_hand_is_refu
         "tokens/none/revoke".to_owned(),
         "batches".to_owned(),
         "batches/none/resume".to_owned(),
+        "effects/resolve".to_owned(),
         "errors/none/mute".to_owned(),
         "pauses".to_owned(),
     ] {
@@ -213,6 +214,7 @@ async fn a_token_of_one_space_sees_that_space_only() {
         "/sessions",
         "/chat",
         "/errors",
+        "/effects",
         "/batches",
         "/batches/new?status=completed",
         "/deliveries",

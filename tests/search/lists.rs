@@ -87,6 +87,7 @@ async fn a_page_of_each_list_reads_little_more_than_it_shows() {
     let (deliveries, notifications) = (shipped("held_up_since?"), shipped("g.label, n.count as"));
     let mails = shipped("dropped, received_at\n");
     let (members, messages) = (shipped("detail, acted_at, result, result_at"), shipped("internal = $4"));
+    let effects = shipped("not d.imported and s.trigger_type");
     let (journal, none) = (shipped("inbox_text?"), "null");
     let batch: String = sqlx::query_scalar("select batch_id from batches where members > 1000 limit 1")
         .fetch_one(&database.pool)
@@ -97,6 +98,11 @@ async fn a_page_of_each_list_reads_little_more_than_it_shows() {
     let [space, long, batch, of_batch] = [&space, &long, &batch, &of_batch].map(String::as_str);
     let [deliveries, notifications, mails, members, messages, journal] =
         [&deliveries, &notifications, &mails, &members, &messages, &journal].map(String::as_str);
+    let open = "array['queued', 'running']";
+    let uncertain = |space| {
+        let unset = [none; 6];
+        [&[space], &unset[..], &["false", none, none, "50", open, "true", "true"]].concat()
+    };
     // Space, statement, values. The space `tiny` has rows of long ago, or none at all.
     let given: Vec<(&str, &str, Vec<&str>)> = vec![
         (space, journal, vec![long, "700", "50"]),
@@ -124,6 +130,8 @@ async fn a_page_of_each_list_reads_little_more_than_it_shows() {
         ("tiny", mails, vec!["'tiny'", "true", none, none, none, "50"]),
         ("tiny", notifications, vec!["'tiny'", "false", none, none, none, none, "50"]),
         ("large", notifications, vec!["'large'", "false", none, "array['uncertain']", none, none, "50"]),
+        ("large", effects.as_str(), uncertain("'large'")),
+        ("tiny", effects.as_str(), uncertain("'tiny'")),
         (of_batch, members, vec![batch, none, none, none, "50", none]),
         (of_batch, members, vec![batch, "'pending'", none, none, "50", none]),
         (of_batch, members, vec![batch, none, "'cancelled'", none, "50", none]),

@@ -7,6 +7,7 @@ use crate::pool::Transaction;
 use crate::wake::By;
 use crate::{Error, Result, Store};
 use chrono::{DateTime, Utc};
+use serde_json::Value;
 use std::time::Duration;
 
 /// For how long one worker's turn lasts: a turn acts on as many members as the rate has in this time.
@@ -28,6 +29,7 @@ pub(super) struct Claimed {
     pub space_id: String,
     pub verb: String,
     pub reason: Option<String>,
+    pub decision: Option<Value>,
     pub status: String,
     pub rate: f64,
     pub stages: Vec<i32>,
@@ -52,9 +54,11 @@ pub struct Turn {
     pub sessions: Vec<String>,
 }
 
-struct Next {
+pub(super) struct Next {
     ordinal: i32,
-    session_id: String,
+    pub session_id: String,
+    pub effect_kind: Option<String>,
+    pub effect_id: Option<String>,
 }
 
 impl Claimed {
@@ -122,7 +126,7 @@ impl Store {
                     for update skip locked
                 )
                 and status in ('running', 'proving') and next_at <= clock_timestamp()
-            returning batch_id, space_id, verb, reason, status, rate, stages, stage, stop_share, model, model_context_window,
+            returning batch_id, space_id, verb, reason, decision, status, rate, stages, stage, stop_share, model, model_context_window,
                 resumed_at, actor_kind, actor, token_id, user_id, address"
         )
         .fetch_optional(&self.pool)
@@ -151,7 +155,7 @@ impl Store {
     async fn next_members(&self, batch_id: &str, stage: i32, many: i64) -> Result<Vec<Next>> {
         Ok(sqlx::query_as!(
             Next,
-            "select ordinal, session_id from batch_members
+            "select ordinal, session_id, effect_kind, effect_id from batch_members
             where batch_id = $1 and outcome = 'pending' and stage <= $2
             order by ordinal
             limit $3",
@@ -184,6 +188,7 @@ impl Store {
             Verb::Cancel => self.cancelled(id, Some(&reason)).await.map(|(tx, run_id)| (tx, Some(run_id))),
             Verb::Archive => self.archived(id, Some(&reason)).await.map(|tx| (tx, None)),
             Verb::Wake => self.woken(id).await.map(|(tx, _)| (tx, None)),
+            Verb::Resolve => self.resolved_once(batch, member, &reason).await,
         };
         let (mut tx, run_id) = match done {
             Ok(done) => done,
@@ -191,6 +196,7 @@ impl Store {
                 error @ (Error::Conflict { .. }
                 | Error::Refused { .. }
                 | Error::NotFound { .. }
+                | Error::InboxFull { .. }
                 | Error::Corrupt { .. }),
             ) => {
                 self.refuse(batch, member, &error.to_string()).await?;
@@ -248,6 +254,7 @@ mod tests {
             space_id: String::new(),
             verb: "wake".to_owned(),
             reason: None,
+            decision: None,
             status: "running".to_owned(),
             rate,
             stages: Vec::new(),

@@ -1,7 +1,8 @@
 //! Chooses the members of a batch and makes it, or only says what they would be.
 
-use super::{Batch, EVERYWHERE, MEMBERS, STOP_SHARE, Verb};
+use super::{Batch, BulkDecision, EVERYWHERE, MEMBERS, STOP_SHARE, Verb};
 use crate::audit::act;
+use crate::effect::{EffectFilter, EffectKind, EffectName};
 use crate::fork::Model;
 use crate::session::{SessionFilter, SessionSummary};
 use crate::{Error, Result, Store, new_id};
@@ -10,7 +11,7 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 
-/// Which sessions a batch is about.
+/// Which sessions a batch is about, or which uncertain effects.
 #[derive(Clone, Debug)]
 pub enum Chosen {
     Filter(Box<SessionFilter>),
@@ -18,6 +19,12 @@ pub enum Chosen {
     Sessions {
         ids: Vec<String>,
         within: Box<SessionFilter>,
+    },
+    Effects(Box<EffectFilter>),
+    /// Named one by one. The filter says which of them the caller reaches.
+    NamedEffects {
+        names: Vec<EffectName>,
+        within: Box<EffectFilter>,
     },
 }
 
@@ -30,6 +37,8 @@ pub struct NewBatch {
     pub chosen: Chosen,
     /// What was asked for, to be shown.
     pub filter: Value,
+    /// Of a resolve: what is said of each effect.
+    pub decision: Option<BulkDecision>,
     pub reason: Option<String>,
     /// Members a second.
     pub rate: f64,
@@ -56,12 +65,20 @@ pub struct Preview {
     pub sample: Vec<SessionSummary>,
 }
 
-/// The sessions that were chosen, by whether the verb takes them.
+/// The sessions or effects that were chosen, by whether the verb takes them.
 struct Found {
-    /// Oldest first: id and space.
-    members: Vec<(String, String)>,
+    /// Oldest first.
+    members: Vec<Candidate>,
     by_status: BTreeMap<String, i64>,
     skipped: BTreeMap<String, i64>,
+}
+
+/// A member that is to be.
+struct Candidate {
+    session_id: String,
+    space_id: String,
+    /// Of a resolve.
+    effect: Option<(EffectKind, String)>,
 }
 
 impl Store {
@@ -72,7 +89,8 @@ impl Store {
     pub async fn preview_batch(&self, new: &NewBatch) -> Result<Preview> {
         let found = self.choose(new).await?;
         let step = found.members.len().div_ceil(10).max(1);
-        let sample: Vec<String> = found.members.iter().step_by(step).map(|(id, _)| id.clone()).collect();
+        let sample: Vec<String> =
+            found.members.iter().step_by(step).map(|member| member.session_id.clone()).collect();
         Ok(Preview {
             verb: new.verb,
             members: found.members.len() as i64,
@@ -101,13 +119,22 @@ impl Store {
             let skipped = skipped.collect::<Vec<_>>().join(", ");
             let found = if skipped.is_empty() { String::new() } else { format!(" (found: {skipped})") };
             let takes = new.verb.takes().join(", ");
-            return Err(
-                new.refused(format!("there is no session to {}: it takes {takes}{found}", new.verb.as_str()))
-            );
+            let (what, verb) = (new.what(), new.verb.as_str());
+            return Err(new.refused(format!("there is no {what} to {verb}: it takes {takes}{found}")));
         }
         let batch_id = new_id("batch");
         let act = act::current().unwrap_or_default();
-        let (ids, spaces): (Vec<String>, Vec<String>) = found.members.into_iter().unzip();
+        let spaces: Vec<String> = found.members.iter().map(|member| member.space_id.clone()).collect();
+        let kinds: Vec<Option<String>> = found
+            .members
+            .iter()
+            .map(|member| member.effect.as_ref().map(|(kind, _)| kind.as_str().to_owned()))
+            .collect();
+        let (ids, effects): (Vec<String>, Vec<Option<String>>) = found
+            .members
+            .into_iter()
+            .map(|member| (member.session_id, member.effect.map(|(_, id)| id)))
+            .unzip();
         // A batch over sessions of one space is that space's, so its operators see it.
         let of_one = spaces.first().filter(|first| spaces.iter().all(|space| space == *first));
         let space_id = new.space_id.as_ref().or(of_one).map_or(EVERYWHERE, String::as_str);
@@ -117,8 +144,8 @@ impl Store {
         let mut tx = self.pool.begin().await?;
         let made = sqlx::query!(
             "insert into batches (batch_id, space_id, verb, reason, filter, status, rate, stages, stop_share, prove, model,
-                model_context_window, actor_kind, actor, token_id, user_id, address, client_key, request_sha256, members)
-            values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20)
+                model_context_window, actor_kind, actor, token_id, user_id, address, client_key, request_sha256, members, decision)
+            values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21)
             on conflict (space_id, client_key) do nothing",
             batch_id,
             space_id,
@@ -139,7 +166,8 @@ impl Store {
             act.address,
             new.client_key,
             sha256,
-            members as i32
+            members as i32,
+            new.decision.as_ref().map(|decision| serde_json::json!(decision))
         );
         if made.execute(&mut *tx).await?.rows_affected() == 0 {
             // The same request came at the same time.
@@ -148,13 +176,16 @@ impl Store {
             return first.map(|first| (first, true)).ok_or_else(|| new.refused("it was made and is gone"));
         }
         sqlx::query!(
-            "insert into batch_members (batch_id, ordinal, session_id, space_id, stage)
-            select $1, m.ordinal, m.session_id, m.space_id, m.stage
-            from unnest($2::text[], $3::text[], $4::integer[]) with ordinality as m (session_id, space_id, stage, ordinal)",
+            "insert into batch_members (batch_id, ordinal, session_id, space_id, stage, effect_kind, effect_id)
+            select $1, m.ordinal, m.session_id, m.space_id, m.stage, m.effect_kind, m.effect_id
+            from unnest($2::text[], $3::text[], $4::integer[], $5::text[], $6::text[]) with ordinality
+                as m (session_id, space_id, stage, effect_kind, effect_id, ordinal)",
             batch_id,
             &ids,
             &spaces,
-            &stages
+            &stages,
+            &kinds as &[Option<String>],
+            &effects as &[Option<String>]
         )
         .execute(&mut *tx)
         .await?;
@@ -189,6 +220,16 @@ impl Store {
     }
 
     async fn choose(&self, new: &NewBatch) -> Result<Found> {
+        if new.verb == Verb::Resolve {
+            let found = self.choose_effects(new).await?;
+            let members = found.members.into_iter().map(|effect| {
+                let kind = if effect.is_call { EffectKind::Call } else { EffectKind::Delivery };
+                let (session_id, space_id) = (effect.session_id, effect.space_id);
+                Candidate { session_id, space_id, effect: Some((kind, effect.effect_id)) }
+            });
+            let members = members.collect();
+            return Ok(Found { members, by_status: BTreeMap::new(), skipped: found.skipped });
+        }
         let ids = match &new.chosen {
             Chosen::Filter(filter) => {
                 // One more than may be, so that too many are noticed and not left out.
@@ -210,6 +251,10 @@ impl Store {
                 }
                 self.reached(&ids, within).await?
             }
+            // A request cannot make these.
+            Chosen::Effects(_) | Chosen::NamedEffects { .. } => {
+                return Err(new.refused("only a resolve takes effects"));
+            }
         };
         let takes: Vec<String> = new.verb.takes().iter().map(|&status| status.to_owned()).collect();
         let rows = sqlx::query!(
@@ -230,7 +275,8 @@ impl Store {
             let counts = if row.taken { &mut found.by_status } else { &mut found.skipped };
             *counts.entry(status).or_default() += 1;
             if row.taken {
-                found.members.push((row.session_id, row.space_id));
+                let (session_id, space_id) = (row.session_id, row.space_id);
+                found.members.push(Candidate { session_id, space_id, effect: None });
             }
         }
         Ok(found)
@@ -260,17 +306,26 @@ impl Store {
 }
 
 impl NewBatch {
-    fn refused(&self, reason: impl Into<String>) -> Error {
+    /// What its members are.
+    fn what(&self) -> &'static str {
+        if self.verb == Verb::Resolve { "effect" } else { "session" }
+    }
+
+    pub(super) fn refused(&self, reason: impl Into<String>) -> Error {
         Error::Batch { batch_id: self.verb.as_str().to_owned(), reason: reason.into() }
     }
 
     /// Hash of the request, for its key.
     fn sha256(&self) -> String {
         let ids = match &self.chosen {
-            Chosen::Filter(_) => None,
             Chosen::Sessions { ids, .. } => Some(ids),
+            Chosen::Filter(_) | Chosen::Effects(_) | Chosen::NamedEffects { .. } => None,
         };
-        let asked = format!(
+        let effects = match &self.chosen {
+            Chosen::NamedEffects { names, .. } => Some(names),
+            _ => None,
+        };
+        let mut asked = format!(
             "{:?}",
             (
                 self.verb,
@@ -284,6 +339,9 @@ impl NewBatch {
                 self.stop_share
             )
         );
+        if let Some(decision) = &self.decision {
+            asked.push_str(&format!("{decision:?} {effects:?}"));
+        }
         hex::encode(Sha256::digest(asked.as_bytes()))
     }
 }

@@ -27,9 +27,11 @@ const OF_THE_INSTALLATION: [(&str, &str); 15] = [
 /// The arguments of each command, with the names of a space.
 fn arguments(command: &str, names: &Names) -> Option<Vec<String>> {
     let Names { session, delivery, conversation, schedule, .. } = names;
+    let effect = format!("{session}/call_bolt");
     let arguments: &[&str] = match command {
         "session list" => &["--conversation", conversation],
-        "batch list" | "errors list" | "mail list" | "retention plan" => &[],
+        "effect resolve" => &[&effect, "--happened", "x", "--yes", "--no-wait"],
+        "batch list" | "effect list" | "errors list" | "mail list" | "retention plan" => &[],
         "retention run" | "blobs gc" | "blobs move" | "blobs status" | "blobs verify"
         | "notification list" => &[],
         "notification show" | "notification resend" => &["ntf_x"],

@@ -55,6 +55,11 @@ impl Form {
         self.pairs.iter().find(|(own, _)| own == name).map_or("", |(_, value)| value)
     }
 
+    /// Every value of a field that may be there several times.
+    pub fn all(&self, name: &str) -> Vec<&str> {
+        self.pairs.iter().filter(|(own, _)| own == name).map(|(_, value)| value.as_str()).collect()
+    }
+
     /// A field that was filled in.
     pub fn filled(&self, name: &str) -> Option<String> {
         let value = self.get(name).trim().replace("\r\n", "\n");

@@ -1,5 +1,7 @@
 //! Batches: make, preview, list, pause, resume, cancel. See [`wakeful_store::batch`].
 
+pub mod resolve;
+
 use super::sessions::{Answer, limit, next_page, page};
 use super::steer::REASON_BYTES;
 use crate::access::Caller;
@@ -20,7 +22,7 @@ use std::sync::Arc;
 use wakeful_engine::ctx::Ctx;
 use wakeful_store::audit::act;
 use wakeful_store::batch::{Batch, Chosen, NewBatch, Steer, Verb};
-use wakeful_store::batch::{Member, Preview};
+use wakeful_store::batch::{EffectsPreview, Member, Preview};
 use wakeful_store::fork::Model;
 use wakeful_store::session::SessionFilter;
 use wakeful_store::space::{Scope, within};
@@ -83,13 +85,11 @@ impl Input {
             }
             (_, _) => return wrong("one of a filter and sessions' ids is needed"),
         };
-        let one = self.session_ids.as_ref().is_some_and(|ids| ids.len() == 1);
-        if self.reason.is_none() && !one && !self.dry_run {
-            return wrong("a reason is needed for more than one session: the journal and the audit keep it");
+        if self.verb == Verb::Resolve {
+            return wrong("a resolve takes effects, and not sessions");
         }
-        check_text("reason", self.reason.as_deref(), REASON_BYTES)
-            .and(check_text("client_key", self.client_key.as_deref(), 256))
-            .map_err(|problem| Refused::Wrong(problem.to_string()))?;
+        let is_one = self.session_ids.as_ref().is_some_and(|ids| ids.len() == 1);
+        check_reason(self.reason.as_deref(), self.client_key.as_deref(), is_one || self.dry_run, "session")?;
         let rate = self.rate.unwrap_or(RATE);
         if !RATES.contains(&rate) {
             return wrong("`rate` is members a second: from 0.001 to 1000");
@@ -117,6 +117,7 @@ impl Input {
             verb: self.verb,
             chosen,
             filter: self.shown(),
+            decision: None,
             reason: self.reason.clone(),
             rate,
             prove,
@@ -137,6 +138,38 @@ impl Input {
     }
 }
 
+/// Checks the reason and the key of a batch. `may_lack`: it needs no reason. `what` are its members.
+fn check_reason(
+    reason: Option<&str>,
+    client_key: Option<&str>,
+    may_lack: bool,
+    what: &str,
+) -> Result<(), Refused> {
+    if reason.is_none() && !may_lack {
+        let said = format!("a reason is needed for more than one {what}: the journal and the audit keep it");
+        return Err(Refused::Wrong(said));
+    }
+    check_text("reason", reason, REASON_BYTES)
+        .and(check_text("client_key", client_key, 256))
+        .map_err(|problem| Refused::Wrong(problem.to_string()))
+}
+
+/// The part of a body that says which of the two it is.
+#[derive(Deserialize)]
+struct Kind {
+    verb: Option<Value>,
+}
+
+/// The body of `POST /v1/batches`, for its document.
+#[derive(JsonSchema)]
+#[serde(untagged)]
+#[schemars(rename = "NewBatchOfAnyKind")]
+#[expect(dead_code, reason = "only its schema is used")]
+enum AnyInput {
+    Sessions(Box<Input>),
+    Effects(Box<resolve::Input>),
+}
+
 /// Makes a batch: 201, or 200 with the first answer. With `dry_run`, says what it would do: 200.
 pub(super) async fn create(
     State(ctx): State<Arc<Ctx>>,
@@ -144,7 +177,14 @@ pub(super) async fn create(
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<(StatusCode, Json<Value>), Problem> {
-    let mut input: Input = parse(&body?)?;
+    let body = body?;
+    let kind: Kind = parse(&body)?;
+    if kind.verb.is_some_and(|verb| verb == Verb::Resolve.as_str()) {
+        let mut input: resolve::Input = parse(&body)?;
+        input.client_key = input.client_key.or(idempotency_key(&headers)?);
+        return resolve::create(&ctx, &caller, input).await;
+    }
+    let mut input: Input = parse(&body)?;
     input.client_key = input.client_key.or(idempotency_key(&headers)?);
     let search = input.filter.clone().unwrap_or(Search { all: true, ..Search::default() });
     let filter = search.filter_for(&ctx.store, &caller).await?;
@@ -262,12 +302,12 @@ async fn steer(ctx: &Ctx, caller: &Caller, id: &str, body: &[u8], steer: Steer) 
 pub(crate) fn operations() -> Vec<Operation> {
     vec![
         Operation::post("/v1/batches", "Makes a batch; with `dry_run`, says what it would do")
-            .body::<Input>()
+            .body::<AnyInput>()
             .answers(StatusCode::CREATED, "made", of::<Batch>())
             .answers(
                 StatusCode::OK,
                 "with `dry_run` what it would do, else the first answer to this key",
-                either(of::<Preview>(), of::<Batch>()),
+                either(either(of::<Preview>(), of::<EffectsPreview>()), of::<Batch>()),
             )
             .refuses(&[StatusCode::NOT_FOUND]),
         Operation::get("/v1/batches", "Batches, newest first").query::<ListQuery>().lists::<Batch>(),

@@ -14,6 +14,7 @@ mod conversations;
 mod deliveries;
 mod document;
 mod door;
+pub mod effects;
 pub mod errors;
 pub mod etag;
 mod files;
@@ -60,6 +61,7 @@ pub fn operations() -> Vec<Operation> {
         fork::operations(),
         stream::operations(),
         deliveries::operations(),
+        effects::operations(),
         conversations::operations(),
         tokens::operations(),
         pauses::operations(),
@@ -126,6 +128,7 @@ pub fn router(
         .route("/deliveries", get(deliveries::list))
         .route("/deliveries/{id}", get(deliveries::show))
         .route("/deliveries/{id}/resend", post(deliveries::resend))
+        .route("/effects", get(effects::list))
         .route("/conversations/{id}/sessions", get(conversations::sessions))
         .route("/conversations/{id}/history", get(conversations::history))
         .route("/conversations/{id}/new", post(conversations::restart))

@@ -3,6 +3,7 @@
 use crate::access::Caller;
 use crate::body::Id;
 use crate::body::{check_text, message_text, parse};
+use crate::effects::EffectOutcome;
 use crate::openapi::{Operation, Shape, of};
 use crate::problem::Problem;
 use axum::Json;
@@ -71,14 +72,6 @@ pub(super) async fn terminate(
     let reason = reason(&ctx, &caller, &id, &body?).await?;
     ctx.store.terminate(&id, reason.as_deref()).await?;
     Ok(accepted(&ctx, &id, json!({"session_id": id, "status": "terminated"})))
-}
-
-#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-enum EffectOutcome {
-    Happened,
-    DidNotHappen,
-    LetModelDecide,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]

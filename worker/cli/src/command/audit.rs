@@ -64,6 +64,7 @@ const WRITES: &[&str] = &[
     "session.export",
     "session.wake",
     "delivery.resend",
+    "effect.resolve",
     "schedule.create",
     "schedule.edit",
     "schedule.delete",

@@ -224,6 +224,11 @@ pub(super) fn text_of(batch: &Batch) -> String {
     if !batch.stages.is_empty() {
         line("stage", &format!("{} of {}", batch.stage + 1, batch.stages.len() + 1));
     }
+    if let Some(decision) = &batch.decision {
+        let result = decision.result.as_ref().map(|result| format!(": {result}")).unwrap_or_default();
+        let told = if decision.tell { ", and the models are told" } else { "" };
+        line("says", &format!("{}{result}{told}", decision.outcome.replace('_', " ")));
+    }
     if let Some(proof) =
         batch.proof.as_ref().filter(|proof| batch.status_reason.as_ref() != Some(&proof.text))
     {
@@ -271,9 +276,10 @@ fn members_table(members: &[Member]) -> Table {
         Column::flexible("DETAIL"),
     ]);
     for member in members {
+        let effect = member.effect_id.as_ref().map(|effect| format!("/{effect}")).unwrap_or_default();
         table.row([
             member.ordinal.into(),
-            member.session_id.as_str().into(),
+            format!("{}{effect}", member.session_id).into(),
             member.outcome.as_str().into(),
             member.result.as_deref().unwrap_or("-").into(),
             member.detail.as_deref().unwrap_or_default().into(),

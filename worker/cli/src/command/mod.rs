@@ -10,6 +10,7 @@ mod delivery;
 mod demo;
 mod dev;
 mod doctor;
+mod effect;
 mod encryption;
 mod erase;
 mod errors;
@@ -111,6 +112,8 @@ enum Command {
     Person(person::Args),
     /// List and show outgoing messages, and send again what failed.
     Delivery(delivery::Args),
+    /// List effects whose end is unknown, of all sessions, and say of many how they ended.
+    Effect(effect::Args),
     /// Show the keys of encrypted conversations, and wrap them by a new master key.
     Encryption(encryption::Args),
     /// List and show what people were told by the rules of [[notify]], and send it again.
@@ -131,7 +134,7 @@ enum Command {
     Retention(retention::Args),
     /// Collect and check the bytes that rows point at: files, outputs, attachments.
     Blobs(blobs::Args),
-    /// Show, pause, resume and cancel batches, which `session retry` and its like make.
+    /// Show, pause, resume and cancel batches, which `session retry`, `effect resolve` and their like make.
     Batch(batch::Args),
     /// Show failed runs in groups; mute and note them.
     Errors(errors::Args),
@@ -235,6 +238,7 @@ fn run(app: App, cli: Cli, matches: &clap::ArgMatches) -> anyhow::Result<Exit> {
             Command::Conversation(args) => conversation::run(config, args).await,
             Command::Person(args) => person::run(config, args).await,
             Command::Delivery(args) => delivery::run(config, args).await,
+            Command::Effect(args) => effect::run(config, args).await,
             Command::Encryption(args) => encryption::run(config, args).await,
             Command::Notification(args) => notification::run(config, args).await,
             Command::Replay(args) => replay::run(app, config, *args).await,

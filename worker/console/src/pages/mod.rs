@@ -7,6 +7,7 @@ mod chat;
 mod compare;
 mod deliveries;
 mod door;
+mod effects;
 mod errors;
 mod links;
 mod notifications;
@@ -42,6 +43,8 @@ pub(crate) fn router() -> Router<Arc<Console>> {
         .route("/sessions/{id}/{verb}", post(act::steer))
         .route("/chat", get(chat::list).post(chat::begin))
         .route("/chat/{conversation}", get(chat::show).post(chat::say))
+        .route("/effects", get(effects::list))
+        .route("/effects/resolve", post(effects::resolve))
         .route("/errors", get(errors::list))
         .route("/errors/{id}", get(errors::show))
         .route("/errors/{id}/mute", post(errors::mute))

@@ -20,12 +20,17 @@ struct Overview {
     /// In the order in which a person should look.
     needs: Vec<Session>,
     deliveries: Vec<Delivery>,
+    /// How many effects are uncertain, up to [`EFFECTS`].
+    effects: usize,
     errors: Vec<Group>,
     running: Vec<Session>,
     recent: Vec<Session>,
     /// Only a token of the whole installation sees these.
     fleet: Option<Fleet>,
 }
+
+/// As far as uncertain effects are counted.
+const EFFECTS: usize = 50;
 
 struct Fleet {
     queue: Queue,
@@ -62,9 +67,17 @@ impl Counts {
 }
 
 impl Overview {
+    /// “3 effects”. `None`: nothing is uncertain.
+    fn uncertain(&self) -> Option<String> {
+        let more = if self.effects >= EFFECTS { "+" } else { "" };
+        let s = if self.effects == 1 { "" } else { "s" };
+        (self.effects > 0).then(|| format!("{}{more} effect{s}", self.effects))
+    }
+
     fn is_calm(&self) -> bool {
         self.needs.is_empty()
             && self.deliveries.is_empty()
+            && self.effects == 0
             && self.fleet.as_ref().is_none_or(|fleet| fleet.alive > 0 && fleet.queue.gates.is_empty())
     }
 }
@@ -91,9 +104,13 @@ pub(crate) async fn show(visit: Visit) -> Result<Response, Refusal> {
         }
         Ok(all)
     };
+    let effects = async {
+        let found: List<serde::de::IgnoredAny> = api.get(&format!("/v1/effects?limit={EFFECTS}")).await?;
+        Ok(found.items.len())
+    };
     let errors = async { if of_space { of_the_last_day(&visit, "5").await } else { Ok(Vec::new()) } };
     let fleet = async { if whole { fleet(&visit).await.map(Some) } else { Ok(None) } };
-    let (counted, attention, failed, asks, running, recent, deliveries, errors, fleet) = tokio::try_join!(
+    let (counted, attention, failed, asks, running, recent, deliveries, effects, errors, fleet) = tokio::try_join!(
         api.get::<Counted>("/v1/overview"),
         list("status=needs_attention&limit=5"),
         list("status=failed&limit=5"),
@@ -101,12 +118,13 @@ pub(crate) async fn show(visit: Visit) -> Result<Response, Refusal> {
         list("status=running&limit=8"),
         list("limit=8"),
         unsent,
+        effects,
         errors,
         fleet,
     )?;
     let counts = Counts { most: counted.counted_to, ..counted.sessions };
     let needs = [attention, failed, asks].concat();
-    Ok(page(&Overview { frame, counts, needs, deliveries, errors, running, recent, fleet }))
+    Ok(page(&Overview { frame, counts, needs, deliveries, effects, errors, running, recent, fleet }))
 }
 
 async fn fleet(visit: &Visit) -> Result<Fleet, Refusal> {

@@ -83,6 +83,7 @@ pub const RULES: &[Rule] = &[
     Rule::look("/v1/deliveries", Read, Spaces),
     Rule::look("/v1/deliveries/{id}", Read, Spaces),
     Rule::act("POST", "/v1/deliveries/{id}/resend", Operate, Spaces, "delivery.resend"),
+    Rule::look("/v1/effects", Read, Agents),
     Rule::look("/v1/mails", Read, Spaces),
     Rule::act("POST", "/v1/triggers/email/raw", Operate, Installation, "mail.accept"),
     Rule::act("POST", "/v1/triggers/absurd", Operate, Agents, "absurd.accept"),

@@ -446,7 +446,8 @@ fn troubles(troubles: &Troubles, since: Duration, report: &mut Report) {
             format!("{} are uncertain: they may have taken effect", troubles.uncertain_calls),
             format!(
                 "look at the newest: wakeful session why {session}; then say what you found: wakeful session resolve \
-                 {session} {} --happened RESULT (or --did-not-happen, --let-model-decide)",
+                 {session} {} --happened RESULT (or --did-not-happen, --let-model-decide). Of many at once: wakeful effect list, \
+                 then wakeful effect resolve",
                 troubles.uncertain_call_id.as_deref().unwrap_or("CALL")
             ),
         );
@@ -459,7 +460,7 @@ fn deliveries(troubles: &Troubles, report: &mut Report) {
         report.warning(
             "deliveries",
             format!("{} are uncertain: they may have been sent", troubles.uncertain_deliveries),
-            format!("look at the newest: wakeful session why {session}"),
+            format!("look at the newest: wakeful session why {session}; at all of them: wakeful effect list"),
         );
     }
     if let Some(delivery) = &troubles.failed_delivery {

@@ -176,6 +176,8 @@ pub(super) async fn bulk(
             Verb::Cancel => steer(store, output, id, Steer::Cancel, reason).await,
             Verb::Archive => steer(store, output, id, Steer::Archive, reason).await,
             Verb::Wake => wake::wake(store, output, id).await,
+            // Its members are effects: `wakeful effect resolve`.
+            Verb::Resolve => Err(Usage("a session has no such batch".to_owned()).into()),
         };
     }
     let (yes, no_wait) = (args.yes, args.no_wait);

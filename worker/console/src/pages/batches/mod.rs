@@ -11,7 +11,7 @@ use crate::frame::{Frame, Nav, page};
 use crate::list::{Chip, List, chips};
 use crate::refusal::Refusal;
 use crate::search::Search;
-use crate::text::{Badge, Moment, badge, count, short};
+use crate::text::{Badge, Moment, badge, count, cut, short};
 use crate::visit::Visit;
 use askama::Template;
 use axum::extract::{Path, Query};
@@ -30,6 +30,7 @@ pub(crate) struct Batch {
     reason: Option<String>,
     #[serde(default)]
     filter: Value,
+    decision: Option<Decision>,
     status: String,
     status_reason: Option<String>,
     rate: f64,
@@ -45,6 +46,22 @@ pub(crate) struct Batch {
     ended_at: Option<Moment>,
     members: i64,
     counts: Counts,
+}
+
+/// What is said of each effect.
+#[derive(Clone, Debug, Deserialize)]
+struct Decision {
+    outcome: String,
+    result: Option<String>,
+    tell: bool,
+}
+
+impl Decision {
+    fn said(&self) -> String {
+        let result = self.result.as_ref().map(|result| format!(": {result}")).unwrap_or_default();
+        let told = if self.tell { ", and models are told" } else { "" };
+        cut(&format!("{}{result}{told}", self.outcome.replace('_', " ")), 200)
+    }
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -79,6 +96,7 @@ struct ProofError {
 struct Member {
     ordinal: i64,
     session_id: String,
+    effect_id: Option<String>,
     stage: i64,
     outcome: String,
     detail: Option<String>,
@@ -105,7 +123,13 @@ impl Batch {
         if let Some(first) = verb.get_mut(..1) {
             first.make_ascii_uppercase();
         }
-        format!("{verb} {} session{}", count(self.members), if self.members == 1 { "" } else { "s" })
+        let what = if self.is_of_effects() { "effect" } else { "session" };
+        format!("{verb} {} {what}{}", count(self.members), if self.members == 1 { "" } else { "s" })
+    }
+
+    /// Its members are uncertain effects.
+    fn is_of_effects(&self) -> bool {
+        self.verb == "resolve"
     }
 
     fn is_over(&self) -> bool {
@@ -151,6 +175,7 @@ impl Batch {
             .map(|(name, value)| {
                 let value = match value {
                     Value::String(text) => text.clone(),
+                    Value::Number(number) if name == "effects" => format!("{number} named"),
                     Value::Array(ids) => format!("{} named", ids.len()),
                     other => other.to_string(),
                 };
@@ -161,7 +186,7 @@ impl Batch {
 
     /// The search for the sessions that its filter finds now.
     fn search(&self) -> String {
-        Search::of_filter(&self.filter).link(&[])
+        if self.is_of_effects() { String::new() } else { Search::of_filter(&self.filter).link(&[]) }
     }
 
     fn stage_rows(&self) -> Vec<Stage> {
