@@ -32,6 +32,9 @@ const CONVERSATIONS: i64 = 1000;
 /// A word, a sender or a tool of at most so many sessions is few: these sessions are looked at, and no others.
 const FEW: i64 = 3000;
 
+/// A word, a sender or a tool that Postgres expects in more sessions is not few.
+const MANY: f64 = 100_000.0;
+
 /// What is read before a search, because its statement depends on it.
 #[derive(Debug, Default)]
 struct Beside {
@@ -124,6 +127,13 @@ impl Store {
             .execute(&mut *tx)
             .await?;
         for (sql, value) in asked {
+            // A word of all sessions takes a tenth of a second to look up. Where the statistics say that it is one, nothing is asked.
+            let expected = format!("explain (format json) {sql}");
+            let expected = sqlx::query_scalar::<_, Value>(AssertSqlSafe(expected)).bind(value).bind(FEW + 1);
+            let expected = expected.persistent(false).fetch_one(&mut *tx).await?;
+            if expected[0]["Plan"]["Plans"][0]["Plan Rows"].as_f64().is_some_and(|rows| rows > MANY) {
+                continue;
+            }
             let found = sqlx::query_scalar::<_, String>(AssertSqlSafe(sql))
                 .bind(value)
                 .bind(FEW + 1)

@@ -192,7 +192,6 @@ async fn a_page_of_each_list_reads_little_more_than_it_shows() {
         SessionFilter { agent: some("retired"), by_activity: true, ..of("large") },
         SessionFilter { agent: some("rare"), by_activity: true, space_id: None, ..of("default") },
         SessionFilter { status: some("failed"), by_activity: true, ..of("large") },
-        SessionFilter { status: some("failed"), by_activity: true, space_id: None, ..of("default") },
     ] {
         let plan = store.explain_sessions(&filter).await.unwrap();
         if read(&plan[0]["Plan"]) > READ {
