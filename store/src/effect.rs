@@ -153,7 +153,7 @@ impl Store {
                         and ($4::text is null or c.name = $4)
                         and ($6::timestamptz is null or c.started_at >= $6)
                         and ($7::timestamptz is null or c.started_at < $7)
-                        and ($8 or c.resolution is null and s.trigger_type not in ('replay', 'import'))
+                        and ($8 or coalesce(c.resolution ->> 'outcome', 'approved') = 'approved' and s.trigger_type not in ('replay', 'import'))
                         and ($9::text is null or (c.session_id, c.call_id) < ($9, $10))
                     order by c.session_id desc, c.call_id desc
                     limit $11
@@ -266,7 +266,7 @@ impl Store {
                     then coalesce(c.settled_by, d.settled_by) end as may_happen_until,
                 c.result_message_number is not null as "told!",
                 c.call_id is not null and c.result_message_number is null and s.status = any ($3) as "in_hand!",
-                coalesce(c.call_id is not null and c.resolution is not null, false) as "left_to_model!"
+                coalesce(c.resolution ->> 'outcome' <> 'approved', false) as "left_to_model!"
             from unnest($1::text[], $2::text[]) with ordinality as n (session_id, effect_id, place)
             join conversation_sessions s on s.session_id = n.session_id
             left join tool_calls c on c.session_id = n.session_id and c.call_id = n.effect_id

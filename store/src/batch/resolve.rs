@@ -157,6 +157,7 @@ impl Store {
             resolution: decision.resolution().ok_or_else(corrupt)?,
             by: None,
             reason: Some(reason.to_owned()),
+            args_sha256: None,
             tell: decision.tell,
             trace_context: None,
         };
