@@ -168,7 +168,9 @@ async fn a_token_that_only_reads_sees_no_button_and_pressing_one_by_hand_is_refu
         "pauses".to_owned(),
     ] {
         let by_hand = Form { action: format!("/console/{action}"), ..form.clone() };
-        let answer = browser.post(&by_hand, &[("text", "Hello?"), ("outcome", "happened")]).await;
+        let answer = browser
+            .post(&by_hand, &[("text", "Hello?"), ("outcome", "happened"), ("decision", "approve")])
+            .await;
         assert_eq!(answer.status, StatusCode::FORBIDDEN, "{action}: {}", answer.html);
     }
     let refused = stage
