@@ -8,7 +8,6 @@ use std::time::Duration;
 use wakeful_channels::chat::legacy;
 use wakeful_channels::email;
 use wakeful_config::Config;
-use wakeful_engine::web::{self, Reach};
 use wakeful_store::blob_store::BlobStores;
 use wakeful_store::diagnosis::{self, NEWEST_SESSIONS, Troubles};
 use wakeful_store::{Error, Store};
