@@ -274,7 +274,7 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::Corrupt`] for one that is missing or has other bytes; [`Error::BlobStore`], [`Error::Database`].
-    pub(crate) async fn whole_pack(&self, blob: BlobName<'_>, size: i64) -> Result<Vec<u8>> {
+    async fn whole_pack(&self, blob: BlobName<'_>, size: i64) -> Result<Vec<u8>> {
         let (owner, size) = (Owner::Space(blob.space), usize::try_from(size).unwrap_or(usize::MAX));
         let bytes = self.part_for(owner, blob.sha256, "blob", 0, size).await?;
         if name_of(&bytes) == blob.sha256 {
@@ -333,15 +333,15 @@ impl Store {
             let Some(row) = row else { break };
             after = (row.sha256, row.space_id);
             let blob = BlobName { sha256: &after.0, space: &after.1 };
-            match self.whole_pack(blob, row.size).await {
-                Ok(bytes) => {
+            match self.settled_pack(blob, row.size).await {
+                Ok(Some(bytes)) => {
                     if self.move_one(blob, &bytes).await? {
                         (sum.blobs, sum.bytes) = (sum.blobs + 1, sum.bytes + row.size);
                         moved(sum);
                     }
                 }
-                // A blob may be deleted meanwhile, or be put at this moment. Only one that should be there counts as unreadable.
-                Err(Error::Corrupt { .. }) => sum.unreadable += i64::from(self.is_settled(blob).await?),
+                Ok(None) => {}
+                Err(Error::Corrupt { .. }) => sum.unreadable += 1,
                 Err(error) => return Err(error),
             }
         }
@@ -405,8 +405,27 @@ impl Store {
         }
     }
 
+    /// Reads a pack. `None`: it is deleted or put at this moment, so nothing can be said of it.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if it should be there, and is missing or has other bytes; [`Error::BlobStore`], [`Error::Database`].
+    pub(crate) async fn settled_pack(&self, blob: BlobName<'_>, size: i64) -> Result<Option<Vec<u8>>> {
+        match self.whole_pack(blob, size).await {
+            Err(Error::Corrupt { .. }) => {}
+            read => return read.map(Some),
+        }
+        // It may have been put during that reading. Then it is there now.
+        if !self.is_settled(blob).await? {
+            return Ok(None);
+        }
+        match self.whole_pack(blob, size).await {
+            Err(Error::Corrupt { .. }) if !self.is_settled(blob).await? => Ok(None),
+            read => read.map(Some),
+        }
+    }
+
     /// Whether a blob has its row, and no worker is putting it into a store at this moment.
-    pub(crate) async fn is_settled(&self, blob: BlobName<'_>) -> Result<bool> {
+    async fn is_settled(&self, blob: BlobName<'_>) -> Result<bool> {
         Ok(sqlx::query_scalar!(
             r#"select exists (select from blobs where sha256 = $1 and space_id = $2)
                 and not exists (select from blob_removals where sha256 = $1 and space_id = $2) as "settled!""#,

@@ -179,9 +179,9 @@ impl Store {
 
     /// A blob that is being put into its store may not be there yet.
     async fn is_wrong_outside(&self, blob: BlobName<'_>, size: i64) -> Result<bool> {
-        match self.whole_pack(blob, size).await {
+        match self.settled_pack(blob, size).await {
             Ok(_) => Ok(false),
-            Err(crate::Error::Corrupt { .. }) => self.is_settled(blob).await,
+            Err(crate::Error::Corrupt { .. }) => Ok(true),
             Err(error) => Err(error),
         }
     }
