@@ -6,7 +6,7 @@ mod bulk;
 pub(crate) mod hostile;
 mod live;
 
-use crate::support::{Answer, Database, ModelServer, Options, Process};
+use crate::support::{Answer, Database, ModelServer, Options, Process, eventually};
 use browser::Browser;
 use reqwest::StatusCode;
 use serde_json::{Value, json};
@@ -116,9 +116,13 @@ pub(crate) fn pages(
     pages
 }
 
+/// Of the first item of a list, when it has one. A job may still be writing it.
 pub(crate) async fn first(scene: &Scene, path: &str, key: &str) -> String {
-    let (_, list) = scene.process.client().get(path).await;
-    list["items"][0][key].as_str().unwrap_or_else(|| panic!("{path}: {list}")).to_owned()
+    eventually(path, || async {
+        let (_, list) = scene.process.client().get(path).await;
+        list["items"][0][key].as_str().map(str::to_owned)
+    })
+    .await
 }
 
 #[tokio::test]
