@@ -12,6 +12,9 @@ use tokio::net::{TcpStream, UnixListener, UnixStream};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+/// How the statement begins by which each connection of the store sets itself up.
+const SETTINGS: &[u8] = b"select set_config('statement_timeout'";
+
 pub struct Proxy {
     /// The same database, through the proxy.
     pub url: String,
@@ -40,7 +43,7 @@ impl Proxy {
         proxy
     }
 
-    /// Statements executed so far.
+    /// Statements executed so far, without those by which a new connection sets itself up.
     pub fn statements(&self) -> usize {
         self.executed.load(Ordering::SeqCst)
     }
@@ -121,8 +124,8 @@ async fn pass(
             let length = from_client.read_u32().await?;
             let mut body = vec![0; length as usize - 4];
             from_client.read_exact(&mut body).await?;
-            // E: Execute of a prepared statement; Q: a simple query.
-            if matches!(letter, Some(b'E' | b'Q')) {
+            // E: Execute of a prepared statement; Q: a simple query. A connection that is opened meanwhile says its settings first.
+            if matches!(letter, Some(b'E' | b'Q')) && !body.starts_with(SETTINGS) {
                 executed.fetch_add(1, Ordering::SeqCst);
             }
             let mut message: Vec<u8> = letter.into_iter().collect();
