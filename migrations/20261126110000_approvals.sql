@@ -1,6 +1,6 @@
 -- A call of a tool that its agent lists under `approve` is recorded as `unapproved`, and runs only after a person said yes.
 --
--- The rows that exist fit the narrower checks, so nobody has to read them again.
+-- The rows that exist fit the narrower checks, so they need not be read again.
 
 alter table tool_calls
     drop constraint tool_calls_status_check,

@@ -101,10 +101,10 @@ async fn k23_stopped_during_a_model_call_it_neither_writes_nor_sends() {
 #[tokio::test]
 async fn k23_stopped_before_a_guarded_effect_it_never_has_it() {
     // It stops here: the call is committed as started, and nothing has happened yet.
-    let change = |options: Options| options.env("FAILPOINTS", "K18=sleep(8000)");
+    let change = |options: Options| options.env("FAILPOINTS", "K18=1*return(stop)");
     let zombie = Zombie::begin(GUARDED, 9, change).await;
     zombie.has("select count(*) from tool_calls where session_id = $1 and status = 'started'").await;
-    zombie.process.signal(libc::SIGSTOP);
+    zombie.process.wait_for_log("failpoint K18: stopping").await;
     let other = zombie.replace().await;
     zombie.changes_nothing(other, |zombie| zombie.process.signal(libc::SIGCONT)).await;
 }
@@ -189,10 +189,10 @@ async fn a_call_is_neither_started_nor_settled_under_a_lost_lease() {
     zombie.changes_nothing(other, |_| std::fs::remove_file(held).unwrap()).await;
 
     // It stops between the commit that asks for the call and the one that starts it.
-    let change = |options: Options| deaf(options).env("FAILPOINTS", "K17=sleep(5000)");
+    let change = |options: Options| deaf(options).env("FAILPOINTS", "K17=1*return(stop)");
     let zombie = Zombie::begin(GUARDED, 9, change).await;
     zombie.has("select count(*) from tool_calls where session_id = $1 and status = 'invoked'").await;
-    zombie.process.signal(libc::SIGSTOP);
+    zombie.process.wait_for_log("failpoint K17: stopping").await;
     end_lease(&zombie).await;
     let other = zombie.replace().await;
     assert_eq!(

@@ -1,6 +1,6 @@
 //! Uncertain effects across sessions: the list of them, and which of them a batch resolves.
 //!
-//! An effect is a tool call or a delivery. It is named by its session and its id in there. The list has those that nobody has
+//! An effect is a tool call or a delivery. It is named by its session and its id in there. The list has those that no person has
 //! resolved; with [`EffectFilter::all`] also those that were left to the model, and those of replays and imports.
 
 use crate::{Error, Result, Store};
@@ -85,7 +85,7 @@ pub struct UncertainEffect {
     /// Of a message: what the last attempt met.
     pub last_error: Option<String>,
     pub began_at: Option<DateTime<Utc>>,
-    /// Its process may still carry it out until then, so until then nobody can say that it did not happen.
+    /// Its process may still carry it out until then, so until then it cannot be said that it did not happen.
     pub may_happen_until: Option<DateTime<Utc>>,
     /// The model was told that the outcome is unknown.
     pub told: bool,

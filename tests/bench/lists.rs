@@ -274,8 +274,9 @@ async fn open_pages(
     let mut open = Vec::new();
     for name in ["of sessions, by server-sent events", "of the list of sessions", "of the overview"] {
         let mut tasks = tokio::task::JoinSet::new();
+        let (opens, mut opened) = tokio::sync::mpsc::channel(ids.len().max(1));
         for (n, id) in ids.iter().enumerate() {
-            let (client, base, id) = (client.clone(), base.clone(), id.clone());
+            let (client, base, id, opens) = (client.clone(), base.clone(), id.clone(), opens.clone());
             tasks.spawn(async move {
                 // People do not open their pages at one moment.
                 tokio::time::sleep(Duration::from_secs_f64(5.0 * n as f64 / PAGES as f64)).await;
@@ -284,24 +285,26 @@ async fn open_pages(
                     let stream = format!("{base}/console/sessions/{id}/stream?after=1000000");
                     let stream = client.get(stream).send().await?.error_for_status()?;
                     let mut bytes = stream;
+                    opens.send(()).await?;
                     while bytes.chunk().await?.is_some() {}
                     anyhow::bail!("the stream ended");
                 }
                 let path = if name.ends_with("sessions") { "sessions" } else { "" };
                 let mut ticks = tokio::time::interval(Duration::from_secs(5));
+                let mut opens = Some(opens);
                 loop {
                     ticks.tick().await;
-                    client
-                        .get(format!("{base}/console/{path}"))
-                        .send()
-                        .await?
-                        .error_for_status()?
-                        .bytes()
-                        .await?;
+                    let page = client.get(format!("{base}/console/{path}")).send().await?;
+                    page.error_for_status()?.bytes().await?;
+                    if let Some(opens) = opens.take() {
+                        opens.send(()).await?;
+                    }
                 }
             });
         }
-        tokio::time::sleep(Duration::from_secs(10)).await;
+        for _ in 0..ids.len() {
+            opened.recv().await.context("a page does not open")?;
+        }
         let (before, meter) = (process::cpu_seconds(pid), server.start(database).await?);
         tokio::time::sleep(Duration::from_secs_f64(SECONDS)).await;
         let spent = server.stop(database, meter).await?;

@@ -1,8 +1,8 @@
 //! `wakeful effect`: lists effects whose end is unknown, of all sessions, and resolves many of them as a batch.
 
-use super::batch::{GoesOn, finish, text_of};
+use super::batch::GoesOn;
 use super::output::{Cell, Column, Output, Table, Tone, age, count, print, printable, until_reader_goes};
-use super::session::bulk::asked;
+use super::session::bulk::{How, asked, run as run_batch};
 use super::session::list::{usage, when};
 use super::space::Space;
 use super::{Exit, Usage};
@@ -103,15 +103,8 @@ pub(super) struct ResolveArgs {
     /// Only say what would be done: numbers by tool and channel, and ten of the effects.
     #[arg(long)]
     dry_run: bool,
-    /// Effects a second.
-    #[arg(long, value_name = "N")]
-    rate: Option<f64>,
-    /// Do not ask before.
-    #[arg(long)]
-    yes: bool,
-    /// Do not wait for the end. Workers carry it out all the same.
-    #[arg(long)]
-    no_wait: bool,
+    #[command(flatten)]
+    how: How,
 }
 
 fn name(text: &str) -> Result<EffectName, String> {
@@ -189,7 +182,6 @@ async fn resolve(store: &Store, output: &Output, space: &Space, args: ResolveArg
         (None, true) => EffectOutcome::DidNotHappen,
         (None, false) => EffectOutcome::LetModelDecide,
     };
-    let (yes, no_wait) = (args.yes, args.no_wait);
     let search = args.search.search(space);
     let is_named = !args.effects.is_empty();
     // The option `--space` alone says nothing of the effects.
@@ -208,7 +200,7 @@ async fn resolve(store: &Store, output: &Output, space: &Space, args: ResolveArg
         tell: args.tell,
         reason: args.reason,
         dry_run: args.dry_run,
-        rate: args.rate,
+        rate: args.how.rate,
         client_key: None,
     };
     let new = input.batch(None, filter).map_err(usage)?;
@@ -218,20 +210,13 @@ async fn resolve(store: &Store, output: &Output, space: &Space, args: ResolveArg
             .one(&preview, || format!("{}{}", said(&preview), output.aligned(&table(&preview.sample), 2)))?;
         return Ok(Exit::Ok);
     }
-    if !yes {
+    if !args.how.yes {
         eprint!("{}", said(&store.preview_effects(&new).await?));
         if !asked(&format!("Go on and say of each: {}?", outcome.as_str().replace('_', " ")))? {
             return Ok(Exit::Failed);
         }
     }
-    let (batch, _) = store.create_batch(&new).await?;
-    if no_wait {
-        output.one(&batch, || text_of(&batch))?;
-        return Ok(Exit::Ok);
-    }
-    let id = printable(&batch.batch_id);
-    eprintln!("{id}: workers carry it out. Ctrl-C leaves it to them; `wakeful batch show {id}` shows it");
-    finish(store, output, &batch.batch_id, GoesOn::No).await
+    run_batch(store, output, &new, GoesOn::No, args.how.no_wait).await
 }
 
 fn said(preview: &EffectsPreview) -> String {

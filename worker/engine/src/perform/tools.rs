@@ -46,7 +46,7 @@ impl StartedCalls {
         agent: &Agent,
         transition: &mut Transition,
     ) -> StartedCalls {
-        // A replay and a dry fork have no effects, so they ask nobody.
+        // A replay and a dry fork have no effects, so they ask no person.
         if !session.policy.tool_mode.is_live() {
             return StartedCalls::default();
         }

@@ -33,15 +33,22 @@ pub(in crate::command) struct Args {
     /// The reason, for the journal and the audit. Needed for more than one session.
     #[arg(long)]
     reason: Option<String>,
+    #[command(flatten)]
+    how: How,
+}
+
+/// How a batch is made and followed.
+#[derive(Debug, clap::Args)]
+pub(in crate::command) struct How {
     /// Members a second.
     #[arg(long, value_name = "N")]
-    rate: Option<f64>,
+    pub(in crate::command) rate: Option<f64>,
     /// Do not ask before.
     #[arg(long)]
-    yes: bool,
+    pub(in crate::command) yes: bool,
     /// Do not wait for the end. Workers carry it out all the same.
     #[arg(long)]
-    no_wait: bool,
+    pub(in crate::command) no_wait: bool,
 }
 
 #[derive(Debug, clap::Args)]
@@ -74,7 +81,7 @@ impl Args {
     /// The one session that is meant, if nothing asks for a batch.
     fn lone(&self) -> Option<&str> {
         match self.ids.as_slice() {
-            [id] if !self.dry_run && self.rate.is_none() && !self.no_wait => Some(id),
+            [id] if !self.dry_run && self.how.rate.is_none() && !self.how.no_wait => Some(id),
             _ => None,
         }
     }
@@ -93,7 +100,7 @@ impl Args {
             session_ids: (!self.ids.is_empty()).then_some(self.ids),
             reason: self.reason,
             dry_run: self.dry_run,
-            rate: self.rate,
+            rate: self.how.rate,
             prove: None,
             model: None,
             canary: None,
@@ -151,7 +158,7 @@ pub(super) async fn retry(
         }
         None => None,
     };
-    let (yes, no_wait) = (args.bulk.yes, args.bulk.no_wait);
+    let (yes, no_wait) = (args.bulk.how.yes, args.bulk.how.no_wait);
     let input = Input {
         prove: args.prove,
         model: args.model,
@@ -180,7 +187,7 @@ pub(super) async fn bulk(
             Verb::Resolve => Err(Usage("a session has no such batch".to_owned()).into()),
         };
     }
-    let (yes, no_wait) = (args.yes, args.no_wait);
+    let (yes, no_wait) = (args.how.yes, args.how.no_wait);
     make(store, output, args.input(space, verb)?, None, yes, no_wait).await
 }
 
@@ -212,14 +219,16 @@ async fn make(
             return Ok(Exit::Failed);
         }
     }
-    run(store, output, &new, yes, no_wait).await
+    let goes_on = if yes { GoesOn::IfAllPass } else { GoesOn::IfToldTo };
+    run(store, output, &new, goes_on, no_wait).await
 }
 
-async fn run(
+/// Makes a batch, and follows it to its end.
+pub(in crate::command) async fn run(
     store: &Store,
     output: &Output,
     new: &NewBatch,
-    yes: bool,
+    goes_on: GoesOn,
     no_wait: bool,
 ) -> anyhow::Result<Exit> {
     let (batch, _) = store.create_batch(new).await?;
@@ -232,7 +241,6 @@ async fn run(
         printable(&batch.batch_id),
         printable(&batch.batch_id)
     );
-    let goes_on = if yes { GoesOn::IfAllPass } else { GoesOn::IfToldTo };
     finish(store, output, &batch.batch_id, goes_on).await
 }
 
