@@ -10,8 +10,6 @@ pub enum Contestant {
     Floor(Shape, usize),
     /// The store's commits in this shape, at this many sessions. As a superuser: row-level security does not bind it.
     Commit(Shape, usize),
-    /// The same as the runtime role, so every row is compared with its policy.
-    Bound(Shape, usize),
     /// The same as a superuser, of encrypted conversations.
     Sealed(Shape, usize),
     /// This many processes.
@@ -34,9 +32,6 @@ impl Contestant {
             Contestant::Commit(Shape::Turn, count) => {
                 format!("tool turn, {}", sessions(count))
             }
-            Contestant::Bound(shape, count) => {
-                format!("{}, with row-level security", Contestant::Commit(shape, count).name())
-            }
             Contestant::Sealed(shape, count) => {
                 format!("{}, encrypted", Contestant::Commit(shape, count).name())
             }
@@ -46,16 +41,13 @@ impl Contestant {
         }
     }
 
-    /// What it is compared with: commits under row-level security, and of encrypted conversations, with the same commits
-    /// without. The whole worker and the peers are compared with the smaller step.
+    /// What it is compared with: commits of encrypted conversations with the same commits of others. The whole worker and the peers are compared with the smaller step.
     pub fn floor(self) -> Contestant {
         match self {
             Contestant::Floor(shape, clients) | Contestant::Commit(shape, clients) => {
                 Contestant::Floor(shape, clients)
             }
-            Contestant::Bound(shape, clients) | Contestant::Sealed(shape, clients) => {
-                Contestant::Commit(shape, clients)
-            }
+            Contestant::Sealed(shape, clients) => Contestant::Commit(shape, clients),
             Contestant::Worker(_) | Contestant::Peer(_) => Contestant::Floor(Shape::Step, SESSIONS),
         }
     }

@@ -82,6 +82,21 @@ impl Database {
         Ok(Store::connect(&self.runtime_url().await?, connections, "wakeful bench").await?)
     }
 
+    /// The same in a role with the same rights, which row-level security does not bind.
+    pub async fn store_as_exempt(&self, connections: u32) -> Result<Store> {
+        const EXEMPT: &str = "wakeful_bench_exempt";
+        let mut url = reqwest::Url::parse(&self.runtime_url().await?)?;
+        url.set_username(EXEMPT).ok().context("the URL has a user")?;
+        let mut owner = self.connect().await?;
+        let exists = "select exists(select from pg_roles where rolname = $1)";
+        if !sqlx::query_scalar::<_, bool>(exists).bind(EXEMPT).fetch_one(&mut owner).await? {
+            let create = format!("create role {EXEMPT} login bypassrls in role wakeful_runtime");
+            sqlx::query(AssertSqlSafe(create)).execute(&mut owner).await?;
+        }
+        owner.close().await?;
+        Ok(Store::connect(url.as_str(), connections, "wakeful bench").await?)
+    }
+
     /// The URL of that role, which this makes.
     pub async fn runtime_url(&self) -> Result<String> {
         let mut owner = self.connect().await?;

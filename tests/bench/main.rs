@@ -14,6 +14,7 @@ mod long;
 mod made;
 mod peers;
 mod pgbench;
+mod policies;
 mod process;
 mod provider;
 mod readers;
@@ -44,6 +45,8 @@ const SESSIONS: usize = 16;
 enum Part {
     /// The step's commit and the tool turn, at 1 and 16 sessions.
     Commit,
+    /// The same commits in the role of `serve` with and without row-level security.
+    Policies,
     /// Processes of the release binary drain a backlog.
     Worker,
     /// From a posted message to its first step and to the model's request, and from a kill to the next claim.
@@ -167,6 +170,9 @@ async fn measure(
     if [Part::Commit, Part::Worker, Part::Compare].into_iter().any(|part| arguments.has(part)) {
         rates(arguments, server, report, progress).await?;
     }
+    if arguments.has(Part::Policies) {
+        policies::measure(server, arguments.quick, report, progress).await?;
+    }
     if arguments.has(Part::Wake) {
         progress.say("picking up");
         let waits = worker::pick_ups(server, if arguments.quick { 30 } else { 200 }).await?;
@@ -277,7 +283,7 @@ async fn rates(
         contestants.extend([SESSIONS, 1].map(|clients| Contestant::Floor(Shape::Turn, clients)));
         for shape in [Shape::Step, Shape::Turn] {
             for clients in [SESSIONS, 1] {
-                let kinds = [Contestant::Commit, Contestant::Bound, Contestant::Sealed];
+                let kinds = [Contestant::Commit, Contestant::Sealed];
                 contestants.extend(kinds.map(|kind| kind(shape, clients)));
             }
         }
@@ -350,8 +356,6 @@ struct Stage {
     step: Database,
     floor: Database,
     free: Committers,
-    /// As the runtime role.
-    bound: Committers,
     /// Of encrypted conversations.
     sealed: Committers,
     /// Their keys.
@@ -384,7 +388,6 @@ impl Stage {
         let step = Database::create(server.url(), "step").await?;
         let floor = Database::create(server.url(), "floor").await?;
         let free = Committers::new(step.store(SESSIONS as u32).await?, 0).await?;
-        let bound = Committers::new(step.store_as_runtime(SESSIONS as u32).await?, SESSIONS + 1).await?;
         let keys = tempfile::tempdir()?;
         let sealed = step.store(SESSIONS as u32).await?;
         sealed.encrypt(Settings {
@@ -393,15 +396,15 @@ impl Stage {
             master: [7; 32],
             old_master: None,
         })?;
-        let sealed = Committers::new(sealed, 2 * (SESSIONS + 1)).await?;
+        let sealed = Committers::new(sealed, SESSIONS + 1).await?;
         let floor_store = floor.store(SESSIONS as u32).await?;
         let pgbench = Pgbench::new(&floor, &floor_store, SESSIONS).await?;
         floor_store.close().await;
-        let mut stage = Stage { step, floor, free, bound, sealed, _keys: keys, pgbench };
+        let mut stage = Stage { step, floor, free, sealed, _keys: keys, pgbench };
         // Warm up.
         for shape in [Shape::Step, Shape::Turn] {
             stage.pgbench.round(shape, SESSIONS, 1.0).await?;
-            for committers in [&mut stage.free, &mut stage.bound, &mut stage.sealed] {
+            for committers in [&mut stage.free, &mut stage.sealed] {
                 committers.round(shape, SESSIONS, 0.5).await?;
             }
         }
@@ -421,11 +424,8 @@ impl Stage {
                 let round = self.pgbench.round(shape, clients, seconds).await?;
                 (round, server.stop(&self.floor, meter).await?)
             }
-            Contestant::Commit(shape, count)
-            | Contestant::Bound(shape, count)
-            | Contestant::Sealed(shape, count) => {
+            Contestant::Commit(shape, count) | Contestant::Sealed(shape, count) => {
                 let committers = match contestant {
-                    Contestant::Bound(..) => &mut self.bound,
                     Contestant::Sealed(..) => &mut self.sealed,
                     _ => &mut self.free,
                 };
@@ -456,7 +456,7 @@ impl Stage {
     }
 
     async fn clear(self) -> Result<()> {
-        for Committers { store, sixteen, one } in [self.free, self.bound, self.sealed] {
+        for Committers { store, sixteen, one } in [self.free, self.sealed] {
             drop((sixteen, one));
             store.close().await;
         }
