@@ -361,6 +361,11 @@ async fn the_context_of_the_next_call_is_shown_before_it_is_made() {
     assert_eq!(view["strategies"][0]["cost_micros"], 2 * tokens);
     assert_eq!(view["strategies"][0]["cached_cost_micros"], tokens);
 
+    let (_, sizes) = client.get(&format!("{path}?messages=false")).await;
+    let mut without = view.clone();
+    without.as_object_mut().unwrap().remove("shown");
+    assert_eq!(sizes, without, "the same without the messages");
+
     let sent = talk.model.bodies().remove(0);
     let raw = client.get_request(&format!("{path}?raw=true")).send().await.unwrap().text().await.unwrap();
     assert_eq!(raw, sent, "byte by byte what was sent");

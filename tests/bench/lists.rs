@@ -294,7 +294,9 @@ async fn open_pages(
                 let mut opens = Some(opens);
                 loop {
                     ticks.tick().await;
-                    let page = client.get(format!("{base}/console/{path}")).send().await?;
+                    // As the page's script asks.
+                    let look = client.get(format!("{base}/console/{path}")).header("x-look-again", "1");
+                    let page = look.send().await?;
                     page.error_for_status()?.bytes().await?;
                     if let Some(opens) = opens.take() {
                         opens.send(()).await?;

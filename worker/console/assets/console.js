@@ -26,7 +26,7 @@
 
   // Loads the page again and puts its parts into this one, except a part in which somebody types.
   // Says whether something is new. A page in a hidden tab, or one that is stopped, asks for nothing.
-  async function refresh() {
+  async function refresh(byClock = false) {
     if (stopped || document.hidden) return false;
     if (loading) {
       again = true;
@@ -35,7 +35,8 @@
     let changed = false;
     loading = true;
     try {
-      const response = await fetch(location.href, { headers: { accept: "text/html" }, credentials: "same-origin" });
+      const headers = { accept: "text/html", ...(byClock && { "x-look-again": "1" }) };
+      const response = await fetch(location.href, { headers, credentials: "same-origin" });
       if (!response.ok || response.redirected) return false;
       const fresh = new DOMParser().parseFromString(await response.text(), "text/html");
       for (const part of document.querySelectorAll("[data-part]")) {
@@ -113,10 +114,11 @@
     let timer = 0;
     const next = () => {
       clearTimeout(timer);
-      timer = setTimeout(look, wait * 1000);
+      timer = setTimeout(() => look(), wait * 1000);
     };
-    const look = async () => {
-      wait = await refresh() ? seconds : Math.min(wait * 1.5, seconds * 4);
+    // What others have just been told will do for a look by the clock.
+    const look = async (byClock = true) => {
+      wait = await refresh(byClock) ? seconds : Math.min(wait * 1.5, seconds * 4);
       next();
     };
     const soon = () => {
@@ -129,7 +131,7 @@
     ["keydown", "pointerdown", "pointermove", "scroll"].forEach((act) => document.addEventListener(act, soon, { passive: true }));
     document.addEventListener("visibilitychange", () => {
       wait = seconds;
-      look();
+      look(false);
     });
   }
 

@@ -1,9 +1,10 @@
 //! Asks the API in this process, as the person who looks at the page would: with the same token, from the same address. So
 //! scopes, spaces and the audit hold here as they do outside.
 
+use crate::Console;
+use crate::recent::Reach;
 use crate::refusal::Refusal;
 use crate::text::{has_command, visible};
-use axum::Router;
 use axum::body::{Body, Bytes, to_bytes};
 use axum::http::header::{
     AUTHORIZATION, CONTENT_TYPE, FORWARDED, HOST, HeaderName, HeaderValue, ORIGIN, USER_AGENT,
@@ -12,6 +13,7 @@ use axum::http::{Extensions, HeaderMap, Method, Request, Response, StatusCode};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use std::sync::Arc;
 use tower::ServiceExt as _;
 
 /// The largest answer that a page is made of.
@@ -23,14 +25,16 @@ const PART: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.')
 /// The API, for one visitor.
 #[derive(Clone)]
 pub(crate) struct Api {
-    router: Router,
+    console: Arc<Console>,
     headers: HeaderMap,
     /// Where the request comes from, as the front line found it.
     extensions: Extensions,
+    /// Whose recent answers will do.
+    shares: Option<Reach>,
 }
 
 impl Api {
-    pub fn new(router: Router, outside: &HeaderMap, extensions: Extensions) -> Api {
+    pub fn new(console: &Arc<Console>, outside: &HeaderMap, extensions: Extensions) -> Api {
         let passes = |name: &HeaderName| {
             [HOST, ORIGIN, FORWARDED, USER_AGENT, AUTHORIZATION].contains(name)
                 || name == "x-real-ip"
@@ -38,7 +42,7 @@ impl Api {
         };
         let headers = outside.iter().filter(|(name, _)| passes(name));
         let headers = headers.map(|(name, value)| (name.clone(), value.clone())).collect();
-        Api { router, headers, extensions }
+        Api { console: Arc::clone(console), headers, extensions, shares: None }
     }
 
     /// The API under another token.
@@ -59,10 +63,21 @@ impl Api {
         self
     }
 
+    /// The API, or what others of this reach have just been told.
+    #[must_use]
+    pub fn sharing(mut self, reach: Reach) -> Api {
+        self.shares = Some(reach);
+        self
+    }
+
     /// # Errors
     /// What the API answers if it is not a success.
     pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, Refusal> {
-        let (_, body) = self.ask(Method::GET, path, None, None).await?;
+        let ask = async { Ok(self.ask(Method::GET, path, None, None).await?.1) };
+        let body = match &self.shares {
+            Some(reach) => self.console.recent.answer(reach, path, ask).await?,
+            None => ask.await?,
+        };
         let read = match commands_a_reader(&body) {
             false => serde_json::from_slice(&body),
             true => serde_json::from_slice(&body).and_then(|mut value| {
@@ -88,7 +103,9 @@ impl Api {
         body: &Value,
         key: Option<&str>,
     ) -> Result<Value, Refusal> {
-        let (_, body) = self.ask(method, path, Some(body), key).await?;
+        let answer = self.ask(method, path, Some(body), key).await;
+        self.console.recent.forget();
+        let (_, body) = answer?;
         Ok(serde_json::from_slice(&body).unwrap_or_default())
     }
 
@@ -134,7 +151,7 @@ impl Api {
     }
 
     async fn call(&self, request: Request<Body>) -> Response<Body> {
-        match self.router.clone().oneshot(request).await {
+        match self.console.api.clone().oneshot(request).await {
             Ok(response) => response,
             Err(never) => match never {},
         }

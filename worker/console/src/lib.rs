@@ -16,6 +16,7 @@ mod list;
 mod model;
 mod pages;
 mod press;
+mod recent;
 mod refusal;
 mod seal;
 mod search;
@@ -28,6 +29,7 @@ use axum::http::uri::{PathAndQuery, Uri};
 use axum::http::{Extensions, Method, Request, Response, StatusCode};
 use axum::middleware::from_fn_with_state;
 use press::Presses;
+use recent::Recent;
 use seal::Seal;
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -56,6 +58,7 @@ pub(crate) struct Console {
     settings: Settings,
     seal: Seal,
     presses: Presses,
+    recent: Recent,
 }
 
 /// What the front line knows of a request, before a router sees it.
@@ -68,7 +71,13 @@ pub fn mount(api: Router, settings: Settings, guarded: impl FnOnce(Router) -> Ro
     let base_path = settings.base_path.clone();
     let pages = settings.enabled.then(|| {
         let seal = Seal::new(settings.token.as_deref());
-        let console = Arc::new(Console { api: api.clone(), settings, seal, presses: Presses::default() });
+        let console = Arc::new(Console {
+            api: api.clone(),
+            settings,
+            seal,
+            presses: Presses::default(),
+            recent: Recent::default(),
+        });
         let door = from_fn_with_state(Arc::clone(&console), door::door);
         guarded(pages::router().with_state(console)).layer(door)
     });

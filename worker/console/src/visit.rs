@@ -2,6 +2,7 @@
 
 use crate::Console;
 use crate::api::Api;
+use crate::frame::Frame;
 use crate::refusal::Refusal;
 use crate::seal::random_word;
 use axum::extract::FromRequestParts;
@@ -17,6 +18,8 @@ const SECURE: &str = "__Host-wakeful";
 /// On this machine there is no TLS.
 const LOCAL: &str = "wakeful_local";
 const NOTE: &str = "wakeful_note";
+/// The header of a look that the page's script makes by the clock.
+const AGAIN: &str = "x-look-again";
 pub(crate) const THEME: &str = "wakeful_theme";
 /// The space of a visitor without a login.
 const SPACE: &str = "wakeful_space";
@@ -67,6 +70,8 @@ pub(crate) struct Visit {
     /// The path and query of this page, as the browser has them.
     pub here: String,
     transport: Transport,
+    /// The page looks again by itself.
+    again: bool,
 }
 
 /// How the browser reaches the server.
@@ -99,7 +104,7 @@ impl Visit {
             Transport::Tls | Transport::Bare => None,
         });
         let note = cookie(headers, NOTE).and_then(|text| console.seal.open(NOTE, text));
-        let mut api = Api::new(console.api.clone(), headers, outside);
+        let mut api = Api::new(console, headers, outside);
         let space = match &login {
             Some(login) => {
                 api = api.under(&login.token);
@@ -120,7 +125,17 @@ impl Visit {
             here: format!("{}{path}", console.settings.base_path),
             transport,
             login,
+            again: headers.contains_key(AGAIN),
         }
+    }
+
+    /// This visit, for a page that looks again by itself: then what others have just been told will do.
+    #[must_use]
+    pub fn again(mut self, frame: &Frame) -> Visit {
+        if let (true, Some(me)) = (self.again, &frame.me) {
+            self.api = self.api.sharing(me.into());
+        }
+        self
     }
 
     /// Where the console's pages are, as the browser has it.
@@ -313,6 +328,7 @@ mod tests {
             },
             seal: crate::seal::Seal::new(Some("a token of the tests")),
             presses: crate::press::Presses::default(),
+            recent: crate::recent::Recent::default(),
         });
         let mut login = Login::new("wkt_secret");
         login.issued_at -= age;

@@ -45,7 +45,9 @@ pub struct View {
     pub compaction_failures: i64,
     pub system: String,
     pub tools: Vec<ToolDefinition>,
-    pub shown: Vec<Shown>,
+    /// The messages. Absent if they were not asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shown: Option<Vec<Shown>>,
     /// The size of the request under each strategy.
     pub strategies: Vec<Outlook>,
     /// The body of the request as it would be sent.
@@ -89,6 +91,16 @@ pub enum ViewError {
     NotConfigured(String),
 }
 
+/// Which parts of a [`View`] are made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// Everything but the messages. In a long session they are most of it.
+    Sizes,
+    Messages,
+    /// The body of the request too.
+    Request,
+}
+
 /// The result of `GET /v1/sessions/{id}/context` and `wakeful session context`. `strategy` replaces the
 /// agent's own.
 ///
@@ -98,7 +110,7 @@ pub async fn view(
     (store, config, registry, models): (&Store, &Config, &Registry, &Models),
     session_id: &str,
     strategy: Option<Strategy>,
-    with_request: bool,
+    part: Part,
 ) -> Result<View, ViewError> {
     let session = store.hydrate(session_id).await?;
     let unconfigured = |error: String| ViewError::NotConfigured(error);
@@ -142,24 +154,25 @@ pub async fn view(
         })
         .collect();
     let (built, weight) = of(asked);
-    let request = with_request
+    let request = (part == Part::Request)
         .then(|| models.get(&agent.model).map(|model| model.request(&built.context).body))
         .transpose()
         .map_err(|fault| unconfigured(fault.to_string()))?;
     let rebased_now = built.rebase.is_some();
     let standing = session.rebase.clone().filter(|_| asked == agent.context.strategy);
     let rebase = built.rebase.or(standing).filter(|rebase| !rebase.is_nothing());
-    let numbers = context::numbered(&session, rebase.as_ref());
-    let shown = numbers
-        .into_iter()
-        .zip(built.context.messages)
-        .map(|(message_number, message)| Shown {
-            message_number,
-            role: message.role.as_str(),
-            bytes: message.bytes(),
-            content: message.content,
-        })
-        .collect();
+    let shown = (part != Part::Sizes).then(|| {
+        let numbers = context::numbered(&session, rebase.as_ref());
+        let messages = numbers.into_iter().zip(built.context.messages);
+        messages
+            .map(|(message_number, message)| Shown {
+                message_number,
+                role: message.role.as_str(),
+                bytes: message.bytes(),
+                content: message.content,
+            })
+            .collect()
+    });
     Ok(View {
         session_id: session.session_id.to_string(),
         agent: agent.name,
@@ -197,6 +210,8 @@ pub(super) struct ContextQuery {
     /// Return only the request's body.
     #[serde(default)]
     raw: bool,
+    /// With `false`, the sizes without the messages.
+    messages: Option<bool>,
 }
 
 /// Shows the context of the session's next model call. With `raw`, returns the exact bytes that would be
@@ -211,7 +226,12 @@ pub(super) async fn show(
     let asked = query.strategy.as_deref().map(strategy).transpose().map_err(Problem::bad_request)?;
     ctx.store.session_within(&caller.reach, &id).await?;
     let parts = (&ctx.store, &ctx.config, &ctx.plugins.tools, &ctx.plugins.models);
-    let view = view(parts, &id, asked, query.raw).await.map_err(|error| match error {
+    let part = match query {
+        ContextQuery { raw: true, .. } => Part::Request,
+        ContextQuery { messages: Some(false), .. } => Part::Sizes,
+        ContextQuery { .. } => Part::Messages,
+    };
+    let view = view(parts, &id, asked, part).await.map_err(|error| match error {
         ViewError::Store(error) => error.into(),
         ViewError::NotConfigured(text) => Problem::new(StatusCode::CONFLICT, text),
     })?;

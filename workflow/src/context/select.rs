@@ -61,14 +61,17 @@ pub fn build_as(
         return (built, weight);
     }
     let policy = ContextPolicy { strategy, ..*policy };
-    let unrebased = Session { rebase: None, ..session.clone() };
     let rate = Rate::of(session, &tools);
-    let built = build(&unrebased, tools, &policy, window_tokens);
+    // Most sessions have no rebase, and a long one is worth no copy.
+    let unrebased = session.rebase.is_some().then(|| Session { rebase: None, ..session.clone() });
+    let built = build(unrebased.as_ref().unwrap_or(session), tools, &policy, window_tokens);
     let current = built.rebase.as_ref();
     // The provider's last count is for the session's own selection. It fits this one only if the session has
     // no rebase.
-    let counted =
-        if session.rebase.is_none() { session } else { &Session { records: Vec::new(), ..unrebased } };
+    let counted = match unrebased {
+        Some(unrebased) => &Session { records: Vec::new(), ..unrebased },
+        None => session,
+    };
     let weight = Weight {
         messages: built.context.messages.len(),
         bytes: weight::bytes(&built.context),

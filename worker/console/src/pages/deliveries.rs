@@ -39,6 +39,7 @@ pub(crate) async fn list(visit: Visit, Query(asked): Query<Asked>) -> Result<Res
     if asked.cursor.is_empty() {
         frame.refresh_s = 5;
     }
+    let visit = visit.again(&frame);
     let link = |status: &str, cursor: &str| {
         query(&[("status", status), ("channel", asked.channel.trim()), ("cursor", cursor)])
     };

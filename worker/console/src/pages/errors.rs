@@ -11,7 +11,7 @@ use crate::visit::Visit;
 use askama::Template;
 use axum::extract::{Path, Query};
 use axum::response::Response;
-use chrono::{Duration, SecondsFormat, Utc};
+use chrono::{Duration, DurationRound as _, SecondsFormat, Utc};
 use serde::Deserialize;
 use serde_json::json;
 
@@ -69,8 +69,10 @@ pub(super) async fn of_the_last_day(visit: &Visit, limit: &str) -> Result<Vec<Gr
     Ok(visit.api.get::<List<Group>>(&format!("/v1/errors{query}")).await?.items)
 }
 
+/// A whole minute, so that pages that look within it ask the same.
 fn ago(hours: i64) -> String {
-    (Utc::now() - Duration::hours(hours)).to_rfc3339_opts(SecondsFormat::Secs, true)
+    let then = Utc::now() - Duration::hours(hours);
+    then.duration_trunc(Duration::minutes(1)).unwrap_or(then).to_rfc3339_opts(SecondsFormat::Secs, true)
 }
 
 #[derive(Template)]
@@ -117,6 +119,7 @@ pub(crate) async fn list(visit: Visit, Query(asked): Query<Asked>) -> Result<Res
     if asked.cursor.is_empty() {
         frame.refresh_s = 5;
     }
+    let visit = visit.again(&frame);
     let since = SPANS.iter().find(|(word, ..)| *word == asked.within).map(|(.., hours)| ago(*hours));
     let query = query(&[
         ("muted", &asked.muted),

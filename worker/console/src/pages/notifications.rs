@@ -103,6 +103,7 @@ pub(crate) async fn list(visit: Visit, Query(asked): Query<Asked>) -> Result<Res
     if asked.cursor.is_empty() {
         frame.refresh_s = 5;
     }
+    let visit = visit.again(&frame);
     let link = |status: &str, cursor: &str| query(&[("status", status), ("cursor", cursor)]);
     let found: List<Notification> =
         visit.api.get(&format!("/v1/notifications{}", link(&asked.status, &asked.cursor))).await?;

@@ -85,6 +85,7 @@ impl Overview {
 pub(crate) async fn show(visit: Visit) -> Result<Response, Refusal> {
     let mut frame = Frame::of(&visit, Nav::Overview, "Overview").await?;
     frame.refresh_s = 5;
+    let visit = visit.again(&frame);
     let me = frame.me.clone();
     let whole = me.as_ref().is_some_and(|me| me.everywhere && me.agent.is_none());
     let of_space = me.is_some_and(|me| me.agent.is_none());

@@ -25,6 +25,7 @@ struct QueuePage {
 pub(crate) async fn show(visit: Visit) -> Result<Response, Refusal> {
     let mut frame = Frame::of(&visit, Nav::Queue, "Queue").await?;
     frame.refresh_s = 5;
+    let visit = visit.again(&frame);
     let (queue, workers, pauses) = tokio::try_join!(
         visit.api.get::<Queue>("/v1/queue"),
         visit.api.get::<List<Worker>>("/v1/workers"),

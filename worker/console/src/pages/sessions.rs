@@ -55,6 +55,7 @@ pub(crate) async fn list(visit: Visit, Query(asked): Query<Asked>) -> Result<Res
     if cursor.is_empty() {
         frame.refresh_s = 5;
     }
+    let visit = visit.again(&frame);
     let query = search.asked(&[("cursor", &cursor), ("limit", "50")]);
     let found = visit.api.get::<List<Session>>(&format!("/v1/sessions{query}")).await;
     let (items, next, wrong) = match found {

@@ -7,7 +7,7 @@ use crate::App;
 use std::fmt::Write as _;
 use std::io::Write as _;
 use wakeful_config::Config;
-use wakeful_http::context::{View, ViewError, strategy, view};
+use wakeful_http::context::{Part, View, ViewError, strategy, view};
 use wakeful_store::Store;
 use wakeful_workflow::record::{Block, text_of};
 use wakeful_workflow::strategy::Strategy;
@@ -38,7 +38,8 @@ pub(super) async fn context(
     let session = store.session(None, &args.id).await?;
     let config = Config { fallback_model: Some(session.model_id), ..config.clone() };
     let (registry, models) = (app.registry()?, app.models(&config)?);
-    let view = view((store, &config, &registry, &models), &args.id, args.strategy, args.raw).await;
+    let part = if args.raw { Part::Request } else { Part::Messages };
+    let view = view((store, &config, &registry, &models), &args.id, args.strategy, part).await;
     let view = view.map_err(|error| match error {
         ViewError::Store(error) => anyhow::Error::from(error),
         ViewError::NotConfigured(text) => Usage(text).into(),
@@ -116,7 +117,7 @@ fn messages(view: &View) -> Table {
         Column::number("BYTES"),
         Column::flexible("BEGINS"),
     ]);
-    for message in &view.shown {
+    for message in view.shown.iter().flatten() {
         table.row([
             message.message_number.map_or("-".to_owned(), |number| number.to_string()).into(),
             message.role.into(),

@@ -200,7 +200,7 @@ pub(crate) async fn show(
         }
         Tab::Effects => {}
         Tab::Context => {
-            shown.context = Some(visit.api.get(&format!("{path}/context")).await?);
+            shown.context = Some(visit.api.get(&format!("{path}/context?messages=false")).await?);
             shown.state = format!("{:#}", shown.one.session.state);
         }
         Tab::Forks => {
