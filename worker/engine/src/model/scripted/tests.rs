@@ -40,7 +40,7 @@ fn answered(call_id: &CallId, name: &str, content: &str) -> Message {
 
 fn context(messages: Vec<Message>) -> Context {
     let tool = |name: &str| ToolDefinition::new(name, "d", json!({"type": "object"}), Effect::Pure);
-    Context { system: "You are a test.".into(), tools: vec![tool("a"), tool("b")], messages, prefill: None }
+    Context { system: "You are a test.".into(), tools: vec![tool("a"), tool("b")].into(), messages, prefill: None }
 }
 
 async fn call(model: &Scripted, messages: &[Message]) -> Result<Reply, Fault> {
