@@ -219,7 +219,7 @@ fn a_line_has_each_key_once_and_the_innermost_newest_value_counts() {
         let outer = info_span!("outer", "otel.name" = "x", "run.id" = "outer", who = "outer", late = "early");
         let inner = info_span!(parent: &outer, "inner", "run.id" = "inner", share = 0.5, r#type = tracing::field::Empty);
         outer.record("late", "late");
-        inner.record("r#type", true);
+        inner.record("type", true);
         inner.in_scope(|| {
             info!(who = "event", level = "none", count = -1, nothing = f64::NAN, "Said \"it\":")
         });
