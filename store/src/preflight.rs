@@ -118,7 +118,7 @@ impl Store {
                 if let Some(sha256) = row.prefix_sha256
                     && let Some(prefix) = prefixes.get(&(sha256, row.space_id))
                 {
-                    need.pinned_tools.clone_from(&prefix.tools);
+                    need.pinned_tools = prefix.tools.to_vec();
                 }
                 needs.sessions.push(need);
             }

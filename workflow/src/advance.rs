@@ -58,7 +58,8 @@ pub struct Generated {
     /// context.
     pub context_strategy: Strategy,
     pub rebase: Option<Rebase>,
-    /// The effect of each tool that the model was offered. A call of any other name is refused and never runs.
+    /// The effect of each tool that the model was offered and has called, at least. A call of any other name is refused and
+    /// never runs.
     pub effects: BTreeMap<String, Effect>,
 }
 

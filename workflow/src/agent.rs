@@ -3,8 +3,10 @@
 
 use crate::policy::WebPolicy;
 use crate::strategy::ContextPolicy;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 use serde_json::Value;
+use std::ops::Deref;
+use std::sync::Arc;
 
 /// One agent of the configuration.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -169,5 +171,51 @@ impl ToolDefinition {
         effect: crate::effect::Effect,
     ) -> ToolDefinition {
         ToolDefinition { name: name.into(), description: description.into(), parameters, effect }
+    }
+}
+
+/// The tools of a session, sorted by name. Copies share them, because the context of each model call has all of them.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(from = "Vec<ToolDefinition>")]
+pub struct Tools(Arc<Vec<ToolDefinition>>);
+
+impl Deref for Tools {
+    type Target = [ToolDefinition];
+
+    fn deref(&self) -> &[ToolDefinition] {
+        &self.0
+    }
+}
+
+impl From<Vec<ToolDefinition>> for Tools {
+    fn from(tools: Vec<ToolDefinition>) -> Tools {
+        Tools(Arc::new(tools))
+    }
+}
+
+impl FromIterator<ToolDefinition> for Tools {
+    fn from_iter<I: IntoIterator<Item = ToolDefinition>>(tools: I) -> Tools {
+        tools.into_iter().collect::<Vec<_>>().into()
+    }
+}
+
+impl<'a> IntoIterator for &'a Tools {
+    type Item = &'a ToolDefinition;
+    type IntoIter = std::slice::Iter<'a, ToolDefinition>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter()
+    }
+}
+
+impl PartialEq for Tools {
+    fn eq(&self, other: &Tools) -> bool {
+        Arc::ptr_eq(&self.0, &other.0) || self.0 == other.0
+    }
+}
+
+impl Serialize for Tools {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self[..].serialize(serializer)
     }
 }

@@ -314,9 +314,9 @@ pub fn prefix(
     tools: Option<Vec<ToolDefinition>>,
 ) -> Option<Prefix> {
     let parent = parent.filter(|_| seeds.is_some() || tools.is_some())?;
-    let mut tools = tools.unwrap_or_else(|| parent.tools.clone());
+    let mut tools = tools.unwrap_or_else(|| parent.tools.to_vec());
     tools.sort_by(|a, b| a.name.cmp(&b.name));
-    Some(Prefix { system: seeds.map_or_else(|| parent.system.clone(), system_of), tools })
+    Some(Prefix { system: seeds.map_or_else(|| parent.system.clone(), system_of), tools: tools.into() })
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 //! prefix share.
 #![doc = include_str!("prefix.md")]
 
-use crate::agent::ToolDefinition;
+use crate::agent::{ToolDefinition, Tools};
 use crate::blob::Blob;
 use crate::record::Role;
 use crate::seed::Seed;
@@ -17,14 +17,14 @@ use serde::{Deserialize, Serialize};
 pub struct Prefix {
     pub system: String,
     /// Sorted by name.
-    pub tools: Vec<ToolDefinition>,
+    pub tools: Tools,
 }
 
 impl Prefix {
     /// Builds the prefix of a session that begins with `seeds` and offers `tools`.
     pub fn new(seeds: &[Seed], mut tools: Vec<ToolDefinition>) -> Prefix {
         tools.sort_by(|a, b| a.name.cmp(&b.name));
-        Prefix { system: system_of(seeds), tools }
+        Prefix { system: system_of(seeds), tools: tools.into() }
     }
 
     /// Returns the prefix as a blob. Equal prefixes give equal bytes: fields keep their order, keys of
@@ -89,7 +89,7 @@ mod tests {
     #[test]
     fn other_bytes_under_its_name_are_refused() {
         let blob = Prefix::default().blob();
-        let other = Prefix { system: "x".into(), tools: Vec::new() }.blob();
+        let other = Prefix { system: "x".into(), tools: Tools::default() }.blob();
         assert!(Prefix::read(&blob.sha256, &other.bytes).unwrap_err().contains("another hash"));
     }
 }

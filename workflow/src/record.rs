@@ -270,6 +270,11 @@ impl Reply {
         self.content.iter().any(|block| matches!(block, Block::ToolCall(_)))
     }
 
+    /// Returns whether the model asked for the tool called `name`.
+    pub fn calls(&self, name: &str) -> bool {
+        self.content.iter().any(|block| matches!(block, Block::ToolCall(call) if call.name == name))
+    }
+
     /// Returns whether there is nothing to keep: no tool call, and no text except white space.
     pub fn is_empty(&self) -> bool {
         !self.has_tool_calls() && text_of(&self.content).trim().is_empty()

@@ -7,7 +7,12 @@ use super::rows::Rows;
 use sqlx::error::BoxDynError;
 use sqlx::postgres::{PgArguments, PgHasArrayType};
 use sqlx::{Encode, Postgres, Type};
-use std::fmt::Write;
+use std::fmt::{Display, Write};
+
+/// What most statements have at most: parameters, bytes of their values for each commit, and bytes of their text.
+const PARAMETERS: usize = 64;
+const VALUE_BYTES: usize = 6 << 10;
+pub(super) const TEXT_BYTES: usize = 8 << 10;
 
 /// A statement that is being put together.
 pub(super) struct Statement<'c> {
@@ -35,19 +40,21 @@ pub(super) struct Statement<'c> {
 
 impl<'c> Statement<'c> {
     pub(super) fn new(commits: &'c [&'c Rows]) -> Statement<'c> {
+        let mut arguments = PgArguments::default();
+        sqlx::Arguments::reserve(&mut arguments, PARAMETERS, VALUE_BYTES * commits.len());
         Statement {
             commits,
-            arguments: PgArguments::default(),
+            arguments,
             failed: None,
-            given: String::new(),
-            names: String::new(),
+            given: String::with_capacity(TEXT_BYTES / 4),
+            names: String::with_capacity(if commits.len() > 1 { TEXT_BYTES / 8 } else { 0 }),
             session_ids: 0,
             job_ids: 0,
             run_ids: 0,
             before: String::new(),
-            sets: String::new(),
+            sets: String::with_capacity(TEXT_BYTES / 8),
             demands: String::new(),
-            parts: String::new(),
+            parts: String::with_capacity(TEXT_BYTES),
             writes_intent: false,
             starts_calls: false,
         }
@@ -170,9 +177,8 @@ impl<'c> Statement<'c> {
         )
     }
 
-    pub(super) fn part(&mut self, text: &str) {
-        self.parts.push_str(", ");
-        self.parts.push_str(text);
+    pub(super) fn part(&mut self, text: impl Display) {
+        let _ = write!(self.parts, ", {text}");
     }
 }
 

@@ -134,7 +134,7 @@ impl Statement<'_> {
         self.column(&mut rows, "failed_with", "text", |one| one.error.as_deref());
         let joined = self.joined(rows);
         let version = self.bind(VERSION);
-        self.part(&format!(
+        self.part(format_args!(
             "failed as (
     insert into run_failures (session_id, run_id, space_id, fingerprint, kind, source, text, error, version)
     select b.session_id, b.run_id, b.space_id, r.fingerprint, r.kind, r.source, r.normalised, r.failed_with, ${version}::text
@@ -179,7 +179,7 @@ impl Statement<'_> {
         };
         let of_run = self.of_lone("run.run_id", "text", self.run_ids);
         let sets = sets.join(",\n        ");
-        self.part(&format!(
+        self.part(format_args!(
             "of_run as (
     update session_runs as run
     set {sets}

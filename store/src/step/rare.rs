@@ -28,7 +28,7 @@ impl Statement<'_> {
                 };
             }
             let deliver_jobs = deliver_jobs!(text);
-            self.part(&format!(
+            self.part(format_args!(
                 "to_deliver as (
     insert into deliveries
         (delivery_id, space_id, conversation_id, channel, ordinal, session_id, source_key, content)
@@ -44,7 +44,7 @@ impl Statement<'_> {
         }
         if !rare.drained.is_empty() {
             let ids = self.bind(rare.drained);
-            self.part(&format!(
+            self.part(format_args!(
                 "drained as (
     update session_inbox
     set status = 'drained'
@@ -86,7 +86,7 @@ impl Statement<'_> {
         let types = self.bind(column(&blobs, |row| row.blob.media_type));
         let members = self.bind(column(&blobs, |row| row.member));
         let member = if self.alone() { "1" } else { "b.member" };
-        self.part(&format!(
+        self.part(format_args!(
             "new_sealed_blobs as (
     insert into sealed_blobs (data_key, sha256, space_id, size, media_type, bytes)
     select r.data_key, r.sha256, b.space_id, r.size, r.media_type, r.bytes
@@ -128,7 +128,7 @@ impl Statement<'_> {
         as r (member, sha256, bytes, media_type) on r.member = b.member"
             )
         };
-        self.part(&format!(
+        self.part(format_args!(
             "new_blobs as (
     insert into blobs (space_id, sha256, size, media_type, bytes)
     select b.space_id, r.sha256, length(r.bytes), r.media_type, r.bytes
@@ -139,7 +139,7 @@ impl Statement<'_> {
         ));
         // An erasure that looks for one of them at this moment leaves it. A blob that most sessions share has no mark, so this waits for
         // no other commit.
-        self.part(&format!(
+        self.part(format_args!(
             "kept_blobs as (
     update blobs k set touched_at = now()
     from {from}

@@ -9,8 +9,11 @@ use wakeful_workflow::advance::{Next, OpenedCall, Transition};
 use wakeful_workflow::blob::Blob;
 use wakeful_workflow::derive::NewDelivery;
 use wakeful_workflow::failure::Failure;
-use wakeful_workflow::record::Usage;
+use wakeful_workflow::record::{Block, Usage};
 use wakeful_workflow::session::{CallStatus, CallUpdate, Session};
+
+/// What a block of a message has beside its text.
+const BLOCK_BYTES: usize = 256;
 
 /// The rows of one commit. It owns its values, because another task may write them.
 #[derive(Debug, Default)]
@@ -196,7 +199,7 @@ impl Rows {
             Ok(RecordRow {
                 number: record.message_number,
                 role: record.role.as_str(),
-                content: seal.json(to_json(&record.content)?)?,
+                content: seal.json(content_to_json(&record.content)?)?,
                 internal: record.internal,
                 details: seal.json(to_json(&record.details)?)?,
             })
@@ -308,6 +311,19 @@ impl Rows {
         let snapshot = self.closes.as_ref().map_or(0, |close| close.snapshot.bytes.len());
         records.chain(events).sum::<usize>() + self.state.as_ref().map_or(0, String::len) + snapshot
     }
+}
+
+/// Most of it is texts, so its size is known about.
+fn content_to_json(content: &[Block]) -> Result<String> {
+    let bytes = |block: &Block| match block {
+        Block::Text { text } => text.len(),
+        Block::ToolResult(result) => result.content.len(),
+        Block::ToolCall(_) | Block::Provider { .. } => 0,
+    };
+    let size = content.iter().map(|block| bytes(block) + BLOCK_BYTES).sum::<usize>();
+    let mut json = Vec::with_capacity(size + size / 8);
+    serde_json::to_writer(&mut json, content).map_err(|error| Error::corrupt("message", error))?;
+    String::from_utf8(json).map_err(|error| Error::corrupt("message", error))
 }
 
 fn intent(new: &NewGeneration<'_>) -> IntentRow {

@@ -14,10 +14,11 @@
 //! one with a few. Because macros of sqlx take literals only, this text is put together here, out of
 //! constants. Values are always parameters.
 
-use super::builder::Statement;
+use super::builder::{Statement, TEXT_BYTES};
 use super::rows::{OpenedRow, Rare, Rows};
 use sqlx::postgres::PgArguments;
 use sqlx::{AssertSqlSafe, PgConnection, Row};
+use std::fmt::Write as _;
 use wakeful_workflow::session::CallStatus;
 
 /// What the statement returns of one commit.
@@ -130,7 +131,9 @@ from b
 left join intent using (session_id)"
             }
         };
-        let text = format!(
+        let mut text = String::with_capacity(TEXT_BYTES + parts.len());
+        let _ = write!(
+            text,
             "with {given}{before}, s as (
     update conversation_sessions as session
     set last_message_number = session.last_message_number + given.record_count,
@@ -210,7 +213,7 @@ left join intent using (session_id)"
             self.column(&mut rows, "internal", "boolean", |record| record.internal);
             self.column(&mut rows, "details", "text", |record| record.details.as_str());
             let from = self.joined(rows);
-            self.part(&format!(
+            self.part(format_args!(
                 "records as (
     insert into conversation_records
         (space_id, conversation_id, message_number, session_id, run_id, step_number, role, content, internal, details)
@@ -228,7 +231,7 @@ left join intent using (session_id)"
             self.column(&mut rows, "type", "text", |(kind, _)| kind.as_str());
             self.column(&mut rows, "payload", "text", |(_, payload)| payload.as_str());
             let from = self.joined(rows);
-            self.part(&format!(
+            self.part(format_args!(
                 "events as (
     insert into session_events (space_id, session_id, seq, type, run_id, step_number, payload)
     select b.space_id, b.session_id, b.last_event_seq - b.event_count + r.ordinal, r.type, b.run_id, b.step_number,
@@ -280,7 +283,7 @@ left join intent using (session_id)"
                 );
             }
             let from = self.joined(rows);
-            self.part(&format!(
+            self.part(format_args!(
                 "opened as (
     insert into tool_calls
         (space_id, session_id, call_id, run_id, step_number, message_number, name, args_sha256, effect{names})
@@ -302,7 +305,7 @@ left join intent using (session_id)"
             self.column(&mut rows, "message_number", "bigint", |call| call.message_number);
             let from = self.joined(rows);
             let of_session = self.among("call.session_id", "text", self.session_ids);
-            self.part(&format!(
+            self.part(format_args!(
                 "closed as (
     update tool_calls as call
     set status = case
@@ -331,7 +334,7 @@ left join intent using (session_id)"
             self.given("generation_over", "boolean", |commit| commit.generation_over);
             let of_generation = self.of_lone("generations.session_id", "text", self.session_ids);
             let of_chunk = self.among("generation_chunks.session_id", "text", self.session_ids);
-            self.part(&format!(
+            self.part(format_args!(
                 "deleted_generations as (
     delete from generations
     using b
@@ -389,7 +392,7 @@ left join intent using (session_id)"
             self.given("workspace_sha256", "text", tree);
             (name, value) = (", workspace_sha256", ", b.workspace_sha256");
         }
-        self.part(&format!(
+        self.part(format_args!(
             "step as (
     insert into session_steps
         (space_id, session_id, step_number, run_id, from_message_number, to_message_number, finish_reason,

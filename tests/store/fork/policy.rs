@@ -80,7 +80,7 @@ async fn overrides_are_the_forks_own_and_without_any_its_first_bytes_are_its_par
     let patched = world.store.fork(&request).await.unwrap();
     let child = hydrated(&world, &patched.session_id).await;
     let prefix = child.prefix.as_ref().unwrap();
-    assert_eq!((prefix.system.as_str(), &prefix.tools), ("You are a test.\n\nBe kind.", &tools));
+    assert_eq!((prefix.system.as_str(), &*prefix.tools), ("You are a test.\n\nBe kind.", &tools[..]));
     assert_eq!(child.policy.tools, Some(vec!["look".to_owned()]));
     assert_eq!(child.seeds.len(), 1);
     assert_eq!(wakeful_workflow::context::full(&child, Vec::new()).system, "You are a test.\n\nBe kind.");

@@ -175,7 +175,7 @@ async fn fork(ctx: &Ctx, request: &Request, runner: &str) -> anyhow::Result<(Str
         }),
         system_prompt: request.system_prompt.clone().map(SystemPromptPatch::Replace),
         // Take the tools from the source: this configuration may have another agent of that name, or none.
-        tools: session.prefix.as_ref().map(|prefix| prefix.tools.clone()),
+        tools: session.prefix.as_ref().map(|prefix| prefix.tools.to_vec()),
         tool_mode: Some(request.tool_mode),
         replay: Some(Replay {
             source_session_id: source.clone(),

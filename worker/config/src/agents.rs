@@ -51,21 +51,22 @@ impl Config {
     /// # Errors
     /// [`AgentError`]. An agent of other spaces only is as unknown as one that is not configured.
     pub fn agent_in(&self, space: &str, name: &str) -> Result<Agent, AgentError> {
-        let here = self.agent_names_in(space);
-        if here.contains(name) {
+        let is_named = self.agents.contains_key(name) || self.agents.is_empty() && name == DEFAULT_AGENT;
+        if is_named && self.serves(name, space) {
             return self.agent(name);
         }
-        let known = here.into_iter().collect::<Vec<_>>().join(", ");
+        let known = self.agent_names_in(space).into_iter().collect::<Vec<_>>().join(", ");
         Err(AgentError::Unknown { name: name.to_owned(), known })
     }
 
     /// The names that [`Config::agent_in`] accepts.
     pub fn agent_names_in(&self, space: &str) -> BTreeSet<String> {
-        let serves = |name: &String| match self.agents.get(name).and_then(|agent| agent.spaces.as_ref()) {
-            Some(spaces) => spaces.iter().any(|one| one == space),
-            None => true,
-        };
-        self.agent_names().into_iter().filter(serves).collect()
+        self.agent_names().into_iter().filter(|name| self.serves(name, space)).collect()
+    }
+
+    fn serves(&self, name: &str, space: &str) -> bool {
+        let spaces = self.agents.get(name).and_then(|agent| agent.spaces.as_ref());
+        spaces.is_none_or(|spaces| spaces.iter().any(|one| one == space))
     }
 
     /// The agents that a worker with this configuration can run, and the spaces of those that are limited to some.

@@ -34,7 +34,8 @@ pub fn printable(text: &str) -> Cow<'_, str> {
 /// Returns JSON in which every character that acts on the terminal ([`is_active_char`]), and that JSON itself
 /// does not escape, is written as `\u…`. Line breaks between its values stay.
 pub fn json_text(text: String) -> String {
-    if !text.contains(|c| c != '\n' && is_active_char(c)) {
+    let plain = |byte: u8| byte == b'\n' || (b' '..=b'~').contains(&byte);
+    if text.bytes().all(plain) || !text.contains(|c| c != '\n' && is_active_char(c)) {
         return text;
     }
     let mut safe = String::with_capacity(text.len() + 16);

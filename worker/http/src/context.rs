@@ -185,7 +185,7 @@ pub async fn view(
         compaction_due,
         compaction_failures: session.compaction_failures,
         system: built.context.system,
-        tools: built.context.tools,
+        tools: built.context.tools.to_vec(),
         shown,
         strategies,
         request,

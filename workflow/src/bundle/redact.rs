@@ -95,7 +95,7 @@ impl Redaction {
     /// Redacts the bytes of a blob. JSON stays JSON, and a prefix stays one.
     pub fn blob(&self, bytes: &[u8]) -> Vec<u8> {
         if let Ok(prefix) = serde_json::from_slice::<Prefix>(bytes) {
-            let tools = prefix.tools.into_iter().map(|tool| self.tool(tool)).collect();
+            let tools = prefix.tools.iter().cloned().map(|tool| self.tool(tool)).collect();
             return Prefix { system: self.text(&prefix.system), tools }.blob().bytes;
         }
         match serde_json::from_slice::<Value>(bytes) {

@@ -7,7 +7,7 @@
 use super::input::{Context, Message, content_bytes};
 use super::select::{self, newest_user_before, select, shown, starts_unit};
 use super::weight::{self, Rate, Weight};
-use crate::agent::ToolDefinition;
+use crate::agent::{ToolDefinition, Tools};
 use crate::record::{Block, Record, Role};
 use crate::session::Session;
 use crate::state::State;
@@ -40,6 +40,11 @@ pub(super) fn is_full(tokens: i64, policy: &ContextPolicy, window_tokens: i64) -
     i128::from(tokens) * 100 >= i128::from(window_tokens) * i128::from(policy.compact_at_percent)
 }
 
+/// Returns whether the context of the session's newest rebase is not full, as far as that can be told without building it.
+pub(super) fn has_room(session: &Session, policy: &ContextPolicy, window_tokens: i64) -> bool {
+    weight::at_most(session).is_some_and(|tokens| !is_full(tokens, policy, window_tokens))
+}
+
 /// Returns whether the next model call must write a summary.
 pub fn is_due(
     session: &Session,
@@ -48,6 +53,12 @@ pub fn is_due(
     window_tokens: i64,
 ) -> bool {
     if !is_possible(session, policy) {
+        return false;
+    }
+    // This is asked before each model call, and nearly always the context need not be built for the answer.
+    if has_room(session, policy, window_tokens)
+        && select::decide(session, tools, policy, window_tokens).is_none()
+    {
         return false;
     }
     let built = select::build(session, tools.to_vec(), policy, window_tokens);
@@ -68,7 +79,8 @@ pub fn is_possible(session: &Session, policy: &ContextPolicy) -> bool {
 /// Builds the request for a summary: the context that the model saw last, so that the provider's prompt cache
 /// hits, then the instruction. Leaves out the `without` oldest turns, for a context that is too long as a
 /// whole. Returns `None` if that leaves nothing.
-pub fn request(session: &Session, tools: Vec<ToolDefinition>, without: usize) -> Option<Context> {
+pub fn request(session: &Session, tools: impl Into<Tools>, without: usize) -> Option<Context> {
+    let tools = tools.into();
     let current = session.rebase.as_ref();
     let records: Vec<&Record> = shown(session, current).collect();
     let mut context = if without == 0 {
@@ -167,7 +179,8 @@ fn users_from(session: &Session, keep_from: i64, bytes: usize) -> Option<i64> {
 
 /// Estimates the context's weight after a compaction, with a summary of the usual length. `wakeful session
 /// context` shows it.
-pub fn estimate(session: &Session, tools: Vec<ToolDefinition>, window_tokens: i64) -> Weight {
+pub fn estimate(session: &Session, tools: impl Into<Tools>, window_tokens: i64) -> Weight {
+    let tools = tools.into();
     let rate = Rate::of(session, &tools);
     let rebase = Rebase { summary_message_number: None, ..rebase(session, &tools, window_tokens) };
     let context = select(session, tools, Some(&rebase));

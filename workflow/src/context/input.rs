@@ -1,7 +1,7 @@
 //! The input of one model call.
 #![deny(missing_docs)]
 
-use crate::agent::ToolDefinition;
+use crate::agent::Tools;
 use crate::record::{Block, Content, Role};
 
 /// The input of one model call, before a provider's protocol shapes it. Equal contexts give equal request bytes.
@@ -10,7 +10,7 @@ pub struct Context {
     /// The rendered system prompt.
     pub system: String,
     /// Sorted by name, so that the prefix of every request is the same.
-    pub tools: Vec<ToolDefinition>,
+    pub tools: Tools,
     /// Seeds and records in order. Any sequence of roles is legal here: [`crate::wire`] repairs its own copy.
     pub messages: Vec<Message>,
     /// The text that an earlier attempt had produced when it was interrupted. The answer begins with it.

@@ -95,8 +95,10 @@ impl World {
         };
         let mut tools = vec![tool("tool")];
         tools.extend(with_reader.then(|| tool("read_output")));
-        let session =
-            Session { prefix: Some(Prefix { system: "Be brief.".into(), tools }), ..example::session() };
+        let session = Session {
+            prefix: Some(Prefix { system: "Be brief.".into(), tools: tools.into() }),
+            ..example::session()
+        };
         World {
             session,
             agent: agent(strategy),
@@ -201,6 +203,12 @@ impl World {
             let at = numbers.iter().position(|number| *number == Some(record.message_number));
             let shown = at.map(|at| &built.context.messages[at].content);
             assert_eq!(shown, Some(&record.content), "what the model has not seen yet is whole");
+        }
+        if built.rebase.is_none()
+            && let Some(most) = super::weight::at_most(&self.session)
+        {
+            let weight = weigh(&self.session, &built.context, None);
+            assert!(weight.tokens <= most, "{weight:?} is more than {most}");
         }
         self.rebases += usize::from(built.rebase.is_some());
         let began_anew = std::mem::take(&mut self.rebased) || built.rebase.is_some();

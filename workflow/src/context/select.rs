@@ -3,7 +3,7 @@
 use super::compaction;
 use super::input::{Context, Message};
 use super::weight::{self, Rate, Weight};
-use crate::agent::ToolDefinition;
+use crate::agent::{ToolDefinition, Tools};
 use crate::prefix::system_of;
 use crate::record::{Block, Record, Role, ToolResult};
 use crate::seed::Seed;
@@ -30,10 +30,11 @@ pub struct Built {
 /// Depends on its arguments alone: a worker that repeats a call after a crash builds the same bytes.
 pub fn build(
     session: &Session,
-    tools: Vec<ToolDefinition>,
+    tools: impl Into<Tools>,
     policy: &ContextPolicy,
     window_tokens: i64,
 ) -> Built {
+    let tools = tools.into();
     let rebase = decide(session, &tools, policy, window_tokens);
     let current = rebase.as_ref().or(session.rebase.as_ref());
     Built { context: select(session, tools, current), rebase }
@@ -41,9 +42,9 @@ pub fn build(
 
 /// Builds the context of a call that was already made. Uses the `rebase` that the journal has for that call
 /// and decides nothing again.
-pub fn build_again(session: &Session, tools: Vec<ToolDefinition>, rebase: Option<&Rebase>) -> Built {
+pub fn build_again(session: &Session, tools: impl Into<Tools>, rebase: Option<&Rebase>) -> Built {
     let moved = rebase.filter(|rebase| session.rebase.as_ref() != Some(*rebase)).cloned();
-    Built { context: select(session, tools, rebase), rebase: moved }
+    Built { context: select(session, tools.into(), rebase), rebase: moved }
 }
 
 /// Builds the context that `strategy` would select, and weighs it, for a person who asks. A strategy other
@@ -81,8 +82,8 @@ pub fn build_as(
 }
 
 /// Returns the whole session: the prefix, seeds, records, then the messages that wait in the inbox.
-pub fn full(session: &Session, tools: Vec<ToolDefinition>) -> Context {
-    select(session, tools, None)
+pub fn full(session: &Session, tools: impl Into<Tools>) -> Context {
+    select(session, tools.into(), None)
 }
 
 /// Returns the message number of each message that a context of `session` under `rebase` shows, in order.
@@ -96,7 +97,7 @@ pub fn numbered(session: &Session, rebase: Option<&Rebase>) -> Vec<Option<i64>> 
 }
 
 /// Returns the context that `rebase` selects. `None`: the whole session.
-pub(super) fn select(session: &Session, tools: Vec<ToolDefinition>, rebase: Option<&Rebase>) -> Context {
+pub(super) fn select(session: &Session, tools: Tools, rebase: Option<&Rebase>) -> Context {
     let (system, tools) = match &session.prefix {
         Some(prefix) => (prefix.system.clone(), prefix.tools.clone()),
         None => (system_of(&session.seeds), tools),
@@ -171,7 +172,7 @@ fn may_trim(result: &ToolResult) -> bool {
     !result.is_error && result.content.len() > WORTH_TRIMMING_BYTES
 }
 
-fn decide(
+pub(super) fn decide(
     session: &Session,
     tools: &[ToolDefinition],
     policy: &ContextPolicy,
@@ -187,8 +188,11 @@ fn decide(
         Strategy::SlidingWindow => slide(session, policy, at),
         Strategy::TrimToolResults => trim(session, current, policy, at, policy.trim_at_bytes),
         Strategy::Compaction => trim(session, current, policy, at, policy.trim_at_bytes).or_else(|| {
+            if compaction::has_room(session, policy, window_tokens) {
+                return None;
+            }
             // Trimming needs no model call, so a nearly full context is trimmed before a summary is written.
-            let context = select(session, tools.to_vec(), current);
+            let context = select(session, tools.to_vec().into(), current);
             let tokens = weight::estimate(session, &context, current, &Rate::of(session, tools));
             let full = compaction::is_full(tokens, policy, window_tokens);
             full.then(|| trim(session, current, policy, at, 0)).flatten()

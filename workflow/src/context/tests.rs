@@ -121,7 +121,7 @@ fn the_line_says_the_size_and_how_to_read_it_again_where_that_can_be_done() {
         parameters: json!({"type": "object"}),
         effect: crate::effect::Effect::Pure,
     };
-    session.prefix = Some(crate::prefix::Prefix { system: String::new(), tools: vec![reader] });
+    session.prefix = Some(crate::prefix::Prefix { system: String::new(), tools: vec![reader].into() });
     assert!(line(&session).contains("read_output and the call_id \"call_1\""), "{}", line(&session));
 }
 

@@ -36,7 +36,7 @@ impl Rate {
     pub(super) fn of(session: &Session, tools: &[ToolDefinition]) -> Rate {
         let current = session.rebase.as_ref();
         let Some((answer, usage)) = last_answer(session, current) else { return Rate::USUAL };
-        let context = select::select(session, tools.to_vec(), current);
+        let context = select::select(session, tools.to_vec().into(), current);
         let after: usize = since(session, answer).map(|record| content_bytes(&record.content)).sum();
         let inbox: usize = session.inbox.iter().map(|message| message.text.len()).sum();
         // The context must contain all of these parts. Otherwise the rate would be wrong.
@@ -68,6 +68,17 @@ pub fn weigh(session: &Session, context: &Context, rebase: Option<&Rebase>) -> W
         bytes: bytes(context),
         tokens: estimate(session, context, current, &rate),
     }
+}
+
+/// Returns a number of tokens that [`estimate`] does not exceed for the context of the session's newest rebase, without
+/// building that. `None`: the provider has not counted it.
+pub(super) fn at_most(session: &Session) -> Option<i64> {
+    let (answer, usage) = last_answer(session, session.rebase.as_ref())?;
+    let after: usize = since(session, answer).map(|record| content_bytes(&record.content)).sum();
+    let inbox: usize = session.inbox.iter().map(|message| message.text.len()).sum();
+    // No [`Rate`] has more tokens than bytes.
+    let since = i64::try_from(after + inbox).unwrap_or(i64::MAX);
+    Some(usage.input_tokens.saturating_add(usage.output_tokens).saturating_add(since))
 }
 
 /// Estimates the tokens of `context`, which `rebase` selects. If the provider's last count was for the same

@@ -1,6 +1,6 @@
 //! The parts of a session that a comparison reads. Built from a hydrated session or from a bundle.
 
-use crate::agent::ToolDefinition;
+use crate::agent::{ToolDefinition, Tools};
 use crate::event::Event;
 use crate::id::{GenerationId, SessionId};
 use crate::prefix::{Prefix, system_of};
@@ -55,15 +55,16 @@ pub struct Step {
 impl Side {
     /// Builds the side of a hydrated session.
     pub fn of(session: Session, model: String, answers: BTreeMap<i64, Answer>) -> Side {
-        let Prefix { system, tools } =
-            session.prefix.unwrap_or_else(|| Prefix { system: system_of(&session.seeds), tools: Vec::new() });
+        let Prefix { system, tools } = session
+            .prefix
+            .unwrap_or_else(|| Prefix { system: system_of(&session.seeds), tools: Tools::default() });
         Side {
             session_id: session.session_id,
             agent: session.agent,
             model,
             status: session.status.as_str().to_owned(),
             system,
-            tools,
+            tools: tools.to_vec(),
             seeds: session.seeds,
             records: session.records,
             state: session.state,

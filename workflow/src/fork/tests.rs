@@ -226,7 +226,7 @@ fn repairs(records: &[Record], awaits_model: bool) -> [usize; 4] {
         messages
             .push(Message { role: Role::User, content: vec![Block::Text { text: "go on".into() }].into() });
     }
-    let context = Context { system: String::new(), tools: Vec::new(), messages, prefill: None };
+    let context = Context { system: String::new(), tools: Vec::new().into(), messages, prefill: None };
     let options = openai::Options::new("m", 7);
     let lenient = openai::Options { merge_turns: true, ..options.clone() };
     [

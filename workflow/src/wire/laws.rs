@@ -159,8 +159,9 @@ fn definitions() -> impl Strategy<Value = Vec<ToolDefinition>> {
 
 pub(super) fn any_context() -> impl Strategy<Value = Context> {
     let prefill = proptest::option::weighted(0.3, text());
-    (text(), definitions(), vec(message(), 0..12), prefill)
-        .prop_map(|(system, tools, messages, prefill)| Context { system, tools, messages, prefill })
+    (text(), definitions(), vec(message(), 0..12), prefill).prop_map(|(system, tools, messages, prefill)| {
+        Context { system, tools: tools.into(), messages, prefill }
+    })
 }
 
 /// A transcript as a live session writes it: a user message, then assistant turns. Every call is answered, in
@@ -204,7 +205,7 @@ pub(super) fn live_context() -> impl Strategy<Value = Context> {
                 messages.push(say(Role::User, &text));
             }
         }
-        Context { system: "be kind".into(), tools: Vec::new(), messages, prefill: None }
+        Context { system: "be kind".into(), tools: Vec::new().into(), messages, prefill: None }
     })
 }
 

@@ -5,7 +5,7 @@
 //! start, because that is rendered by the same code, one message after the other.
 
 use super::{Repairs, Request, repair};
-use crate::agent::ToolDefinition;
+use crate::agent::{ToolDefinition, Tools};
 use crate::context::{Context, Message};
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
@@ -79,7 +79,7 @@ impl Frame {
 /// The bytes of a session's requests to one model, as far as no later message changes them.
 pub struct Rendering {
     system: String,
-    tools: Vec<ToolDefinition>,
+    tools: Tools,
     /// The messages that `transcript` has.
     added: Vec<Message>,
     transcript: Box<dyn Transcript>,
@@ -137,11 +137,11 @@ impl Rendering {
         self.bytes.capacity()
     }
 
-    fn new(protocol: &dyn Protocol, system: &str, tools: &[ToolDefinition]) -> Rendering {
+    fn new(protocol: &dyn Protocol, system: &str, tools: &Tools) -> Rendering {
         let frame = protocol.frame(system, tools);
         Rendering {
             system: system.to_owned(),
-            tools: tools.to_vec(),
+            tools: tools.clone(),
             added: Vec::new(),
             transcript: protocol.transcript(system),
             bytes: frame.before.clone(),

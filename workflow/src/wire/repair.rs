@@ -49,7 +49,7 @@ pub(super) fn repair(context: &Context, dialect: Dialect) -> (Context, Repairs) 
     let (messages, mut repairs) = turns.rest();
     let tools = tools(&context.tools, &mut repairs);
     let prefill = turns.prefill(context.prefill.as_deref(), &mut repairs);
-    (Context { system: turns.system, tools, messages, prefill }, repairs)
+    (Context { system: turns.system, tools: tools.into(), messages, prefill }, repairs)
 }
 
 /// The name of a tool as a provider sees it: letters, digits, `_` and `-`, at most 64 bytes.

@@ -8,7 +8,7 @@ use crate::record::{Block, Role, ToolCall, ToolResult};
 use serde_json::{Value, json};
 
 fn context(messages: Vec<Message>) -> Context {
-    Context { system: String::new(), tools: Vec::new(), messages, prefill: None }
+    Context { system: String::new(), tools: Vec::new().into(), messages, prefill: None }
 }
 
 fn text(text: &str) -> Block {
@@ -84,7 +84,7 @@ fn the_body_says_exactly_what_was_asked_for() {
     };
     let context = Context {
         system: "Be kind.".to_owned(),
-        tools: vec![tool],
+        tools: vec![tool].into(),
         messages: vec![user("hi")],
         prefill: None,
     };
@@ -418,7 +418,7 @@ fn a_tools_schema_is_always_an_object() {
         effect: Effect::Pure,
     };
     for parameters in [json!(null), json!({}), json!({"type": "object"})] {
-        let context = Context { tools: vec![tool(parameters)], ..context(vec![user("hi")]) };
+        let context = Context { tools: vec![tool(parameters)].into(), ..context(vec![user("hi")]) };
         let sent = body(&openai::project(&context, &openai::Options::new("m", 7)));
         let function = json!({"name": "t", "parameters": {"type": "object", "properties": {}}});
         assert_eq!(sent["tools"][0]["function"], function);

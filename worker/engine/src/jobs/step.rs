@@ -3,8 +3,10 @@
 //! is the loop (8). Before the first step is complete it usually goes round three times, each with a commit:
 //! begin, model call, tool calls. It goes on until the run closes or pauses, or other jobs need the slot.
 
+mod agent;
 mod ahead;
 mod commit;
+mod decided;
 mod end;
 mod files_gate;
 mod held;
@@ -17,8 +19,10 @@ use crate::perform::{CommittedCall, StartedCalls, Unperformed, next_call, perfor
 use crate::replay;
 use crate::telemetry;
 use crate::watchdog::UNYIELDING;
+use agent::OwnAgent;
 use ahead::{results_of, run_ahead};
 use apalis::prelude::{BoxDynError, Data};
+use decided::{Decided, Made};
 use end::{ClaimEnd, give_up, release, retry, slice_ends, tell};
 use files_gate::Admitted;
 use futures::FutureExt;
@@ -200,13 +204,14 @@ async fn run_steps(
 ) -> wakeful_store::Result<ClaimEnd> {
     let mut steps: u32 = 0;
     let mut began = Instant::now();
+    let mut own_agent = OwnAgent::of(ctx, &session);
     // The model call whose intent the latest commit recorded.
     let mut committed = None;
     // The tool calls that it started, or the results of those that ended before it.
     let mut started = StartedCalls::default();
     let mut results = None;
     loop {
-        let agent = ctx.agent_here(&session);
+        let agent = own_agent.now(ctx, &session);
         let policy = agent.as_ref().map_or_else(|_| AgentPolicy::default(), Agent::policy);
         let decided = match &agent {
             Ok(agent) => {
@@ -346,28 +351,6 @@ async fn run_steps(
     }
 }
 
-/// What [`decide`] leads to.
-#[expect(
-    clippy::large_enum_variant,
-    reason = "only one such value exists at a time, and it is matched at once"
-)]
-enum Decided {
-    Performed(Performed),
-    End(ClaimEnd),
-    /// The session was read again, so the caller plans again.
-    Again,
-}
-
-/// What the commit before has made ready for the next action.
-struct Made<'a> {
-    /// The model call whose intent it recorded.
-    call: Option<CommittedCall>,
-    /// The tool calls that it started.
-    started: &'a StartedCalls,
-    /// The results of the calls that it opened, if these have ended already.
-    results: Option<Performed>,
-}
-
 /// Hops 3 to 5: plans the next action and performs it.
 async fn decide(
     ctx: &Ctx,
@@ -412,7 +395,7 @@ async fn decide(
         }
     }
     let configured = agent;
-    let agent = way.as_ref().map_or(configured, |way| &way.agent);
+    let agent = way.as_ref().map_or(configured, |way| &*way.agent);
     let mut action = match ctx.configured_tools(session, agent) {
         Ok(tools) => {
             let window = ctx.config.context_window(&agent.model);

@@ -28,7 +28,7 @@ pub(super) fn hello() -> Context {
     let content = vec![Block::Text { text: "hello".to_owned() }];
     Context {
         system: String::new(),
-        tools: Vec::new(),
+        tools: Vec::new().into(),
         messages: vec![Message { role: Role::User, content: content.into() }],
         prefill: None,
     }

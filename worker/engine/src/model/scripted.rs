@@ -6,13 +6,13 @@
 
 use super::{Deltas, Model};
 use async_trait::async_trait;
+use body::{Body, Moment, estimate};
 use scenario::{ReplyScript, Scenario};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::Value;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use template::Variables;
 use wakeful_workflow::agent::ToolDefinition;
 use wakeful_workflow::context::{Context, Message};
 use wakeful_workflow::fault::Fault;
@@ -20,6 +20,7 @@ use wakeful_workflow::id::CallId;
 use wakeful_workflow::record::{Block, FinishReason, Reply, Role, ToolCall, Usage};
 use wakeful_workflow::wire::{End, Frame, Protocol, Repairs, Request, Transcript};
 
+mod body;
 pub mod scenario;
 mod template;
 
@@ -95,30 +96,28 @@ impl Scripted {
     }
 }
 
-/// The request body. It holds only what a model may see: no details of tool results, and no blocks of other
-/// providers.
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Body {
+/// A request's body, without its messages. With them it holds only what a model may see: no details of tool results, and no
+/// blocks of other providers. [`body::Body`] reads it.
+#[derive(Serialize)]
+struct Frameless<'a> {
     model: String,
-    system: String,
-    tools: Vec<String>,
-    messages: Vec<BodyMessage>,
+    system: &'a str,
+    tools: Vec<&'a str>,
+    messages: [(); 0],
 }
 
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct BodyMessage {
+#[derive(Serialize)]
+struct BodyMessage<'a> {
     role: Role,
-    content: Vec<Part>,
+    content: Vec<BodyPart<'a>>,
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
-enum Part {
-    Text { text: String },
-    ToolCall { call_id: CallId, name: String, arguments: Value },
-    ToolResult { call_id: CallId, name: String, content: String, is_error: bool },
+enum BodyPart<'a> {
+    Text { text: &'a str },
+    ToolCall { call_id: &'a CallId, name: &'a str, arguments: Value },
+    ToolResult { call_id: &'a CallId, name: &'a str, content: &'a str, is_error: bool },
 }
 
 #[async_trait]
@@ -132,7 +131,7 @@ impl Model for Scripted {
     }
 
     async fn call(&self, request: &Request, deltas: &mut dyn Deltas) -> Result<Reply, Fault> {
-        let body: Body = serde_json::from_slice(&request.body).map_err(|error| Fault::Internal {
+        let body: Body<'_> = serde_json::from_slice(&request.body).map_err(|error| Fault::Internal {
             message: format!("no request of a scripted model: {error}"),
         })?;
         let moment = Moment::of(&body);
@@ -175,11 +174,11 @@ impl Protocol for Scripted {
     }
 
     fn frame(&self, system: &str, tools: &[ToolDefinition]) -> Frame {
-        let body = Body {
+        let body = Frameless {
             model: format!("scripted/{}", self.name),
-            system: system.to_owned(),
-            tools: tools.iter().map(|tool| tool.name.clone()).collect(),
-            messages: Vec::new(),
+            system,
+            tools: tools.iter().map(|tool| tool.name.as_str()).collect(),
+            messages: [],
         };
         let mut before = bytes(&body);
         // The list of messages is the body's last field.
@@ -231,56 +230,21 @@ impl Scripted {
     }
 }
 
-/// The position of a request in its conversation.
-struct Moment<'a> {
-    variables: Variables<'a>,
-    /// Number of model answers since the newest user text.
-    answers: usize,
-}
-
-impl<'a> Moment<'a> {
-    fn of(body: &'a Body) -> Self {
-        let newest = body.messages.iter().enumerate().rev().find_map(|(index, message)| match message.role {
-            Role::User => message.content.iter().rev().find_map(text).map(|text| (index, text)),
-            Role::System | Role::Assistant | Role::Tool => None,
-        });
-        let (since, user) = newest.map_or((0, ""), |(index, text)| (index + 1, text));
-        let after = &body.messages[since..];
-        let answers = after.iter().filter(|message| message.role == Role::Assistant).count();
-        let results = after.iter().flat_map(|message| &message.content).filter_map(result).collect();
-        Moment { variables: Variables { user, results }, answers }
-    }
-}
-
-fn part(block: &Block) -> Option<Part> {
+fn part(block: &Block) -> Option<BodyPart<'_>> {
     match block {
-        Block::Text { text } => Some(Part::Text { text: text.clone() }),
-        Block::ToolCall(call) => Some(Part::ToolCall {
-            call_id: call.call_id.clone(),
-            name: call.name.clone(),
+        Block::Text { text } => Some(BodyPart::Text { text }),
+        Block::ToolCall(call) => Some(BodyPart::ToolCall {
+            call_id: &call.call_id,
+            name: &call.name,
             arguments: sorted(&call.arguments),
         }),
-        Block::ToolResult(result) => Some(Part::ToolResult {
-            call_id: result.call_id.clone(),
-            name: result.name.clone(),
-            content: result.content.clone(),
+        Block::ToolResult(result) => Some(BodyPart::ToolResult {
+            call_id: &result.call_id,
+            name: &result.name,
+            content: &result.content,
             is_error: result.is_error,
         }),
         Block::Provider { .. } => None,
-    }
-}
-
-fn text(part: &Part) -> Option<&str> {
-    match part {
-        Part::Text { text } => Some(text),
-        Part::ToolCall { .. } | Part::ToolResult { .. } => None,
-    }
-}
-
-fn result(part: &Part) -> Option<&str> {
-    match part {
-        Part::ToolResult { content, .. } => Some(content),
-        Part::Text { .. } | Part::ToolCall { .. } => None,
     }
 }
 
@@ -298,9 +262,9 @@ fn sorted(value: &Value) -> Value {
     }
 }
 
-fn content(script: &ReplyScript, moment: &Moment<'_>, body: &Body) -> Vec<Block> {
+fn content(script: &ReplyScript, moment: &Moment<'_>, body: &Body<'_>) -> Vec<Block> {
     let text = script.text.iter().map(|text| Block::Text { text: text.render(&moment.variables) });
-    let position = position(body);
+    let position = body.position();
     let calls = script.tool_calls.iter().enumerate().map(|(n, call)| {
         Block::ToolCall(ToolCall {
             call_id: CallId::from(format!("call_{position}_{n}")),
@@ -310,19 +274,6 @@ fn content(script: &ReplyScript, moment: &Moment<'_>, body: &Body) -> Vec<Block>
         })
     });
     text.chain(calls).collect()
-}
-
-/// Returns the number to use in new call ids: the answer's index among the messages, or one more than the
-/// greatest number in existing ids. The index alone could repeat when the context leaves out old messages,
-/// and then two calls would share an id.
-fn position(body: &Body) -> usize {
-    let used = body.messages.iter().flat_map(|message| &message.content).filter_map(|part| match part {
-        Part::ToolCall { call_id, .. } => {
-            call_id.as_str().strip_prefix("call_")?.split_once('_')?.0.parse::<usize>().ok()?.checked_add(1)
-        }
-        Part::Text { .. } | Part::ToolResult { .. } => None,
-    });
-    used.fold(body.messages.len(), usize::max)
 }
 
 async fn pause(ms: u64) {
@@ -341,35 +292,6 @@ async fn stream(text: &str, chunk_ms: u64, deltas: &mut dyn Deltas) {
         deltas.text(chunk);
         rest = after;
         pause(chunk_ms).await;
-    }
-}
-
-/// Estimates one token per four bytes. Everything before the newest model answer counts as cached, because
-/// the previous request held it.
-fn estimate(body: &Body, content: &[Block]) -> Usage {
-    let tokens = |bytes: usize| i64::try_from(bytes.div_ceil(4)).unwrap_or(i64::MAX);
-    let head = tokens(body.system.len() + body.tools.iter().map(String::len).sum::<usize>());
-    let size = |messages: &[BodyMessage]| {
-        messages.iter().map(|message| tokens(message.content.iter().map(part_bytes).sum())).sum::<i64>()
-    };
-    let cached = match body.messages.iter().rposition(|message| message.role == Role::Assistant) {
-        Some(answer) => head + size(&body.messages[..answer]),
-        None => 0,
-    };
-    Usage {
-        input_tokens: head + size(&body.messages),
-        output_tokens: content.iter().filter_map(part).map(|part| tokens(part_bytes(&part))).sum(),
-        cached_tokens: cached,
-        cache_write_tokens: 0,
-        cost_micros: 0,
-    }
-}
-
-fn part_bytes(part: &Part) -> usize {
-    match part {
-        Part::Text { text } => text.len(),
-        Part::ToolCall { name, arguments, .. } => name.len() + arguments.to_string().len(),
-        Part::ToolResult { content, .. } => content.len(),
     }
 }
 

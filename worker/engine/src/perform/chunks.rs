@@ -76,6 +76,10 @@ impl Said {
 
     pub(super) fn text(&self, more: &str) {
         let mut text = self.lock();
+        if text.open.capacity() == 0 {
+            // The text of a chunk grows by words.
+            text.open.reserve(BYTES + BYTES / 4);
+        }
         text.open.push_str(more);
         if text.open.len() >= BYTES {
             text.cut();

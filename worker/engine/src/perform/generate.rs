@@ -18,7 +18,7 @@ use tracing_opentelemetry::OpenTelemetrySpanExt;
 use wakeful_store::generation::NewGeneration;
 use wakeful_store::queue::Lease;
 use wakeful_workflow::advance::{Generated, Next, Performed, Transition};
-use wakeful_workflow::agent::Agent;
+use wakeful_workflow::agent::{Agent, ToolDefinition, Tools};
 use wakeful_workflow::context::{self, Built};
 use wakeful_workflow::effect::Effect;
 use wakeful_workflow::fault::Fault;
@@ -47,7 +47,8 @@ pub struct PreparedCall {
     resumes: Option<GenerationId>,
     context_strategy: Strategy,
     rebase: Option<Rebase>,
-    effects: BTreeMap<String, Effect>,
+    /// What the model is offered.
+    tools: Tools,
 }
 
 impl PreparedCall {
@@ -126,7 +127,7 @@ fn calls_model(ctx: &Ctx, session: &Session, agent: &Agent) -> bool {
 /// Prepares the session's next model call. Writes nothing. Reads the database only if an attempt was interrupted.
 async fn prepare(ctx: &Ctx, session: &Session, agent: &Agent) -> Result<PreparedCall, Unperformed> {
     let model = ctx.plugins.models.get(&agent.model)?;
-    let (Built { context, rebase }, effects) = context_and_effects(ctx, session, agent)?;
+    let Built { context, rebase } = build(ctx, session, agent)?;
     let draft = ctx.renderings.draft(&session.session_id, &agent.model, model.as_ref(), &context);
     let base_sha256 = draft.outline(None).sha256;
     let next =
@@ -142,6 +143,7 @@ async fn prepare(ctx: &Ctx, session: &Session, agent: &Agent) -> Result<Prepared
         None => (draft.request(None), base_sha256.clone(), None),
     };
     drop(draft);
+    let tools = context.tools;
     Ok(PreparedCall {
         generation_id: GenerationId::from(wakeful_store::new_id("gen")),
         step_number: session.last_step_number + 1,
@@ -154,7 +156,7 @@ async fn prepare(ctx: &Ctx, session: &Session, agent: &Agent) -> Result<Prepared
         resumes,
         context_strategy: agent.context.strategy,
         rebase,
-        effects,
+        tools,
     })
 }
 
@@ -179,7 +181,7 @@ pub(super) async fn call_model(
         }
     };
     let PreparedCall {
-        generation_id, attempt, model, request, request_sha256, resumes, rebase, effects, ..
+        generation_id, attempt, model, request, request_sha256, resumes, rebase, tools, ..
     } = call;
     let kinds = &request.repairs;
     let repairs = kinds.total();
@@ -244,6 +246,7 @@ pub(super) async fn call_model(
     span.set_attribute(names::COST_MICROS, cost_micros);
     let reasons = vec![StringValue::from(reply.finish_reason.as_str())];
     span.set_attribute(names::RESPONSE_FINISH_REASONS, Value::Array(Array::String(reasons)));
+    let effects = effects(ctx, tools.iter().filter(|tool| reply.calls(&tool.name)));
     Ok(Performed::Replied(Generated {
         generation_id,
         attempt,
@@ -260,24 +263,22 @@ pub(super) async fn call_model(
     }))
 }
 
-/// Returns the context that the model sees, and the effect class of each tool in it.
-pub(super) fn context_and_effects(
-    ctx: &Ctx,
-    session: &Session,
-    agent: &Agent,
-) -> Result<(Built, BTreeMap<String, Effect>), Fault> {
+/// Returns the context that the model sees.
+pub(super) fn build(ctx: &Ctx, session: &Session, agent: &Agent) -> Result<Built, Fault> {
     // The configuration decides the tools only in a session without a pinned prefix.
     let configured = ctx.configured_tools(session, agent)?;
     let window = ctx.config.context_window(&agent.model);
     // The rebase is journalled with the reply. If this call is interrupted first, the next attempt computes the
     // same one.
-    let built = context::build(session, configured, &agent.context, window);
-    let effects = effects(ctx, &built);
-    Ok((built, effects))
+    Ok(context::build(session, configured, &agent.context, window))
 }
 
-pub(super) fn effects(ctx: &Ctx, built: &Built) -> BTreeMap<String, Effect> {
-    built.context.tools.iter().map(|tool| (tool.name.clone(), ctx.effect_of(tool))).collect()
+/// Returns the effect class of each of these tools.
+pub(super) fn effects<'t>(
+    ctx: &Ctx,
+    tools: impl IntoIterator<Item = &'t ToolDefinition>,
+) -> BTreeMap<String, Effect> {
+    tools.into_iter().map(|tool| (tool.name.clone(), ctx.effect_of(tool))).collect()
 }
 
 /// Returns whether the provider used its prompt cache for this run's previous reply, and the context has not

@@ -30,15 +30,13 @@ pub(super) async fn reply(ctx: &Ctx, session: &Session, agent: &Agent) -> Result
     // A rebase names messages by number. If this answer has the same number as in the source, reuse the
     // source's rebase, so that the context begins at the same message.
     let number = session.last_message_number + session.inbox.len() as i64 + 1;
-    let (Built { context, rebase }, effects) =
-        if answer.call.is_some() && answer.record.message_number == number {
-            let tools = ctx.configured_tools(session, &agent)?;
-            let built = context::build_again(session, tools, recording.rebase_of(number));
-            let effects = super::generate::effects(ctx, &built);
-            (built, effects)
-        } else {
-            super::generate::context_and_effects(ctx, session, &agent)?
-        };
+    let Built { context, rebase } = if answer.call.is_some() && answer.record.message_number == number {
+        let tools = ctx.configured_tools(session, &agent)?;
+        context::build_again(session, tools, recording.rebase_of(number))
+    } else {
+        generate::build(ctx, session, &agent)?
+    };
+    let effects = generate::effects(ctx, &context.tools);
     let draft = ctx.renderings.draft(&session.session_id, model_name, model.as_ref(), &context);
     let Outline { sha256: request_sha256, repairs, prefill } =
         draft.outline(replay::prefill(&answer).as_deref());

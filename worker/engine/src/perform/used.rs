@@ -4,7 +4,7 @@
 //! estimated: the request by the rate of the session's earlier requests, and the answer by the text that has come.
 
 use super::cut::Cut;
-use super::generate::context_and_effects;
+use super::generate::build;
 use crate::ctx::Ctx;
 use wakeful_workflow::agent::Agent;
 use wakeful_workflow::context;
@@ -33,7 +33,7 @@ pub(super) async fn used(
     let mut usage = cut.counted;
     if usage.input_tokens == 0 {
         // Without the agent's tools the context cannot be built, and then nothing is known.
-        let Ok((built, _)) = context_and_effects(ctx, session, agent) else { return Ok(None) };
+        let Ok(built) = build(ctx, session, agent) else { return Ok(None) };
         usage.input_tokens = context::weigh(session, &built.context, built.rebase.as_ref()).tokens;
     }
     let said = i64::try_from(cut.bytes.div_ceil(BYTES_PER_TOKEN)).unwrap_or(i64::MAX);

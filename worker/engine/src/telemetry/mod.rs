@@ -213,7 +213,7 @@ where
                 .boxed()
         }
         Format::Json => tracing_subscriber::fmt::layer()
-            .fmt_fields(tracing_subscriber::fmt::format::JsonFields::new())
+            .fmt_fields(log::Pairs)
             .event_format(log::Json)
             .with_ansi(false)
             .with_writer(writer)

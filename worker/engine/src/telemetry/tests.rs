@@ -213,6 +213,37 @@ async fn without_an_endpoint_there_is_no_trace_and_no_cost() {
 }
 
 #[test]
+fn a_line_has_each_key_once_and_the_innermost_newest_value_counts() {
+    let (dispatch, _guard, lines) = start(&settings(&[]));
+    tracing::dispatcher::with_default(&dispatch, || {
+        let outer = info_span!("outer", "otel.name" = "x", "run.id" = "outer", who = "outer", late = "early");
+        let inner = info_span!(parent: &outer, "inner", "run.id" = "inner", share = 0.5, r#type = tracing::field::Empty);
+        outer.record("late", "late");
+        inner.record("type", true);
+        inner.in_scope(|| {
+            info!(who = "event", level = "none", count = -1, nothing = f64::NAN, "Said \"it\":")
+        });
+    });
+    let text = lines.text();
+    let line: Value = serde_json::from_str(&text).unwrap();
+    for (key, value) in [
+        ("level", Value::from("INFO")),
+        ("message", "Said \"it\":".into()),
+        ("who", "event".into()),
+        ("count", (-1).into()),
+        ("nothing", Value::Null),
+        ("run.id", "inner".into()),
+        ("share", 0.5.into()),
+        ("type", true.into()),
+        ("late", "late".into()),
+    ] {
+        assert_eq!(line[key], value, "{key}");
+        assert_eq!(text.matches(&format!("{key:?}:")).count(), 1, "{key}: {text}");
+    }
+    assert!(line.get("otel.name").is_none(), "{text}");
+}
+
+#[test]
 fn the_filter_quiets_the_exporter_and_a_bad_one_is_reported() {
     let (dispatch, _guard, lines) = start(&settings(&[("WAKEFUL_LOG", "debug")]));
     tracing::dispatcher::with_default(&dispatch, || {

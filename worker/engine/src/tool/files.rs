@@ -4,6 +4,7 @@
 //! access then goes through a handle that cannot leave the workspace, so a link that appears between two
 //! calls does no harm.
 
+mod at_hand;
 mod more;
 mod restore;
 
@@ -81,6 +82,9 @@ impl Tool for ReadFile {
 
     async fn call(&self, call: &ToolCallContext, arguments: Value) -> Result<ToolOutput, ToolError> {
         let ReadArguments { path } = parse_arguments(arguments)?;
+        if let Some(bytes) = at_hand::read(&call.workspace.path, &relative(&path)?) {
+            return shown(&path, bytes, None).map(ToolOutput::without_nul).map_err(ToolError::without_nul);
+        }
         let workspace = call.workspace.clone();
         blocking(move || read(&workspace, &path)).await
     }

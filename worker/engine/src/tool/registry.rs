@@ -231,6 +231,9 @@ pub fn fits(tool: &ToolDefinition, arguments: &Value) -> Result<(), String> {
 }
 
 fn violations(name: &str, validator: &Validator, arguments: &Value) -> Result<(), ToolError> {
+    if validator.is_valid(arguments) {
+        return Ok(());
+    }
     let violations: Vec<String> = validator.iter_errors(arguments).map(|error| describe(&error)).collect();
     if violations.is_empty() { Ok(()) } else { Err(ToolError(refusal(name, &violations))) }
 }

@@ -12,18 +12,18 @@ use std::collections::{BTreeMap, HashSet};
 /// 2,704 bytes.
 const CALL_ID_BYTES: usize = 256;
 
-impl Draft<'_> {
+impl<'a> Draft<'a> {
     /// Makes each call id unique within the session, as the ledger requires. Providers promise ids that are
     /// unique in one reply only, and some servers count from zero each time. A repeated id gets the message
     /// number and the call's index as a suffix, which are the same in every attempt.
     pub(super) fn with_unique_call_ids(&self, content: Vec<Block>) -> Vec<Block> {
-        let mut taken: HashSet<CallId> = self
-            .session
-            .records
-            .iter()
-            .flat_map(Record::tool_calls)
-            .map(|call| call.call_id.clone())
-            .collect();
+        if !content.iter().any(|block| matches!(block, Block::ToolCall(_))) {
+            return content;
+        }
+        let ids = |record: &'a Record| record.tool_calls().map(|call| call.call_id.as_str());
+        let mut before = HashSet::with_capacity(self.session.records.len());
+        before.extend(self.session.records.iter().flat_map(ids));
+        let mut here: HashSet<CallId> = HashSet::new();
         let message_number = self.last_message_number() + 1;
         let mut index = 0;
         content
@@ -33,11 +33,18 @@ impl Draft<'_> {
                     let given = without_nul(call.call_id.into_string());
                     let usable = !given.is_empty() && given.len() <= CALL_ID_BYTES;
                     let mut id = if usable { given } else { format!("call_{message_number}_{index}") };
-                    while taken.contains(&CallId::from(id.as_str())) {
-                        id = format!("{id}_{message_number}_{index}");
-                    }
-                    call.call_id = CallId::from(id);
-                    taken.insert(call.call_id.clone());
+                    call.call_id = loop {
+                        if before.contains(id.as_str()) {
+                            id = format!("{id}_{message_number}_{index}");
+                            continue;
+                        }
+                        let free = CallId::from(id);
+                        if !here.contains(&free) {
+                            break free;
+                        }
+                        id = format!("{free}_{message_number}_{index}");
+                    };
+                    here.insert(call.call_id.clone());
                     index += 1;
                     Block::ToolCall(call)
                 }

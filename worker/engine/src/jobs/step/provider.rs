@@ -7,6 +7,7 @@ use super::{ClaimEnd, Counts};
 use crate::ctx::Ctx;
 use crate::gates::{Admission, Probe};
 use crate::model::provider_of;
+use std::borrow::Cow;
 use std::time::{Duration, Instant};
 use tracing::warn;
 use wakeful_store::Result;
@@ -64,7 +65,7 @@ impl Troubles {
 /// The model that the step calls: the agent's own, or the first of `fallback` that may be called.
 pub(super) struct Way<'a> {
     /// The agent with that model.
-    pub(super) agent: Agent,
+    pub(super) agent: Cow<'a, Agent>,
     probe: Option<Probe<'a>>,
 }
 
@@ -101,7 +102,7 @@ fn models(agent: &Agent) -> Vec<&str> {
 pub(super) async fn route<'a>(
     ctx: &'a Ctx,
     job: &Job,
-    agent: &Agent,
+    agent: &'a Agent,
     troubles: &Troubles,
 ) -> Result<Routed<'a>> {
     let mut reason = None;
@@ -121,10 +122,11 @@ pub(super) async fn route<'a>(
                 continue;
             }
         };
-        return Ok(Routed::Call(Box::new(Way {
-            agent: Agent { model: model.to_owned(), ..agent.clone() },
-            probe,
-        })));
+        let agent = match index {
+            0 => Cow::Borrowed(agent),
+            _ => Cow::Owned(Agent { model: model.to_owned(), ..agent.clone() }),
+        };
+        return Ok(Routed::Call(Box::new(Way { agent, probe })));
     }
     let (model, error) = reason.unwrap_or((&agent.model, None));
     let error = job.last_error.clone().or(error).unwrap_or_else(|| "the provider fails".to_owned());

@@ -40,7 +40,12 @@ fn answered(call_id: &CallId, name: &str, content: &str) -> Message {
 
 fn context(messages: Vec<Message>) -> Context {
     let tool = |name: &str| ToolDefinition::new(name, "d", json!({"type": "object"}), Effect::Pure);
-    Context { system: "You are a test.".into(), tools: vec![tool("a"), tool("b")], messages, prefill: None }
+    Context {
+        system: "You are a test.".into(),
+        tools: vec![tool("a"), tool("b")].into(),
+        messages,
+        prefill: None,
+    }
 }
 
 async fn call(model: &Scripted, messages: &[Message]) -> Result<Reply, Fault> {
@@ -160,8 +165,8 @@ async fn a_new_text_of_the_user_begins_a_new_turn() {
         .flat_map(|m| &m.content)
         .filter_map(part)
         .filter_map(|part| match part {
-            Part::ToolCall { call_id, .. } => Some(call_id.into_string()),
-            Part::Text { .. } | Part::ToolResult { .. } => None,
+            BodyPart::ToolCall { call_id, .. } => Some(call_id.as_str().to_owned()),
+            BodyPart::Text { .. } | BodyPart::ToolResult { .. } => None,
         })
         .collect();
     let all = ids.len();
