@@ -23,7 +23,17 @@ macro_rules! failpoint {
 #[cfg(feature = "failpoints")]
 #[doc(hidden)]
 pub fn hit(name: &str) {
-    fail::fail_point!(name, |_| die(name));
+    fail::fail_point!(name, |word| match word.as_deref() {
+        Some("stop") => stop(name),
+        _ => die(name),
+    });
+}
+
+/// Stops this process until it gets SIGCONT.
+#[cfg(feature = "failpoints")]
+fn stop(name: &str) {
+    eprintln!("failpoint {name}: stopping this process");
+    let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::STOP);
 }
 
 #[cfg(feature = "failpoints")]
