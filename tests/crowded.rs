@@ -134,7 +134,8 @@ async fn a_session_that_another_transaction_holds_takes_no_connection_from_the_o
     model.release();
 
     let say = |number: usize| json!({"text": "Hello?", "client_key": format!("k{number}"), "user_id": "ann"});
-    let messages = (0..50).map(|number| ask(client.clone(), "/v1/chat/held/messages".to_owned(), say(number)));
+    let messages =
+        (0..50).map(|number| ask(client.clone(), "/v1/chat/held/messages".to_owned(), say(number)));
     let acts = (0..2).map(|_| ask(client.clone(), format!("/v1/sessions/{session}/cancel"), json!({})));
     let refused = tokio::spawn(join_all(messages.collect::<Vec<_>>()));
     let refused_acts = tokio::spawn(join_all(acts.collect::<Vec<_>>()));

@@ -10,8 +10,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// How long one waits to be first: as long as a statement waits for a lock.
-pub const WAITS: Duration = Duration::from_secs(5);
+/// How long one waits to be first: a little shorter than a statement waits for a lock. So when the first gives up, those behind it
+/// have done so, and do not begin to wait for the same lock.
+pub const WAITS: Duration = Duration::from_secs(4);
 
 /// The lines of a process. Clones share them.
 #[derive(Clone, Debug, Default)]

@@ -208,7 +208,8 @@ impl Pool {
     /// another server. It may lock nothing that a step, a message or an act upon a session waits for.
     pub async fn begin_long(&self) -> Result<Transaction, sqlx::Error> {
         let mut tx = self.begin().await?;
-        let patience = "set local idle_in_transaction_session_timeout = '60s'; set local lock_timeout = '60s'";
+        let patience =
+            "set local idle_in_transaction_session_timeout = '60s'; set local lock_timeout = '60s'";
         sqlx::raw_sql(patience).execute(&mut *tx).await?;
         Ok(tx)
     }
