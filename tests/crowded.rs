@@ -3,7 +3,10 @@
 use crate::awake::one_connection;
 use crate::support::{Answer, Client, Database, ModelServer, Options, Process, Server, eventually};
 use futures::StreamExt;
+use futures::future::join_all;
 use futures::stream;
+use reqwest::StatusCode;
+use reqwest::header::RETRY_AFTER;
 use serde_json::json;
 
 /// Processes on one server that takes `connections` in all.
@@ -103,5 +106,72 @@ async fn a_process_opens_at_most_eight_connections() {
     })
     .await;
     assert!(most >= 5, "{most}: LISTEN, heartbeat, lock, a lane, a statement");
+    assert!(process.terminate().success());
+}
+
+/// Asks, and says how it was answered and whether it may ask again later.
+async fn ask(client: Client, path: String, body: serde_json::Value) -> (StatusCode, bool) {
+    let answer = client.post_request(&path).body(body.to_string()).send().await.unwrap();
+    (answer.status(), answer.headers().contains_key(RETRY_AFTER))
+}
+
+/// A person holds the rows of one session in a transaction of their own.
+#[tokio::test]
+async fn a_session_that_another_transaction_holds_takes_no_connection_from_the_others() {
+    let database = Database::new().await;
+    let model = ModelServer::start(|_, _| Answer::text("Heard.")).await;
+    let options = Options::new().model("openai/test").env("OPENAI_BASE_URL", &model.url);
+    let process = options.serve(&database).await;
+    let client = process.client();
+    model.hold();
+    let session = client.chat("held", "Hello.").await["session_id"].as_str().unwrap().to_owned();
+    model.asked(1).await;
+    let mut person = database.pool.begin().await.unwrap();
+    let lock = "select from conversation_counters c
+        join conversation_sessions s using (conversation_id)
+        where conversation_id = 'default/held' for update";
+    sqlx::query(lock).execute(&mut *person).await.unwrap();
+    model.release();
+
+    let say = |number: usize| json!({"text": "Hello?", "client_key": format!("k{number}"), "user_id": "ann"});
+    let messages =
+        (0..50).map(|number| ask(client.clone(), "/v1/chat/held/messages".to_owned(), say(number)));
+    let acts = (0..2).map(|_| ask(client.clone(), format!("/v1/sessions/{session}/cancel"), json!({})));
+    let refused = tokio::spawn(join_all(messages.collect::<Vec<_>>()));
+    let refused_acts = tokio::spawn(join_all(acts.collect::<Vec<_>>()));
+    eventually("statements to wait for the lock", || async {
+        let waiting = "select count(*) from pg_stat_activity where datname = $1 and wait_event_type = 'Lock'";
+        (database.value::<i64>(waiting, &database.name).await >= 2).then_some(())
+    })
+    .await;
+    // All this while they wait.
+    for number in 0..3 {
+        let other = client.chat(&format!("other{number}"), "Hello.").await;
+        let path = format!("/v1/sessions/{}", other["session_id"].as_str().unwrap());
+        eventually("another session's run to complete", || async {
+            let (status, session) = client.get(&path).await;
+            assert_eq!(status, StatusCode::OK, "{session}");
+            (session["status"] == "completed").then_some(())
+        })
+        .await;
+        let (ready, said) = client.get("/readyz").await;
+        assert_eq!(ready, StatusCode::OK, "{said}");
+    }
+    for (status, later) in refused.await.unwrap().into_iter().chain(refused_acts.await.unwrap()) {
+        assert!(later && (status == 503 || status == 429), "{status}");
+    }
+    process.wait_for_log("The commit failed; trying again").await;
+    person.rollback().await.unwrap();
+
+    for number in 0..50 {
+        let answer = ask(client.clone(), "/v1/chat/held/messages".to_owned(), say(number)).await;
+        assert_eq!(answer.0, StatusCode::ACCEPTED, "nothing of it was taken before");
+    }
+    client.wait_for(&session, "completed").await;
+    let ended = "select count(*) from session_runs where status <> 'completed' and $1 <> ''";
+    eventually("every run to complete", || async {
+        (database.value::<i64>(ended, "all").await == 0).then_some(())
+    })
+    .await;
     assert!(process.terminate().success());
 }

@@ -141,13 +141,16 @@ async fn when_no_turn_comes_in_time_a_message_is_refused_and_readers_and_the_hea
         .server("ingest_concurrency = 4\ningest_wait_ms = 300");
     let api = options.arg("--roles=api").serve(&database).await;
     let client = api.client();
-    let first = client.chat("held", "one").await;
-    let id = first["session_id"].as_str().unwrap().to_owned();
+    for conversation in ["held", "held-too"] {
+        client.chat(conversation, "one").await;
+    }
+    let free = client.chat("free", "one").await;
+    let id = free["session_id"].as_str().unwrap().to_owned();
 
-    // Both intake connections wait for a session that the test has locked.
+    // Both intake connections wait for sessions that the test has locked. Messages of one session would take only one.
     let mut lock = database.pool.begin().await.unwrap();
     sqlx::query("select 1 from conversation_sessions for update").execute(&mut *lock).await.unwrap();
-    let held: Vec<_> = ["two", "three"].map(|text| spawn(&client, "held", text)).into();
+    let held: Vec<_> = ["held", "held-too"].map(|conversation| spawn(&client, conversation, "two")).into();
     lock_waiters(&database, 2).await;
 
     // The next two pass the first check and get no connection in time. All others fail the first check.
@@ -174,7 +177,7 @@ async fn when_no_turn_comes_in_time_a_message_is_refused_and_readers_and_the_hea
     assert_eq!(client.get("/readyz").await.0, StatusCode::OK);
     let sessions: i64 =
         database.value("select count(*) from conversation_sessions where $1 <> ''", "all").await;
-    assert_eq!(sessions, 1, "refused messages left no row");
+    assert_eq!(sessions, 3, "refused messages left no row");
 
     lock.commit().await.unwrap();
     for one in held {

@@ -4,7 +4,12 @@
 use crate::awake::cut_lock;
 use crate::support::checker::dump;
 use crate::support::world::model;
-use crate::support::{ModelServer, Options, Process, World, eventually};
+use crate::support::{Client, ModelServer, Options, Process, World, eventually};
+use reqwest::StatusCode;
+use reqwest::header::RETRY_AFTER;
+use serde_json::json;
+use std::time::Duration;
+use tokio::time::timeout;
 
 const GUARDED: &[&str] = &["charge"];
 const MAIL: &[&str] = &["compose_email"];
@@ -201,4 +206,64 @@ async fn a_call_is_neither_started_nor_settled_under_a_lost_lease() {
         "the other one ran it, with the proof that this one had not"
     );
     zombie.changes_nothing(other, |zombie| zombie.process.signal(libc::SIGCONT)).await;
+}
+
+/// The server ends a transaction that rests long before a statement gives up at its limit of a minute.
+const LONG_BEFORE: Duration = Duration::from_secs(30);
+
+/// Reads the session until it is completed. Each read is answered.
+async fn reads(client: &Client, session_id: &str) {
+    eventually("the session to be completed", || async {
+        let (status, session) = client.get(&format!("/v1/sessions/{session_id}")).await;
+        assert_eq!(status, StatusCode::OK, "{session}");
+        (session["status"] == "completed").then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn k46_stopped_in_a_transaction_it_loses_its_locks_and_writes_nothing() {
+    let change = |options: Options| options.env("FAILPOINTS", "K46=1*return(stop)");
+    let zombie = Zombie::begin(MAIL, 1, change).await;
+    zombie.asks_the_model(2).await;
+    // A message during the last call: the close finds it, and decides again with the rows locked.
+    zombie.process.client().chat("zombie", "And a glass of water.").await;
+    zombie.model.release();
+    zombie.process.wait_for_log("failpoint K46: stopping").await;
+
+    let other = zombie.world.serve().await;
+    let client = other.client();
+    let posts = futures::future::join_all((0..4).map(|_| client.chat("zombie", "Are you there?")));
+    let served = async { tokio::join!(posts, reads(&client, &zombie.world.session_id)) };
+    timeout(LONG_BEFORE, served).await.expect("the locks of a stopped process are gone soon");
+    zombie.has("select 1 - least(count(*), 1) from jobs where $1 <> ''").await;
+    zombie.changes_nothing(other, |zombie| zombie.process.signal(libc::SIGCONT)).await;
+}
+
+#[tokio::test]
+async fn k46_an_api_that_is_stopped_in_a_transaction_holds_up_no_worker() {
+    let mut world = World::new("stopped", MAIL).await;
+    world.model.hold();
+    let worker = world.serve().await;
+    let client = worker.client();
+    world.begin(&client).await;
+    world.model.asked(1).await;
+    let options = world.options.clone().arg("--roles=api").env("FAILPOINTS", "K46=1*return(stop)");
+    let api = options.serve(&world.database).await;
+    let path = format!("/v1/sessions/{}/cancel", world.session_id);
+    let cancel = tokio::spawn(api.client().post_request(&path).body(json!({}).to_string()).send());
+    api.wait_for_log("failpoint K46: stopping").await;
+    world.model.release();
+
+    let done = timeout(LONG_BEFORE, reads(&client, &world.session_id)).await;
+    done.expect("the locks of a stopped process are gone soon");
+    api.signal(libc::SIGCONT);
+    let refused = cancel.await.unwrap().unwrap();
+    assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert!(refused.headers().contains_key(RETRY_AFTER));
+    let (again, _) = api.client().post(&path, &json!({})).await;
+    assert_eq!(again, StatusCode::CONFLICT, "it was not cancelled, and the process is well");
+    world.check().await;
+    assert!(api.terminate().success());
+    assert!(worker.terminate().success());
 }

@@ -445,7 +445,7 @@ impl Store {
         let known: Vec<String> = self.blob_stores.names().map(str::to_owned).collect();
         let mut removed = 0;
         loop {
-            let mut tx = self.pool.begin().await?;
+            let mut tx = self.pool.begin_long().await?;
             // Who puts this blob again waits for the row until it is gone there.
             let row = sqlx::query!(
                 r#"select r.sha256, r.space_id, r.store,

@@ -118,7 +118,7 @@ impl Store {
     }
 
     async fn try_restart(&self, new: &NewSession, client_key: Option<&str>) -> Result<Restarted> {
-        let mut tx = self.pool.begin().await?;
+        let mut tx = self.pool.in_line(&new.conversation_id).begin().await?;
         run::lock_conversation(&mut tx, &new.conversation_id).await.map_err(|error| match error {
             Error::NotFound { what, id } => Error::NotFound { what, id: shown(&id).to_owned() },
             other => other,

@@ -368,7 +368,7 @@ impl Store {
             None => (reason.as_deref().map(|_| SEALED.to_owned()), None),
         };
         let reason = if seal.is_some() { reason } else { sealed.clone() };
-        let mut tx = self.pool.begin().await?;
+        let mut tx = self.pool.in_line(&claimed.session_id).begin().await?;
         sqlx::query!(
             "select session_id from conversation_sessions where session_id = $1 for update",
             claimed.session_id

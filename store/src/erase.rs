@@ -266,10 +266,12 @@ impl Store {
         Ok(rows)
     }
 
-    /// Begins a transaction in the role that may delete. Its statements may read every log, so they have no limit of time.
+    /// Begins a transaction in the role that may delete. Its statements may read every log, and wait for the one who fills
+    /// the search, so they have no limit of time.
     async fn retention(&self) -> Result<Transaction> {
         let mut tx = self.pool.begin().await?;
-        let take = format!("set local statement_timeout = 0; set local role {ROLE}");
+        let take =
+            format!("set local statement_timeout = 0; set local lock_timeout = 0; set local role {ROLE}");
         let taken = sqlx::raw_sql(AssertSqlSafe(take)).execute(&mut *tx).await;
         taken.map_err(|error| explained(error.into()))?;
         Ok(tx)

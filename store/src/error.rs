@@ -2,6 +2,7 @@
 #![doc = include_str!("error.md")]
 #![deny(missing_docs)]
 
+use crate::lines::Held;
 use wakeful_workflow::notify::LinkState;
 use wakeful_workflow::session::SessionStatus;
 
@@ -9,7 +10,7 @@ use wakeful_workflow::session::SessionStatus;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The database returned an error, or could not be reached.
-    #[error("database: {0}")]
+    #[error("database: {}", said(.0))]
     Database(#[from] sqlx::Error),
     /// A row that the caller named does not exist.
     #[error("{what} {id} does not exist")]
@@ -198,8 +199,10 @@ pub enum Outage {
     DiskFull,
     /// It ran out of memory or of another resource, or its files cannot be read or written.
     Ailing,
-    /// A statement ran into a lock, a time limit or a deadlock.
+    /// A statement ran into a time limit or a deadlock.
     Contended,
+    /// Another transaction holds a row for too long. The database is well, and so are other sessions.
+    Locked,
     /// The store of the data keys cannot be reached, or lacks a master key.
     KeysAway,
     /// The database is well, but a store of blobs outside of it is away.
@@ -216,6 +219,7 @@ impl Outage {
             Outage::DiskFull => "the database takes no writes: its disk is full",
             Outage::Ailing => "the database is out of a resource",
             Outage::Contended => "the database was too slow, or its transactions are in each other's way",
+            Outage::Locked => "another transaction holds what this is to change",
             Outage::KeysAway => "the data keys of encrypted texts cannot be had",
             Outage::Blobs => "a blob store cannot be reached",
         }
@@ -225,8 +229,21 @@ impl Outage {
     pub fn refuses_writes(self) -> bool {
         match self {
             Outage::ReadOnly | Outage::DiskFull | Outage::Ailing => true,
-            Outage::Away | Outage::Crowded | Outage::Contended | Outage::KeysAway | Outage::Blobs => false,
+            Outage::Away
+            | Outage::Crowded
+            | Outage::Contended
+            | Outage::Locked
+            | Outage::KeysAway
+            | Outage::Blobs => false,
         }
+    }
+}
+
+/// sqlx has no kind of error for a wait that is ours, and would call it by another one's name.
+fn said(error: &sqlx::Error) -> String {
+    match error {
+        sqlx::Error::AnyDriverError(ours) if ours.is::<Held>() => ours.to_string(),
+        error => error.to_string(),
     }
 }
 
@@ -238,6 +255,7 @@ fn outage_of(error: &sqlx::Error) -> Option<Outage> {
         | sqlx::Error::PoolClosed
         | sqlx::Error::WorkerCrashed => Some(Outage::Away),
         sqlx::Error::PoolTimedOut => Some(Outage::Crowded),
+        sqlx::Error::AnyDriverError(error) if error.is::<Held>() => Some(Outage::Locked),
         sqlx::Error::Database(error) => of_code(error.code()?.as_ref()),
         _ => None,
     }
@@ -249,8 +267,9 @@ fn of_code(code: &str) -> Option<Outage> {
         "25006" => Outage::ReadOnly,
         "53100" => Outage::DiskFull,
         "53300" => Outage::Crowded,
-        // The last two are our own time limits; the server is too slow at the moment.
-        "55P03" | "25P03" | "57014" => Outage::Contended,
+        "55P03" => Outage::Locked,
+        // Our own time limits; the server or this process is too slow at the moment.
+        "25P03" | "57014" => Outage::Contended,
         "57P01" | "57P02" | "57P03" => Outage::Away,
         _ if code.starts_with("08") => Outage::Away,
         _ if code.starts_with("40") => Outage::Contended,
@@ -290,6 +309,8 @@ mod tests {
             ("58030", Some(Outage::Ailing)),
             ("40001", Some(Outage::Contended)),
             ("40P01", Some(Outage::Contended)),
+            ("55P03", Some(Outage::Locked)),
+            ("25P03", Some(Outage::Contended)),
             ("57P03", Some(Outage::Away)),
             ("08006", Some(Outage::Away)),
             ("22012", None),
@@ -298,6 +319,13 @@ mod tests {
         ] {
             assert_eq!(of_code(code), outage, "{code}");
         }
+    }
+
+    #[test]
+    fn a_wait_in_line_is_said_in_its_own_words() {
+        let error = Error::from(crate::lines::NotReached::TooLate);
+        assert_eq!(error.outage(), Some(Outage::Locked));
+        assert_eq!(error.to_string(), "database: another task of this process waits for the same row");
     }
 
     #[test]

@@ -66,7 +66,7 @@ impl Store {
             lease.token,
             &nonces as &[&str]
         )
-        .execute(&self.pool)
+        .execute(&self.pool.in_line(session_id.as_str()))
         .await?;
         Ok(())
     }
@@ -120,7 +120,7 @@ impl Store {
             call_id.as_str(),
             from.as_str()
         )
-        .fetch_optional(&self.pool)
+        .fetch_optional(&self.pool.in_line(session_id.as_str()))
         .await?;
         Ok(attempt.map(|attempt| Started { nonce, attempt }))
     }
@@ -170,7 +170,7 @@ impl Store {
             call_id.as_str(),
             started.nonce
         )
-        .fetch_one(&self.pool)
+        .fetch_one(&self.pool.in_line(session_id.as_str()))
         .await;
         match settled {
             Ok(_) => Ok(true),

@@ -75,6 +75,7 @@ pub mod import;
 pub mod journal;
 pub mod ledger;
 pub mod legacy;
+pub mod lines;
 pub mod mail;
 pub mod notify;
 pub mod outbox;

@@ -12,6 +12,9 @@
 //! Two *doors* lead into the pool: one for messages that come in, one for everything else. Neither may take the last
 //! connection, so readers and workers cannot keep a message out, and messages cannot stop readers and workers.
 //!
+//! What locks the row of a session takes its connection *in line* ([`crate::lines`]): of those that wait for one session, one has
+//! a connection.
+//!
 //! sqlx's own pool sends a message to the server for each connection that is given back, and while the server
 //! refuses it a connection, its waiters do not take those that come back. `deadpool` opens connections in its
 //! `get` too, and fails when that fails. So this pool is ours. What a connection may be after its use is in [`lent`].
@@ -25,6 +28,7 @@ pub(crate) use lent::{Lent, Transaction};
 pub(crate) use links::{Links, Use};
 pub(crate) use server::Server;
 
+use crate::lines::{self, Lines};
 use crate::space::{self, Scope};
 use lent::After;
 use server::ANSWERS;
@@ -67,6 +71,8 @@ pub(crate) struct Pool {
     wait: Duration,
     /// Its statements read no row of a space, so a connection may see any.
     as_it_is: bool,
+    /// Whose line they stand in.
+    line: Option<Arc<str>>,
 }
 
 #[derive(Debug)]
@@ -83,6 +89,7 @@ struct Shared {
     /// Fires when an attempt to open a connection ended.
     attempted: Notify,
     doors: [Arc<Semaphore>; 2],
+    lines: Lines,
 }
 
 /// An open connection with its place in the pool.
@@ -136,11 +143,12 @@ impl Pool {
             growth: Mutex::new(Growth { refusals: 0, next: Instant::now() }),
             attempted: Notify::new(),
             doors: doors.clone(),
+            lines: Lines::default(),
         });
         let [general, messages] = doors;
         (
-            Pool { shared: Arc::clone(&shared), door: general, wait: WAITS, as_it_is: false },
-            Pool { shared, door: messages, wait: MESSAGE_WAITS, as_it_is: false },
+            Pool { shared: Arc::clone(&shared), door: general, wait: WAITS, as_it_is: false, line: None },
+            Pool { shared, door: messages, wait: MESSAGE_WAITS, as_it_is: false, line: None },
         )
     }
 
@@ -148,6 +156,12 @@ impl Pool {
     /// not be told what it sees.
     pub fn of_installation(&self) -> Pool {
         Pool { as_it_is: true, ..self.clone() }
+    }
+
+    /// For statements and transactions that lock the row of this session, or of this conversation. They take a connection one
+    /// after the other ([`crate::lines`]).
+    pub fn in_line(&self, id: &str) -> Pool {
+        Pool { line: Some(id.into()), ..self.clone() }
     }
 
     /// How many connections may go through this door at once.
@@ -167,13 +181,18 @@ impl Pool {
     ///
     /// # Errors
     /// `PoolTimedOut` when all are in use for too long. Without any connection: why the server gives none.
+    /// [`Held`](crate::lines::Held) when the first of its line takes too long.
     pub async fn acquire(&self) -> Result<Lent, sqlx::Error> {
+        let front = match &self.line {
+            Some(key) => Some(self.shared.lines.front(key, usize::MAX, lines::WAITS).await?),
+            None => None,
+        };
         let deadline = Instant::now() + self.wait;
         let entered = timeout_at(deadline, Arc::clone(&self.door).acquire_owned()).await;
         let door = entered.map_err(|_| sqlx::Error::PoolTimedOut)?.map_err(|_| sqlx::Error::PoolClosed)?;
         let scope = (!self.as_it_is).then(space::current);
         let live = self.shared.take(deadline, scope.as_ref()).await?;
-        let mut lent = Lent::new(live, Arc::clone(&self.shared), door);
+        let mut lent = Lent::new(live, Arc::clone(&self.shared), door, front);
         if let Some(scope) = scope {
             lent.see(&scope).await?;
         }
@@ -183,6 +202,16 @@ impl Pool {
     /// Begins a transaction. It is rolled back unless it is committed.
     pub async fn begin(&self) -> Result<Transaction, sqlx::Error> {
         Transaction::begin(self.acquire().await?).await
+    }
+
+    /// Begins a transaction that may rest between its statements, and wait for locks, for a minute: it reads a file, or asks
+    /// another server. It may lock nothing that a step, a message or an act upon a session waits for.
+    pub async fn begin_long(&self) -> Result<Transaction, sqlx::Error> {
+        let mut tx = self.begin().await?;
+        let patience =
+            "set local idle_in_transaction_session_timeout = '60s'; set local lock_timeout = '60s'";
+        sqlx::raw_sql(patience).execute(&mut *tx).await?;
+        Ok(tx)
     }
 
     /// Begins a transaction for a list. Each statement in it is planned for the values that it has: the plan that a connection

@@ -64,7 +64,7 @@ impl Store {
         patience: Patience<'_>,
         then: OnExpired,
     ) -> Result<bool> {
-        let mut tx = self.pool.begin().await?;
+        let mut tx = self.pool.in_line(session_id).begin().await?;
         let session = run::lock(&mut tx, session_id).await?;
         let waits = session.status == SessionStatus::WaitingInput && !session.cancel_requested;
         if !waits || !has_waited(&mut tx, session_id, patience).await? {

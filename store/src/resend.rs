@@ -48,7 +48,7 @@ impl Store {
         .fetch_optional(&self.pool)
         .await?
         .ok_or_else(|| Error::NotFound { what: "delivery", id: delivery_id.to_owned() })?;
-        let mut tx = self.pool.begin().await?;
+        let mut tx = self.pool.in_line(&session_id).begin().await?;
         // Everyone who changes a delivery's status locks the session's row first. So of two concurrent requests the
         // second sees the result of the first.
         let session = run::lock(&mut tx, &session_id).await?;

@@ -93,7 +93,7 @@ impl Store {
     ) -> Result<(Transaction, Resolved)> {
         let decision = &Decision { by: decision.by.clone().or_else(act::actor), ..decision.clone() };
         act::because(decision.reason.as_deref());
-        let mut tx = self.pool.begin().await?;
+        let mut tx = self.pool.in_line(session_id).begin().await?;
         let session = run::lock(&mut tx, session_id).await?;
         let resolved = resolve_in(&mut tx, &self.vault, &session, decision).await?;
         Ok((tx, resolved))

@@ -39,7 +39,7 @@ impl Store {
         verb: &'static str,
         reason: Option<&str>,
     ) -> Result<Transaction> {
-        let mut tx = self.pool.begin().await?;
+        let mut tx = self.pool.in_line(session_id).begin().await?;
         let session = run::lock(&mut tx, session_id).await?;
         if !session.status.may_become(status) {
             return Err(conflict(session, verb));

@@ -352,6 +352,7 @@ pub(crate) async fn lock_session(tx: &mut PgConnection, session_id: &str) -> Res
     .fetch_optional(tx)
     .await?
     .ok_or_else(|| Error::NotFound { what: "session", id: session_id.to_owned() })?;
+    crate::failpoint!("K46");
     Ok(Locked {
         session_id: row.session_id,
         conversation_id: row.conversation_id,

@@ -107,7 +107,8 @@ impl Store {
     pub async fn migrate_and(&self, leave_behind: bool, progress: impl Fn(&Migration)) -> Result<usize> {
         // Uses its own connection: a migration may take longer than the pool's time limits, and the schema lock ends
         // with the connection in every case.
-        let mut connection = self.server.connect(&[("statement_timeout", "0")]).await?;
+        let unlimited = ["statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout"];
+        let mut connection = self.server.connect(&unlimited.map(|limit| (limit, "0"))).await?;
         connection.lock().await.map_err(failed)?;
         // Read under the lock, so that a migration that another process has just applied is not applied twice.
         connection.ensure_migrations_table(TABLE).await.map_err(failed)?;

@@ -36,7 +36,7 @@ impl Store {
         reason: Option<&str>,
         by: By,
     ) -> Result<(Transaction, String)> {
-        let mut tx = self.pool.begin().await?;
+        let mut tx = self.pool.in_line(session_id).begin().await?;
         let session = run::lock(&mut tx, session_id).await?;
         let run_id = retry_in(&mut tx, session, reason, by).await?;
         Ok((tx, run_id))
@@ -72,7 +72,7 @@ impl Store {
         session_id: &str,
         reason: Option<&str>,
     ) -> Result<(Transaction, String)> {
-        let mut tx = self.pool.begin().await?;
+        let mut tx = self.pool.in_line(session_id).begin().await?;
         let session = run::lock(&mut tx, session_id).await?;
         let open = matches!(
             session.status,

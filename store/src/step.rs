@@ -189,7 +189,7 @@ impl Store {
                 Reported::Alone => {}
             }
         }
-        let mut connection = self.pool.acquire().await?;
+        let mut connection = self.pool.in_line(session.session_id.as_str()).acquire().await?;
         let written = write(connection.sends(), &rows, &rare).await;
         connection.answered(&written);
         Ok(written?.into())
@@ -231,7 +231,7 @@ impl Store {
                 Reported::Alone => {}
             }
         }
-        let mut connection = self.pool.acquire().await?;
+        let mut connection = self.pool.in_line(session.session_id.as_str()).acquire().await?;
         let written = write(connection.sends(), &rows, &rare).await;
         connection.answered(&written);
         match written {
@@ -251,7 +251,7 @@ impl Store {
         transition: Transition,
         performance: Performance<'_>,
     ) -> Result<Commit> {
-        let mut tx = self.pool.begin().await?;
+        let mut tx = self.pool.in_line(session.session_id.as_str()).begin().await?;
         let conversation = run::lock_conversation(&mut tx, session.conversation_id.as_str()).await?;
         // Lock sessions before jobs: the statement below locks jobs, and the close starts the next session's run.
         let next = run::lock_next(&mut tx, &conversation).await?;
@@ -262,6 +262,7 @@ impl Store {
         )
         .fetch_one(&mut *tx)
         .await?;
+        crate::failpoint!("K46");
         let unseen = wake_seq != session.wake_seq;
         let transition = if unseen { transition.continuing() } else { transition };
         let performance = Performance { intent: None, ..performance };
@@ -307,7 +308,7 @@ impl Store {
             Some(seal) => seal.error(error).into_owned(),
             None => SEALED.to_owned(),
         };
-        let mut tx = self.pool.begin().await?;
+        let mut tx = self.pool.in_line(session_id).begin().await?;
         let conversation_id = run::conversation_of(&mut tx, session_id).await?;
         let conversation = run::lock_conversation(&mut tx, &conversation_id).await?;
         let next = run::lock_next(&mut tx, &conversation).await?;

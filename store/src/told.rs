@@ -84,7 +84,7 @@ impl Store {
     /// # Errors
     /// [`Error::NotFound`], [`Error::Database`].
     pub async fn tell_of_delay(&self, session_id: &str, delay: Delay<'_>) -> Result<bool> {
-        let mut tx = self.pool.begin().await?;
+        let mut tx = self.pool.in_line(session_id).begin().await?;
         run::lock(&mut tx, session_id).await?;
         let Some(run_id) = run::newest(&mut tx, session_id).await? else { return Ok(false) };
         // The person may have answered a question after days, or an operator may have retried the run.

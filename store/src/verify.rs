@@ -42,7 +42,7 @@ impl Store {
     /// [`crate::Error::NotFound`], [`crate::Error::Corrupt`] for a log that cannot be read, [`crate::Error::Database`].
     pub async fn verify(&self, session_id: &str) -> Result<Verification> {
         let seal = self.own_seal_of(session_id).await?;
-        let mut tx = self.pool.begin().await?;
+        let mut tx = self.pool.begin_long().await?;
         sqlx::query!("set transaction isolation level repeatable read, read only").execute(&mut *tx).await?;
         let facts = Facts::read(&mut tx, &seal, session_id).await?;
         tx.commit().await?;

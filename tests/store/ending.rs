@@ -279,7 +279,9 @@ async fn a_cancel_that_comes_before_the_end_is_carried_out() {
     let session_id = driver.session.session_id.as_str().to_owned();
     let holder = holding(&world, "select from conversation_sessions for update").await;
     // The cancel has the conversation and waits for the session. The end waits for the conversation.
-    let cancel = async { world.store.cancel(&session_id, None).await.unwrap() };
+    // Another process's: those of one process wait for each other before they wait for the row.
+    let other = world.database.store().await;
+    let cancel = async { other.cancel(&session_id, None).await.unwrap() };
     let close = async {
         until_waiting(&world, 1).await;
         driver.write(&transition).await
@@ -308,9 +310,11 @@ async fn a_cancel_that_waits_for_the_end_finds_no_run() {
     let (driver, transition) = ending(&world, "c1", End::AnswerToTwo).await;
     let session_id = driver.session.session_id.as_str();
     let holder = holding(&world, HOLD_JOB).await;
+    // Another process's: those of one process wait for each other before they wait for the row.
+    let other = world.database.store().await;
     let cancel = async {
         until_waiting(&world, 1).await;
-        world.store.cancel(session_id, None).await
+        other.cancel(session_id, None).await
     };
     let release = async {
         until_waiting(&world, 2).await;

@@ -78,7 +78,7 @@ impl Store {
         {
             return Ok(refused);
         }
-        let mut tx = self.pool.begin().await?;
+        let mut tx = self.pool.begin_long().await?;
         let phase = sqlx::query_scalar!(
             "select phase from absurd_imports
             where space_id = $1 and source = $2 and task_id = $3 and time = $4
@@ -112,7 +112,7 @@ impl Store {
         task_id: &str,
         name: &str,
     ) -> Result<Option<ImportRow>> {
-        let mut tx = self.pool.begin().await?;
+        let mut tx = self.pool.begin_long().await?;
         let row = sqlx::query_as!(
             ImportRow,
             "insert into absurd_imports
@@ -144,7 +144,7 @@ impl Store {
                 why: why.to_owned(),
             })))
         };
-        let mut tx = self.pool.begin().await?;
+        let mut tx = self.pool.in_line(&import.session_id).begin().await?;
         let conversation_id = run::conversation_of(&mut tx, &import.session_id).await?;
         let conversation = run::lock_conversation(&mut tx, &conversation_id).await?;
         let next = run::lock_next(&mut tx, &conversation).await?;

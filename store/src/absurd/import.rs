@@ -96,7 +96,7 @@ impl Store {
         };
         let space_id = &import.new.space_id;
         let source_name = task.trigger_type();
-        let mut tx = self.pool.begin().await?;
+        let mut tx = self.pool.begin_long().await?;
         let time = sqlx::query_scalar!(
             "insert into absurd_imports
                 (space_id, source, task_id, time, session_id, task_name, task_state, shape, idempotency_key, taken)

@@ -45,7 +45,7 @@ impl Store {
 
     /// A heal in a transaction that the caller commits.
     pub(crate) async fn woken(&self, session_id: &str) -> Result<(Transaction, Vec<Healed>)> {
-        let mut tx = self.pool.begin().await?;
+        let mut tx = self.pool.in_line(session_id).begin().await?;
         let mut healed = Vec::new();
         let (found, session) = conversation::lock(&mut tx, session_id, &mut healed).await?;
         let conversation = conversation::correct(&mut tx, found, &mut healed).await?;

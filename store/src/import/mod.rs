@@ -107,7 +107,7 @@ impl Store {
         if summary.blobs > 0 {
             self.import_blobs(file, space_id, limits, &summary, &seal).await?;
         }
-        let mut tx = self.pool.begin().await?;
+        let mut tx = self.pool.begin_long().await?;
         let inbox = write::inbox_ids(&mut tx, &summary.inbox).await?;
         let adoption = Adoption::new(&session_id, space_id, &conversation, inbox);
         let mut writer = Writer::new(adoption, &summary, seal);

@@ -304,7 +304,7 @@ impl Store {
     pub async fn act_by_link(&self, token: &str, way: Way, choice: &Choice, by: &str) -> Result<Link> {
         let token_sha256 = sha256(token);
         let before = self.link(token, way).await?;
-        let mut tx = self.pool.begin().await?;
+        let mut tx = self.pool.in_line(&before.session_id).begin().await?;
         // The order of locks: conversation and session, then the link's own row.
         let session = run::lock(&mut tx, &before.session_id).await?;
         let used = sqlx::query_scalar!(

@@ -8,6 +8,7 @@
 
 use super::{Live, Shared};
 use crate::audit::act;
+use crate::lines::Front;
 use crate::space::Scope;
 use sqlx::postgres::{PgDatabaseError, PgSeverity, PgTransactionManager};
 use sqlx::{AssertSqlSafe, PgConnection};
@@ -33,11 +34,18 @@ pub(crate) struct Lent {
     lent: Option<(Live, OwnedSemaphorePermit)>,
     pool: Arc<Shared>,
     after: After,
+    /// Others that want the same row come after it.
+    _front: Option<Front>,
 }
 
 impl Lent {
-    pub(super) fn new(live: Live, pool: Arc<Shared>, door: OwnedSemaphorePermit) -> Lent {
-        Lent { lent: Some((live, door)), pool, after: After::Unknown }
+    pub(super) fn new(
+        live: Live,
+        pool: Arc<Shared>,
+        door: OwnedSemaphorePermit,
+        front: Option<Front>,
+    ) -> Lent {
+        Lent { lent: Some((live, door)), pool, after: After::Unknown, _front: front }
     }
 
     /// Tells the server what the connection sees, if it is not that already.

@@ -14,11 +14,19 @@ pub(crate) const ANSWERS: Duration = Duration::from_secs(2);
 /// Longest wait for a new connection.
 pub(crate) const CONNECT: Duration = Duration::from_secs(5);
 
+/// How long a statement waits for a lock.
+const LOCK_WAITS: &str = "5s";
+
 /// Settings of every connection.
-const SETTINGS: [(&str, &str); 7] = [
+const SETTINGS: [(&str, &str); 8] = [
     // Our statements take milliseconds. One that hangs must not hold its locks.
     ("statement_timeout", "60s"),
-    ("idle_in_transaction_session_timeout", "60s"),
+    // A process that is stopped in the middle of a transaction (SIGSTOP, a paused host) keeps its locks until the server ends the
+    // transaction. Ours go from one statement to the next at once; those that may rest say so ([`super::Pool::begin_long`]).
+    ("idle_in_transaction_session_timeout", "3s"),
+    // Longer than that, so that those who wait behind a stopped process get the lock. Behind anything else they give up, and try
+    // again later: a connection that waits serves no other session.
+    ("lock_timeout", LOCK_WAITS),
     // A connection keeps the plan of its first statements. Made while a table is empty, it would read the
     // whole table when that is full: 20,000 ready jobs for each claim. Every frequent statement has an
     // index. Without `jit` the penalty for a sequential scan would start the compiler.

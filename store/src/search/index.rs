@@ -70,7 +70,7 @@ impl Store {
     /// # Errors
     /// [`crate::Error::Database`].
     pub async fn index_sessions(&self) -> Result<Indexed> {
-        let mut tx = self.pool.begin().await?;
+        let mut tx = self.pool.begin_long().await?;
         let is_mine = sqlx::query_scalar!(r#"select pg_try_advisory_xact_lock($1) as "mine!""#, LOCK);
         if !is_mine.fetch_one(&mut *tx).await? {
             return Ok(Indexed::default());

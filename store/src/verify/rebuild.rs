@@ -42,7 +42,7 @@ impl Store {
     /// [`Error::NotFound`], [`Error::Corrupt`] for a log that cannot be read, [`Error::Database`].
     pub async fn rebuild(&self, session_id: &str) -> Result<Rebuilt> {
         let seal = self.own_seal_of(session_id).await?;
-        let mut tx = self.pool.begin().await?;
+        let mut tx = self.pool.in_line(session_id).begin().await?;
         run::lock(&mut tx, session_id).await?;
         let facts = Facts::read(&mut tx, &seal, session_id).await?;
         let changes = changes(&facts);

@@ -6,6 +6,9 @@
 //! applies two limits. A message needs one of `concurrency` slots, or it is refused at once. It then waits
 //! for one of the connections that messages may take. None in time: it is refused too. One connection is
 //! always left to readers and workers ([`Store::connect`]).
+//!
+//! Messages of one conversation are written one after the other, and wait for each other without a connection
+//! ([`Lines`]). So if another transaction holds one conversation, messages of all others come in.
 #![doc = include_str!("ingest.md")]
 
 use crate::ctx::Ctx;
@@ -18,6 +21,7 @@ use tracing::field::Empty;
 use tracing::{Instrument, Span, debug, info_span};
 use wakeful_store::Store;
 use wakeful_store::legacy::Imported;
+use wakeful_store::lines::{self, Front, Lines, NotReached};
 use wakeful_store::mail::{MailWakes, NewMail};
 use wakeful_store::queue::Kind;
 use wakeful_store::wake::{ChatWoken, NewMessage, NewSession, Woken};
@@ -51,11 +55,15 @@ pub struct Intake {
     slots: Arc<Semaphore>,
     connections: Semaphore,
     wait: Duration,
+    lines: Lines,
+    /// How many messages of one conversation may be under way: not all, so that it leaves room for others.
+    of_one: usize,
 }
 
 /// Permission to commit a message: a slot of the intake, and a connection for messages. Dropping it
 /// frees both.
 pub struct Permit<'a> {
+    _front: Option<Front>,
     _slot: OwnedSemaphorePermit,
     _connection: SemaphorePermit<'a>,
 }
@@ -65,7 +73,8 @@ impl Intake {
     /// messages.
     pub fn new(store: &Store, concurrency: usize, wait: Duration) -> Intake {
         let slots = Arc::new(Semaphore::new(concurrency));
-        Intake { slots, connections: Semaphore::new(store.intake_connections()), wait }
+        let connections = Semaphore::new(store.intake_connections());
+        Intake { slots, connections, wait, lines: Lines::default(), of_one: (concurrency * 3).div_ceil(4) }
     }
 
     /// Returns whether a message would be refused now. Takes no slot: callers ask before they read a body,
@@ -79,12 +88,38 @@ impl Intake {
     /// # Errors
     /// [`Refused::Full`] when all slots are taken, or when no connection became free in time.
     pub async fn enter(&self) -> Result<Permit<'_>, Refused> {
-        let slot = Arc::clone(&self.slots).try_acquire_owned().map_err(|_| full())?;
+        let slot = self.slot()?;
+        self.connection(slot, None).await
+    }
+
+    /// Takes a slot, waits for the messages of this conversation that came before, then waits for a connection.
+    ///
+    /// # Errors
+    /// Those of [`Intake::enter`]. [`Refused::Store`] when another transaction holds the conversation.
+    pub async fn enter_line(&self, conversation_id: &str) -> Result<Permit<'_>, Refused> {
+        let slot = self.slot()?;
+        let reached = self.lines.front(&conversation_id.into(), self.of_one, lines::WAITS).await;
+        let front = reached.map_err(|why| match why {
+            NotReached::TooMany => full(),
+            NotReached::TooLate => Refused::Store(why.into()),
+        })?;
+        self.connection(slot, Some(front)).await
+    }
+
+    fn slot(&self) -> Result<OwnedSemaphorePermit, Refused> {
+        Arc::clone(&self.slots).try_acquire_owned().map_err(|_| full())
+    }
+
+    async fn connection(
+        &self,
+        slot: OwnedSemaphorePermit,
+        front: Option<Front>,
+    ) -> Result<Permit<'_>, Refused> {
         let connection =
             tokio::time::timeout(self.wait, self.connections.acquire()).await.map_err(|_| full())?;
         // Cannot fail: the semaphore is never closed.
         let connection = connection.map_err(|_| full())?;
-        Ok(Permit { _slot: slot, _connection: connection })
+        Ok(Permit { _front: front, _slot: slot, _connection: connection })
     }
 }
 
@@ -109,7 +144,7 @@ pub async fn accept(ctx: &Ctx, new: NewSession, message: NewMessage) -> Result<W
 /// # Errors
 /// Those of [`accept`].
 pub async fn accept_chat(ctx: &Ctx, new: NewSession, message: NewMessage) -> Result<ChatWoken, Refused> {
-    let _permit = ctx.intake.enter().await?;
+    let _permit = ctx.intake.enter_line(&new.conversation_id).await?;
     let span = send_span(&new.conversation_id);
     async {
         let message = NewMessage { trace_context: telemetry::trace_context(), ..message };
@@ -144,7 +179,7 @@ async fn accept_message(
     message: NewMessage,
     imported: Option<&Imported>,
 ) -> Result<Woken, Refused> {
-    let _permit = ctx.intake.enter().await?;
+    let _permit = ctx.intake.enter_line(&new.conversation_id).await?;
     let span = send_span(&new.conversation_id);
     async {
         let message = NewMessage { trace_context: telemetry::trace_context(), ..message };
@@ -172,7 +207,7 @@ pub async fn send(
     conversation_id: &str,
     message: NewMessage,
 ) -> Result<Woken, Refused> {
-    let _permit = ctx.intake.enter().await?;
+    let _permit = ctx.intake.enter_line(conversation_id).await?;
     async {
         let message = NewMessage { trace_context: telemetry::trace_context(), ..message };
         let woken = ctx.store.send(session_id, &message).await?;
