@@ -56,9 +56,6 @@ async fn a_person_finds_and_retries_a_failed_run_and_nothing_hinders_or_harms_an
     let asks = Value::from(scene.session("asks", "ask me something", "waiting_input").await);
     let question = "select call_id from tool_calls where status = 'waiting' and session_id = $1";
     let question: String = scene.database.value(question, asks.as_str().expect("an id")).await;
-    let till = Value::from(scene.session("till", "charge me", "needs_attention").await);
-    let charge = "select call_id from tool_calls where status = 'unapproved' and session_id = $1";
-    let charge: String = scene.database.value(charge, till.as_str().expect("an id")).await;
     let post = Value::from(scene.session("post", "write a letter", "completed").await);
     let letter = is_uncertain(&scene, post.as_str().expect("an id")).await;
     scene.model_fails.store(true, Ordering::SeqCst);
@@ -81,11 +78,9 @@ async fn a_person_finds_and_retries_a_failed_run_and_nothing_hinders_or_harms_an
         format!("/deliveries/{letter}"),
         proof(&scene, &failed).await,
     ]);
-    shown.push(format!("/sessions/{}", till.as_str().expect("an id")));
     for (session, act) in [
         (&failed["mouse"], Act::Retry),
         (&asks, Act::Answer { call_id: question }),
-        (&till, Act::Approve { call_id: charge }),
         (&post, Act::Resolve { effect_id: letter }),
     ] {
         let session = session.as_str().expect("an id");
