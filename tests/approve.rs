@@ -25,6 +25,11 @@ impl Stage {
 
     /// `more` changes how the first process starts.
     async fn with(more: impl FnOnce(Options) -> Options) -> Stage {
+        Stage::of(|options| options, more).await
+    }
+
+    /// `all` changes how every process starts, `more` how the first one does.
+    async fn of(all: impl FnOnce(Options) -> Options, more: impl FnOnce(Options) -> Options) -> Stage {
         let model = ModelServer::start(|body, _| {
             let last = body["messages"].as_array().unwrap().last().unwrap();
             let charge = |cents: Value| ("charge".to_owned(), json!({ "cents": cents }).to_string());
@@ -47,6 +52,7 @@ impl Stage {
             .model("openai/test")
             .config("approve = [\"charge\"]")
             .env("OPENAI_BASE_URL", &model.url);
+        let options = all(options);
         let database = Database::new().await;
         let process = more(options.clone()).serve(&database).await;
         let client = process.client();
@@ -168,6 +174,15 @@ async fn a_declined_call_never_runs_and_its_model_reads_who_declined_and_why() {
     assert_eq!(stage.client.session(&id).await["status"], "needs_attention", "the other one still waits");
     // The page shows the other call with its arguments, and a button decides.
     let browser = Browser::new(&stage.process.url());
+    let chat = browser.open("/chat/c1").await;
+    assert!(
+        chat.html.contains("It waits for a person") && !chat.html.contains("The run failed"),
+        "{}",
+        chat.html
+    );
+    assert!(chat.link("/sessions/").ends_with(&id), "{}", chat.html);
+    let overview = browser.open("/").await;
+    assert!(overview.html.contains("a call waits for approval</p>"), "{}", overview.html);
     let page = browser.open(&format!("/sessions/{id}")).await;
     assert!(page.html.contains("charge waits for approval") && page.html.contains("cents"), "{}", page.html);
     let mut form = page.form("/approval");
@@ -284,6 +299,77 @@ async fn a_cancel_closes_the_call_a_fork_asks_again_and_a_dry_one_asks_nobody() 
     assert_eq!(status, StatusCode::CONFLICT);
     assert!(problem["detail"].as_str().unwrap().contains("is abandoned, not unapproved"), "{problem}");
     assert_eq!(stage.times("charge"), 0);
+    assert!(stage.process.terminate().success());
+}
+
+#[tokio::test]
+async fn a_session_that_waits_is_cancelled_before_it_is_archived_or_terminated() {
+    let stage = Stage::new().await;
+    let id = stage.asks("Charge me.").await;
+    let before = checker::dump(&stage.database).await;
+    for verb in ["archive", "terminate"] {
+        let (status, problem) = stage.post(&id, verb, &json!({"reason": "closed"})).await;
+        assert_eq!(status, StatusCode::CONFLICT, "{problem}");
+        let said = problem["detail"].as_str().unwrap();
+        assert!(said.contains(&format!("needs_attention: {verb} is not possible now")), "{problem}");
+        let next = problem["valid"].as_array().unwrap_or_else(|| panic!("{problem}"));
+        assert!(next.contains(&json!("cancel")) && next.contains(&json!("approve")), "{problem}");
+    }
+    assert_eq!(checker::dump(&stage.database).await, before, "nothing was changed");
+    assert_eq!(stage.post(&id, "cancel", &json!({"reason": "closed"})).await.0, StatusCode::ACCEPTED);
+    stage.client.wait_for(&id, "cancelled").await;
+    let (status, problem) = stage.post(&id, "terminate", &json!({"reason": "closed"})).await;
+    assert_eq!(status, StatusCode::ACCEPTED, "{problem}");
+    let (status, problem) = stage.post(&id, "approve", &json!({})).await;
+    assert_eq!(status, StatusCode::CONFLICT, "{problem}");
+    assert_eq!((stage.times("charge"), stage.calls(&id).await[0]["status"].as_str()), (0, Some("abandoned")));
+    assert!(stage.process.terminate().success());
+}
+
+#[tokio::test]
+async fn an_encrypted_call_is_shown_to_people_is_sealed_and_runs_once_when_it_is_approved() {
+    let encrypted = |options: Options| {
+        let keys = options.path("keys");
+        std::fs::create_dir(&keys).unwrap();
+        options
+            .env("WAKEFUL_ENCRYPTION__KEYS", keys.to_str().unwrap())
+            .env("WAKEFUL_ENCRYPTION__MASTER_KEY", crate::encryption::MASTER)
+    };
+    let stage = Stage::of(encrypted, |options| options).await;
+    let id = stage.asks("Charge twice.").await;
+    let calls = stage.calls(&id).await;
+    let of = |cents: usize| {
+        let is_meant = |call: &&Value| {
+            let arguments: Value = serde_json::from_str(call["arguments"].as_str().unwrap()).unwrap();
+            arguments == json!({ "cents": cents })
+        };
+        let call = calls.iter().find(is_meant).unwrap_or_else(|| panic!("{calls:?}"));
+        assert_eq!(call["status"], "unapproved");
+        call["call_id"].as_str().unwrap()
+    };
+    let (first, second) = (of(500), of(700));
+    let why = "a word that only people read";
+    let (code, said, error) = stage.cli(&["approve", &id, first, "--by", "ann", "--reason", why]).await;
+    assert_eq!(code, 0, "{error}");
+    assert!(said.contains("charge {\"cents\":") && said.contains("500"), "{said}");
+    let no = json!({"call_id": second, "by": "bob", "reason": why});
+    let (status, declined) = stage.post(&id, "decline", &no).await;
+    assert_eq!(status, StatusCode::ACCEPTED, "{declined}");
+    let told = texts(&stage.client.wait_for(&id, "completed").await, "tool");
+    assert!(told.contains(&"Charged 500 cents.".to_owned()), "{told:?}");
+    assert!(told.iter().any(|text| text.starts_with("DECLINED") && text.contains(why)), "{told:?}");
+    assert_eq!(stage.times("charge"), 1);
+    assert!(stage.decisions(&id).await.iter().all(|one| one["reason"] == why));
+    let (status, again) = stage.post(&id, "decline", &no).await;
+    assert_eq!(status, StatusCode::OK, "{again}");
+    let (status, problem) = stage.post(&id, "approve", &json!({"call_id": second})).await;
+    assert_eq!(status, StatusCode::CONFLICT);
+    assert!(problem["detail"].as_str().unwrap().contains("by bob, as declined"), "{problem}");
+    // The reason is in no table, nor what the call returned.
+    let stored = checker::dump(&stage.database).await;
+    let rows = stored.values().flatten().map(Value::to_string);
+    let in_clear = rows.filter(|row| row.contains(why) || row.contains("Charged 500 cents."));
+    assert_eq!(in_clear.collect::<Vec<_>>(), [""; 0]);
     assert!(stage.process.terminate().success());
 }
 

@@ -36,6 +36,7 @@ impl Scene {
                 0 if said.contains("ask me") => {
                     Answer::call("ask_user", json!({"question": "Which colour?"}))
                 }
+                0 if said.contains("charge") => Answer::call("charge", json!({"cents": 500})),
                 0 if said.contains("write") => Answer::call(
                     "compose_email",
                     json!({"to": ["bob@example.com"],

@@ -23,6 +23,10 @@ struct Shop {
 
 impl Shop {
     async fn new() -> Shop {
+        Shop::with(|options| options).await
+    }
+
+    async fn with(more: impl FnOnce(Options) -> Options) -> Shop {
         let model = ModelServer::start(|body, _| {
             if crate::support::model::turns_since_user(body) > 0 {
                 return Answer::text("I see.");
@@ -48,7 +52,7 @@ impl Shop {
             .env("OPENAI_BASE_URL", &model.url)
             .env("FIXTURE_POST", "guarded");
         let sent = options.path("sent").display().to_string();
-        let options = options.env("FIXTURE_SENT", sent);
+        let options = more(options.env("FIXTURE_SENT", sent));
         Shop { database: Database::new().await, options, _model: model }
     }
 
@@ -296,6 +300,39 @@ async fn messages_that_were_not_sent_are_sent_again_once_by_one_command() {
         shop.count("select count(*) from deliveries where status = 'sent' and $1 <> ''").await,
         MAILS as i64
     );
+    assert!(process.terminate().success());
+}
+
+#[tokio::test]
+async fn an_effect_whose_key_is_lost_for_good_is_refused_and_the_others_are_resolved() {
+    let shop = Shop::with(|options| {
+        let keys = options.path("keys");
+        std::fs::create_dir(&keys).unwrap();
+        options
+            .env("WAKEFUL_ENCRYPTION__KEYS", keys.to_str().unwrap())
+            .env("WAKEFUL_ENCRYPTION__MASTER_KEY", crate::encryption::MASTER)
+    })
+    .await;
+    let sessions = shop.interrupted(1, 2).await;
+    let key = "select data_key from conversation_sessions where session_id = $1";
+    let key: String = shop.database.value(key, &sessions[0]).await;
+    std::fs::remove_file(shop.options.path("keys").join(&key[..2]).join(format!("{key}.key"))).unwrap();
+    let process = shop.options.serve(&shop.database).await;
+    let client = process.client();
+    let body = json!({"verb": "resolve", "filter": {"tool": "charge"}, "outcome": "happened", "result": RESULT,
+        "reason": "the bank has all of them", "rate": 200});
+    let (status, made) = client.post("/v1/batches", &body).await;
+    assert_eq!((status, &made["members"]), (StatusCode::CREATED, &json!(2 * CHARGES)), "{made}");
+    let batch = made["batch_id"].as_str().unwrap();
+    let done = ended(&client, batch).await;
+    assert_eq!((&done["counts"]["acted"], &done["counts"]["refused"]), (&json!(CHARGES), &json!(CHARGES)));
+    let refused = all(&client, &format!("/v1/batches/{batch}/members?outcome=refused")).await;
+    for one in refused {
+        assert_eq!(one["session_id"], json!(sessions[0]));
+        assert!(one["detail"].as_str().unwrap().contains(&format!("it has no data key {key}")), "{one}");
+    }
+    assert_eq!(texts(&client.wait_for(&sessions[1], "completed").await, "tool"), [RESULT; CHARGES]);
+    assert_eq!(shop.count(RESOLVED).await, CHARGES as i64);
     assert!(process.terminate().success());
 }
 

@@ -368,6 +368,34 @@ impl Store {
         }
     }
 
+    /// Whether the key of this session is lost: the key store is this database's, it answers, and it does not have the key. Then waiting
+    /// brings nothing.
+    ///
+    /// # Errors
+    /// [`Error::Database`].
+    pub(crate) async fn key_is_lost(&self, session_id: &str) -> Result<bool> {
+        let Some(inner) = self.vault.inner() else { return Ok(false) };
+        if inner.known().away.is_some() {
+            return Ok(false);
+        }
+        let mut connection = self.pool.acquire().await?;
+        let key = sqlx::query_scalar!(
+            "select data_key from conversation_sessions where session_id = $1",
+            session_id
+        )
+        .fetch_optional(&mut *connection)
+        .await?;
+        let Some(key_id) = key.flatten() else { return Ok(false) };
+        let lost = async {
+            inner.is_ours(&mut connection).await?;
+            Ok(in_time(CALL, inner.store.get(key_id)).await?.is_none())
+        };
+        match lost.await {
+            Err(Error::Keys { .. } | Error::Corrupt { .. }) => Ok(false),
+            lost => lost,
+        }
+    }
+
     /// Like [`Store::seal_of`], and refuses an encrypted session if this process has no `[encryption]`: what it would derive from
     /// sealed texts would be wrong.
     ///

@@ -121,6 +121,14 @@ for (const path of ["/", `/chat/${chat}`]) {
   await page.context().close();
 }
 
+// A call waits for approval. It would be the first card of the overview, so it comes after the presses above.
+{
+  const asked = await fetch(`${base}/v1/chat/till/messages`, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify({ text: "charge me" }) });
+  const { session_id } = await asked.json();
+  while (await status(session_id) !== "needs_attention") await new Promise((done) => setTimeout(done, 50));
+  pages.push(`/sessions/${session_id}`, "/chat/till");
+}
+
 // Every page in both themes, wide and narrow.
 for (const [colorScheme, width] of [["light", 1280], ["dark", 1280], ["light", 390], ["dark", 390]]) {
   const page = await person({ colorScheme, viewport: { width, height: 844 } });

@@ -64,6 +64,33 @@ async fn a_member_whose_key_cannot_be_had_holds_up_no_other_and_counts_as_failed
 }
 
 #[tokio::test]
+async fn a_member_that_cannot_be_acted_on_without_its_key_holds_up_no_other_and_is_acted_on_when_it_is_back()
+{
+    let world = World::new().await;
+    let (sealed, clear) = (begun(&world, "c1").await, begun(&world, "c2").await);
+    batch(&world, "running", &[&sealed, &clear]).await;
+    // This process has no [encryption].
+    let key = async |key: Option<&str>| {
+        let sql = "update conversation_sessions set data_key = $2 where session_id = $1";
+        sqlx::query(sql).bind(&sealed).bind(key).execute(&world.database.pool).await.unwrap();
+    };
+    key(Some("0123456789abcdef")).await;
+    // A turn acts on one member.
+    turn(&world).await;
+    let waits = "select count(*) from batch_members
+        where ordinal = 1 and outcome = 'pending' and detail like 'key store: %[encryption]%'";
+    assert_eq!(world.one(waits).await, 1);
+    turn(&world).await;
+    let acted = "select count(*) from batch_members where outcome = 'acted'";
+    assert_eq!((world.one(acted).await, world.one(waits).await), (1, 1));
+    key(None).await;
+    world.run_sql("update batch_members set tried_at = tried_at - interval '1 hour'").await;
+    turn(&world).await;
+    let said = "select count(*) from batch_members where detail is not null";
+    assert_eq!((world.one(acted).await, world.one(said).await), (2, 0));
+}
+
+#[tokio::test]
 async fn a_copy_that_begins_while_its_batch_is_cancelled_is_cancelled_too() {
     let world = World::new().await;
     let session_id = begun(&world, "c1").await;

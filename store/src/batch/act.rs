@@ -9,12 +9,16 @@ use crate::{Error, Result, Store};
 use chrono::{DateTime, Utc};
 use serde_json::Value;
 use std::time::Duration;
+use tracing::warn;
 
 /// For how long one worker's turn lasts: a turn acts on as many members as the rate has in this time.
 const TURN: Duration = Duration::from_millis(500);
 
 /// How long a batch rests that only waits for runs to end.
 const REST: Duration = Duration::from_secs(1);
+
+/// How long a member rests whose key cannot be had. The others go on meanwhile.
+const WITHOUT_KEY: Duration = Duration::from_secs(5);
 
 /// The longest turn: that of the lowest rate.
 const LONGEST: Duration = Duration::from_secs(1000);
@@ -98,7 +102,8 @@ impl Store {
             for member in &members {
                 sessions.extend(self.act_on(&batch, member).await?);
             }
-            (sessions, next == watch::Next::Wait)
+            // Without a member to act on, it waits for runs to end, or for keys.
+            (sessions, members.is_empty())
         };
         let lasts = if rests { lasts.max(REST) } else { lasts };
         sqlx::query!(
@@ -157,11 +162,13 @@ impl Store {
             Next,
             "select ordinal, session_id, effect_kind, effect_id from batch_members
             where batch_id = $1 and outcome = 'pending' and stage <= $2
+                and (tried_at is null or tried_at < clock_timestamp() - make_interval(secs => $4))
             order by ordinal
             limit $3",
             batch_id,
             stage,
-            many
+            many,
+            WITHOUT_KEY.as_secs_f64()
         )
         .fetch_all(&self.pool)
         .await?)
@@ -202,6 +209,14 @@ impl Store {
                 self.refuse(batch, member, &error.to_string()).await?;
                 return Ok(None);
             }
+            Err(error @ Error::Keys { .. }) => {
+                if self.key_is_lost(id).await? {
+                    self.refuse(batch, member, &error.to_string()).await?;
+                } else {
+                    self.pass_over(batch, member, &error).await?;
+                }
+                return Ok(None);
+            }
             Err(error) => return Err(error),
         };
         // Locked last, the batch's row before it. If another worker has acted on it, or the batch rests now, this act is undone. A
@@ -210,7 +225,7 @@ impl Store {
             "with batch as (
                 select from batches where batch_id = $1 and status = 'running' for share
             )
-            update batch_members set outcome = 'acted', run_id = $3, acted_at = clock_timestamp()
+            update batch_members set outcome = 'acted', run_id = $3, acted_at = clock_timestamp(), detail = null
             where batch_id = $1 and ordinal = $2 and outcome = 'pending' and exists (select from batch)",
             batch.batch_id,
             member.ordinal,
@@ -237,6 +252,21 @@ impl Store {
             batch.batch_id,
             member.ordinal,
             detail
+        )
+        .execute(&self.pool)
+        .await?;
+        Ok(())
+    }
+
+    /// Notes why a member cannot be acted on now. The others go on, and it is tried again.
+    async fn pass_over(&self, batch: &Claimed, member: &Next, why: &Error) -> Result<()> {
+        warn!(error = %why, session.id = member.session_id, "A member of a batch cannot be acted on now; trying again");
+        sqlx::query!(
+            "update batch_members set tried_at = clock_timestamp(), detail = $3
+            where batch_id = $1 and ordinal = $2 and outcome = 'pending'",
+            batch.batch_id,
+            member.ordinal,
+            why.to_string()
         )
         .execute(&self.pool)
         .await?;

@@ -111,7 +111,7 @@ async fn copy(store: &Store, batch: &Claimed, one: &Try) -> Result<Copied> {
         Err(error @ (Error::Refused { .. } | Error::NotFound { .. } | Error::Corrupt { .. })) => {
             (None, Some(format!("it cannot be tried: {error}")))
         }
-        Err(error @ Error::Keys { .. }) if one.given_up => {
+        Err(error @ Error::Keys { .. }) if one.given_up || store.key_is_lost(&one.session_id).await? => {
             (None, Some(format!("it cannot be tried: {error}")))
         }
         Err(error @ Error::Keys { .. }) => {

@@ -32,6 +32,15 @@ pub(crate) struct Session {
     pub job: Option<Job>,
 }
 
+/// A reason to wait for a person, without the command that stands at its end: here there is a button.
+fn without_command(error: &str) -> String {
+    let is_command = |end: &str| end.contains("`wakeful ") && !end.contains(". ");
+    match error.rsplit_once(": ") {
+        Some((reason, end)) if is_command(end) && !reason.contains("Remedy") => reason.to_owned(),
+        _ => error.to_owned(),
+    }
+}
+
 impl Session {
     pub fn badge(&self) -> Badge {
         badge(&self.status)
@@ -53,7 +62,7 @@ impl Session {
     pub fn line(&self) -> String {
         let text = match (&self.question, &self.error, &self.job) {
             (Some(question), ..) => question.clone(),
-            (None, Some(error), _) => error.clone(),
+            (None, Some(error), _) => without_command(error),
             (None, None, Some(Job { last_error: Some(error), .. })) => error.clone(),
             _ => String::new(),
         };
@@ -409,4 +418,18 @@ pub(crate) struct Token {
     pub expires_at: Option<Moment>,
     pub revoked_at: Option<Moment>,
     pub last_used_at: Option<Moment>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reason_is_shown_without_the_command_at_its_end_and_a_remedy_stays() {
+        let waits = "a call waits for approval: read it, then say `wakeful session approve` or `wakeful session decline`";
+        assert_eq!(without_command(waits), "a call waits for approval");
+        for whole in ["the limit: 5 steps", "it broke. Remedy: run `wakeful doctor`", "it broke"] {
+            assert_eq!(without_command(whole), whole);
+        }
+    }
 }

@@ -31,7 +31,8 @@ pub(crate) struct Asked {
 }
 
 struct Found {
-    verdict: String,
+    is_equal: bool,
+    verdict: &'static str,
     first: String,
     sides: [Side; 2],
     turns: Vec<Turn>,
@@ -47,6 +48,7 @@ struct Side {
 struct Turn {
     number: i64,
     level: String,
+    word: &'static str,
     sentences: Vec<String>,
     left: Vec<(String, String)>,
     right: Vec<(String, String)>,
@@ -73,7 +75,12 @@ fn read(report: &Value) -> Found {
         None => "They are the same.".to_owned(),
     };
     Found {
-        verdict: text(&report["verdict"]),
+        is_equal: report["verdict"] == "equal",
+        verdict: match report["verdict"].as_str() {
+            Some("equal") => "Nothing differs",
+            Some(level) => in_words(level),
+            None => "It is not known what differs",
+        },
         first,
         sides: [
             side("Left", &report["left"], &report["totals"]["left"]),
@@ -112,13 +119,45 @@ fn turn(turn: &Value) -> Turn {
             .map(|(name, text)| (name.to_owned(), text.chars().take(TEXT).collect()))
             .collect()
     };
+    let level = text(&turn["level"]);
+    let with_values = |side: &str| {
+        let mut shown = view(&turn[side]);
+        shown.extend(differences.iter().flat_map(|one| values(one, side)));
+        shown
+    };
     Turn {
         number: turn["turn"].as_i64().unwrap_or_default(),
-        level: text(&turn["level"]),
+        word: in_words(&level),
         sentences: differences.iter().map(sentence).collect(),
-        left: view(&turn["left"]),
-        right: view(&turn["right"]),
+        left: with_values("left"),
+        right: with_values("right"),
+        level,
     }
+}
+
+/// The gravest kind of difference, for people.
+fn in_words(level: &str) -> &'static str {
+    match level {
+        "equal" => "equal",
+        "prose" => "other words",
+        "state" => "another state",
+        "tools" => "other tool calls",
+        _ => "differs",
+    }
+}
+
+/// What one side has where the arguments of a call, or the state, differ.
+fn values(difference: &Value, side: &str) -> Vec<(String, String)> {
+    let (of, places) = match (&difference["arguments"], &difference["changes"]) {
+        (Value::Array(places), _) => (text(&difference["name"][side]), places),
+        (_, Value::Array(places)) => ("state".to_owned(), places),
+        _ => return Vec::new(),
+    };
+    let value = |place: &Value| match text(&place[side]) {
+        none if none.is_empty() => "-".to_owned(),
+        some => some.chars().take(TEXT).collect(),
+    };
+    places.iter().map(|place| (format!("{of} {}", text(&place["path"])), value(place))).collect()
 }
 
 /// What a difference is about.
@@ -141,4 +180,38 @@ fn text(value: &Value) -> String {
     value
         .as_str()
         .map_or_else(|| if value.is_null() { String::new() } else { value.to_string() }, str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_turn_shows_what_each_side_has_where_its_calls_and_its_state_differ() {
+        let turn = turn(&json!({
+            "turn": 1,
+            "level": "tools",
+            "left": {"calls": ["charge"]},
+            "right": {"calls": ["charge"]},
+            "differences": [
+                {"part": "call", "name": {"left": "charge", "right": "charge"},
+                    "arguments": [{"path": "/cents", "left": 500, "right": 700}]},
+                {"part": "state", "changes": [{"path": "/paid", "left": true, "right": null}]},
+                {"part": "result", "name": {"left": "charge", "right": "charge"}},
+            ],
+        }));
+        let pairs = |all: &[(&str, &str)]| -> Vec<(String, String)> {
+            all.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned())).collect()
+        };
+        assert_eq!(
+            turn.left,
+            pairs(&[("calls", "charge"), ("charge /cents", "500"), ("state /paid", "true")])
+        );
+        assert_eq!(turn.right, pairs(&[("calls", "charge"), ("charge /cents", "700"), ("state /paid", "-")]));
+        assert_eq!(
+            (turn.word, turn.sentences.join(", ")),
+            ("other tool calls", "call: charge, state, result: charge".to_owned())
+        );
+    }
 }
