@@ -31,16 +31,16 @@ const SEARCHED: [&str; 2] = ["search_documents", "search_sessions"];
 
 /// The one policy of a table with rows of spaces: for all commands and roles.
 const POLICY: &str = "of_its_space * t {0} (
-CASE ( SELECT current_setting('wakeful.space'::text, true) AS current_setting)
-    WHEN '*'::text THEN true
-    WHEN space_id THEN true
-    ELSE NULL::boolean
-END IS NOT NULL) check 
 CASE current_setting('wakeful.space'::text, true)
     WHEN '*'::text THEN true
     WHEN space_id THEN true
-    ELSE false
-END";
+    ELSE NULL::boolean
+END IS NOT NULL) check (
+CASE current_setting('wakeful.space'::text, true)
+    WHEN '*'::text THEN true
+    WHEN space_id THEN true
+    ELSE NULL::boolean
+END IS NOT NULL)";
 
 #[tokio::test]
 async fn every_table_belongs_to_spaces_or_says_why_it_is_the_installations() {

@@ -1,6 +1,7 @@
 //! What all pages share: the head, the navigation, who looks, and what the last act left to say.
 
 use crate::assets;
+use crate::recent::Reach;
 use crate::refusal::Refusal;
 use crate::seal::random_word;
 use crate::visit::{Note, Visit};
@@ -25,6 +26,16 @@ impl Me {
             (_, Some(name)) => name,
             ("machine", None) => "this machine",
             (_, None) => "the configured token",
+        }
+    }
+
+    /// What the token lets its holder see.
+    pub fn reach(&self) -> Reach {
+        Reach {
+            scope: self.scope.clone(),
+            space_id: self.space_id.clone(),
+            everywhere: self.everywhere,
+            agent: self.agent.clone(),
         }
     }
 

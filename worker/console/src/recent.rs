@@ -4,7 +4,6 @@
 //! many pages that stay open cost the database as much as one. What a person loads is always read anew, and an act forgets
 //! all answers: nobody sees a state that is older than what they saw.
 
-use crate::frame::Me;
 use crate::refusal::Refusal;
 use axum::body::Bytes;
 use std::collections::HashMap;
@@ -27,21 +26,10 @@ pub(crate) struct Recent(Mutex<HashMap<(Reach, String), Slot>>);
 /// What a token lets somebody see. Those who have the same get the same answers.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Reach {
-    scope: String,
-    space_id: String,
-    everywhere: bool,
-    agent: Option<String>,
-}
-
-impl From<&Me> for Reach {
-    fn from(me: &Me) -> Reach {
-        Reach {
-            scope: me.scope.clone(),
-            space_id: me.space_id.clone(),
-            everywhere: me.everywhere,
-            agent: me.agent.clone(),
-        }
-    }
+    pub scope: String,
+    pub space_id: String,
+    pub everywhere: bool,
+    pub agent: Option<String>,
 }
 
 impl Recent {

@@ -133,7 +133,7 @@ impl Visit {
     #[must_use]
     pub fn again(mut self, frame: &Frame) -> Visit {
         if let (true, Some(me)) = (self.again, &frame.me) {
-            self.api = self.api.sharing(me.into());
+            self.api = self.api.sharing(me.reach());
         }
         self
     }

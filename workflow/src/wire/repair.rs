@@ -301,13 +301,15 @@ impl Turns {
     /// blocks.
     fn sort_out<'m>(&mut self, message: &'m Message) -> (Vec<Block>, Vec<&'m ToolResult>) {
         let role = message.role;
+        // Only the user and the assistant say something in a request.
+        let moves = matches!(role, Role::System | Role::Tool);
         let mut rest = Vec::new();
         let mut results = Vec::new();
         for block in &message.content {
             match block {
                 Block::Text { text } if is_blank(text) => self.repairs.dropped_blanks += 1,
                 Block::Text { .. } => {
-                    self.repairs.misplaced_blocks += usize::from(matches!(role, Role::System | Role::Tool));
+                    self.repairs.misplaced_blocks += usize::from(moves);
                     rest.push(block.clone());
                 }
                 Block::ToolCall(_) if role == Role::Assistant => rest.push(block.clone()),
@@ -321,6 +323,7 @@ impl Turns {
                     let kind = raw.get("type").and_then(Value::as_str).unwrap_or_default();
                     let fits = !kind.is_empty() && (self.dialect.carries)(role, kind);
                     if provider == self.dialect.provider && fits {
+                        self.repairs.misplaced_blocks += usize::from(moves);
                         rest.push(block.clone());
                     } else {
                         self.repairs.misplaced_blocks += 1;

@@ -278,6 +278,17 @@ fn a_raw_block_cannot_pass_for_a_call_or_a_result() {
 }
 
 #[test]
+fn a_raw_block_of_a_tool_is_said_by_the_user_and_counted() {
+    let image = json!({"type": "image", "source": {}});
+    let said = Message { role: Role::Tool, content: vec![raw("anthropic", image.clone())].into() };
+    let context = context(vec![said]);
+    let request = anthropic::project(&context, &anthropic::Options::new("m", 7));
+    let message = &body(&request)["messages"][0];
+    assert_eq!((&message["role"], &message["content"][0]["type"]), (&json!("user"), &json!("image")));
+    assert_eq!(request.repairs.misplaced_blocks, 1);
+}
+
+#[test]
 fn a_malformed_call_goes_out_with_an_empty_object() {
     let malformed = Block::ToolCall(ToolCall {
         call_id: "a".into(),
