@@ -60,8 +60,9 @@ use token::{DataKey, ID_CHARS, MARK};
 const KEYS: usize = 4096;
 const KEPT: Duration = Duration::from_secs(300);
 
-/// How long a caller waits for one key, and for a statement over many. A key store that hangs is one that is away.
-const CALL: Duration = Duration::from_secs(5);
+/// How long a caller waits for one key, and for a statement over many. A key store that hangs is one that is away. Some callers have
+/// a transaction open meanwhile, and the server ends one that rests for three seconds (`pool/server.rs`).
+const CALL: Duration = Duration::from_secs(2);
 const WHOLE: Duration = Duration::from_secs(60);
 /// How long a key store that failed to answer is not asked again.
 const REST: Duration = Duration::from_millis(500);
