@@ -128,6 +128,92 @@ async fn words_senders_and_further_messages_are_found_and_an_erasure_takes_them(
     assert_eq!(left, 0);
 }
 
+/// Gives a session and its run ids that were made half a minute ago, as if their transaction had taken so long. Returns the new id.
+async fn made_long_ago(database: &Database, session_id: &str) -> String {
+    let at = format!("{:012x}", chrono::Utc::now().timestamp_millis() - 30_000);
+    let old = format!("sess_{at}{}", &session_id[session_id.len() - 20..]);
+    let mut tx = database.pool.begin().await.unwrap();
+    for sql in [
+        "select set_config('session_replication_role', 'replica', true), $1, $2",
+        "update conversation_sessions set session_id = $2 where session_id = $1",
+        "update session_runs set session_id = $2, run_id = overlay($2 placing 'run' from 1 for 4) where session_id = $1",
+    ] {
+        sqlx::query(sql).bind(session_id).bind(&old).execute(&mut *tx).await.unwrap();
+    }
+    tx.commit().await.unwrap();
+    old
+}
+
+#[tokio::test]
+async fn a_look_reads_new_ids_alone_and_a_sweep_finds_what_was_committed_late() {
+    let database = Database::new().await;
+    let store = database.store().await;
+    let known = async |session_id: &str| -> bool {
+        database.value("select exists (select from search_sessions where session_id = $1)", session_id).await
+    };
+    let swept = async |ago: &str| {
+        sqlx::query("update search_progress set swept_at = clock_timestamp() - $1::text::interval")
+            .bind(ago)
+            .execute(&database.pool)
+            .await
+            .unwrap();
+    };
+    let mut old = Vec::new();
+    for number in 0..3 {
+        let session_id = said(&store, &format!("old{number}"), None, "It took long.").await;
+        old.push(made_long_ago(&database, &session_id).await);
+    }
+    let new = said(&store, "new", None, "It is here at once.").await;
+    index(&store).await;
+    for session_id in old.iter().chain([&new]) {
+        assert!(known(session_id).await, "{session_id}");
+    }
+
+    swept("1 s").await;
+    let read = store.index_sessions().await.unwrap().ids;
+    assert!(read <= 2, "the new session and its run at most, and not the {read} ids of the last minute");
+
+    let late = said(&store, "late", None, "It took long too.").await;
+    let late = made_long_ago(&database, &late).await;
+    swept("1 s").await;
+    index(&store).await;
+    assert!(!known(&late).await, "its ids are older than what a look reads");
+    swept("11 s").await;
+    index(&store).await;
+    assert!(known(&late).await);
+}
+
+#[tokio::test]
+async fn a_session_in_which_nothing_happened_is_not_written_again() {
+    let database = Database::new().await;
+    let store = database.store().await;
+    let session_id = said(&store, "waits", None, "Is there a table?").await;
+    index(&store).await;
+    let due = async || {
+        sqlx::query("update search_sessions set due_at = clock_timestamp() where session_id = $1")
+            .bind(&session_id)
+            .execute(&database.pool)
+            .await
+            .unwrap();
+        store.index_sessions().await.unwrap().sessions
+    };
+    assert_eq!(due().await, 0);
+    let waits: bool = database
+        .value("select due_at > clock_timestamp() from search_sessions where session_id = $1", &session_id)
+        .await;
+    assert!(waits, "it is at work, so it is looked at again");
+
+    let more = NewMessage {
+        client_key: None,
+        text: "With a view?".into(),
+        sender: None,
+        trace_context: None,
+        attachments: Vec::new(),
+    };
+    store.send(&session_id, &more).await.unwrap();
+    assert_eq!(due().await, 1, "something happened");
+}
+
 /// Searches as a client, until the search has caught up.
 async fn comes(client: &Client, query: &str, expected: &[&str]) -> Value {
     eventually(query, || async {

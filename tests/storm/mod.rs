@@ -29,7 +29,7 @@ async fn as_many_seeds_as_one_likes() {
     seeds(Plan::of, number("SEED_BASE", 1), number("SEEDS", 20), number("JOBS", 2)).await;
 }
 
-/// Ten kills and ten stops a seed, of workers with the default settings. Driven by the same.
+/// 25 kills and 25 stops a seed, of workers with the default settings. Driven by the same.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 #[ignore = "any number of seeds: make storm DEFAULTS=1"]
 async fn as_many_seeds_as_one_likes_at_the_default_settings() {

@@ -120,13 +120,14 @@ impl Plan {
         Plan { seed, at_defaults: false, window: WINDOW, workers, sessions, blows }
     }
 
-    /// Ten kills and ten stops past the lease, and nothing else, of workers with the default settings.
+    /// 25 kills and 25 stops past the lease, and nothing else, of workers with the default settings.
     pub fn at_defaults(seed: u64) -> Plan {
-        const WORKERS: u64 = 8;
+        const WORKERS: u64 = 12;
         let mut rng = Rng::new(seed);
-        let sessions = (0..12).map(|session| messages(&mut rng, session, 30, LONG_WINDOW)).collect();
+        // Of that many sessions, several are at work at any time, so a kill mostly finds its worker busy.
+        let sessions = (0..36).map(|session| messages(&mut rng, session, 30, LONG_WINDOW)).collect();
         let mut blows = Vec::new();
-        for _ in 0..10 {
+        for _ in 0..25 {
             let at = moment(&mut rng, LONG_WINDOW);
             blows.push((at, Blow::KillWorker(rng.below(WORKERS) as usize)));
             // A stop ends within the window, or the storm's calm would end it before its lease is over.

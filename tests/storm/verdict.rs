@@ -145,6 +145,10 @@ async fn mails_are_sent_once(
 fn asked_in(bodies: &[String], number: usize) -> Vec<String> {
     let opening = format!("s{number}m0 do ");
     let of_session = |body: &&String| {
+        // Reading each request as JSON for each session would take longer than the storm.
+        if !body.contains(&opening) {
+            return false;
+        }
         let body: Value = serde_json::from_str(body).expect("JSON");
         body["messages"][1]["content"].as_str().is_some_and(|text| text.starts_with(&opening))
     };

@@ -1,10 +1,11 @@
 //! Fills the tables that a search reads, beside the steps.
 //!
 //! One worker at a time does it, under an advisory lock that ends with its transaction. It finds sessions without a mark by the
-//! steps: ids of runs and sessions grow with time, so everything new is behind the last id that it read. Others leave a row in
-//! `search_due`: a run that is opened again; a session of Absurd, whose ids say nothing of the time; and a bundle, which may be
-//! committed long after its ids were made. A session that is at work is looked at again every few seconds, until it rests and all of its
-//! messages are read.
+//! steps: ids of runs and sessions grow with time, so everything new is behind the last id that it read. A row may be committed some
+//! time after its id was made. So each look reads the ids of the last two seconds again, and every ten seconds a sweep reads those of the
+//! last minute. Others leave a row in `search_due`: a run that is opened again; a session of Absurd, whose ids say nothing of the time;
+//! and a bundle, which may be committed long after its ids were made. A session that is at work is looked at again after some seconds,
+//! until it rests and all of its messages are read.
 
 use crate::encryption::may_be_sealed;
 use crate::{Result, Store, failure, hydrate, search::id_of};
@@ -13,6 +14,7 @@ use serde::Serialize;
 use serde_json::Value;
 use sqlx::PgConnection;
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 use wakeful_workflow::record::Block;
 
 /// The lock of the one who fills the tables. An erasure takes it too, so that no words come back after it.
@@ -21,7 +23,7 @@ pub(crate) const LOCK: i64 = 0x7761_6b65_7365_6172;
 /// How many ids one look reads.
 const IDS: i64 = 10_000;
 /// How many sessions one look reads, and how many messages of each.
-const SESSIONS: i64 = 20;
+const SESSIONS: i64 = 50;
 const MESSAGES: i64 = 50;
 /// The bytes of one message that are read. What follows is not found by its words.
 const MESSAGE_BYTES: i32 = 64 * 1024;
@@ -30,10 +32,19 @@ const PART_BYTES: usize = 128 * 1024;
 
 /// A row may be committed this long after its id was made, and a clock that makes ids may be ahead by it.
 const LATE: TimeDelta = TimeDelta::seconds(60);
+/// Most rows are committed sooner. Each look reads the ids of this time again.
+const MOSTLY: TimeDelta = TimeDelta::seconds(2);
+/// How often a sweep reads the ids of all of [`LATE`].
+const SWEEPS_EVERY: TimeDelta = TimeDelta::seconds(10);
+
+/// A session that is at work is looked at again after as long as it was silent, but not before the first and not after the second.
+const AT_WORK: [Duration; 2] = [Duration::from_secs(3), Duration::from_secs(20)];
 
 /// What one look did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Indexed {
+    /// How many ids of runs and sessions it read.
+    pub ids: usize,
     /// How many sessions it read.
     pub sessions: usize,
     /// There is more to read now.
@@ -61,7 +72,18 @@ struct Due {
     steps: i64,
     failed_calls: i64,
     active_at: DateTime<Utc>,
+    silent_s: f64,
     sealed: bool,
+    /// Nothing happened in it since the last look.
+    unchanged: bool,
+}
+
+impl Due {
+    /// Seconds until the next look. `None`: the session rests, so the next look follows the next run.
+    fn pause_s(&self) -> Option<f64> {
+        let [least, most] = AT_WORK.map(|time| time.as_secs_f64());
+        self.at_work.then(|| self.silent_s.clamp(least, most))
+    }
 }
 
 impl Store {
@@ -78,17 +100,20 @@ impl Store {
         let found = discover(&mut tx).await?;
         let counted = failure::count(&mut tx).await?;
         let due = due(&mut tx).await?;
+        let is_full = due.len() as i64 == SESSIONS;
+        let (unchanged, due): (Vec<Due>, Vec<Due>) = due.into_iter().partition(|one| one.unchanged);
+        look_later(&mut tx, &unchanged).await?;
         let ids: Vec<String> = due.iter().map(|one| one.session_id.clone()).collect();
         let mut messages = messages(&mut tx, &due).await?;
         let mut senders = senders(&mut tx, &ids).await?;
-        let mut more = due.len() as i64 == SESSIONS || found || counted;
+        let mut more = is_full || found.more || counted;
         for one in &due {
             let read = messages.remove(&one.session_id).unwrap_or_default();
             let senders = senders.remove(&one.session_id).unwrap_or_default();
             more |= write(&mut tx, one, &read, senders).await?;
         }
         tx.commit().await?;
-        Ok(Indexed { sessions: due.len(), more })
+        Ok(Indexed { ids: found.ids, sessions: due.len(), more })
     }
 
     /// How far the search is behind.
@@ -117,19 +142,40 @@ pub(crate) async fn enter(tx: &mut PgConnection, session_id: &str, space_id: &st
     Ok(())
 }
 
-/// Enters sessions that are new or go on. `true`: there may be more.
-async fn discover(tx: &mut PgConnection) -> Result<bool> {
-    let now: DateTime<Utc> =
-        sqlx::query_scalar!(r#"select clock_timestamp() as "now!""#).fetch_one(&mut *tx).await?;
-    let (certain, newest) = (now - LATE, now + LATE);
+/// What a look found by ids.
+struct Found {
+    ids: usize,
+    /// There may be more.
+    more: bool,
+}
+
+/// Enters sessions that are new or go on.
+async fn discover(tx: &mut PgConnection) -> Result<Found> {
+    let progress = sqlx::query!(
+        r#"select clock_timestamp() as "now!", run_id, session_id, recent_run_id, recent_session_id,
+            swept_at <= clock_timestamp() - make_interval(secs => $1) or swept_at > clock_timestamp() as "sweeps!"
+        from search_progress"#,
+        SWEEPS_EVERY.as_seconds_f64()
+    )
+    .fetch_one(&mut *tx)
+    .await?;
+    let (now, sweeps) = (progress.now, progress.sweeps);
+    // What is older than `certain` is not read again: by a sweep, or by the looks until the next one.
+    let (certain, run_id, session_id) = if sweeps {
+        (now - LATE, progress.run_id, progress.session_id)
+    } else {
+        let recent = (progress.recent_run_id, progress.recent_session_id);
+        (now - MOSTLY, recent.0.max(progress.run_id), recent.1.max(progress.session_id))
+    };
+    let newest = now + LATE;
     let read = sqlx::query!(
         r#"with runs as materialized (
             select run_id, session_id from session_runs
-            where run_id > (select run_id from search_progress) and run_id < $4
+            where run_id > $6 and run_id < $4
             order by run_id limit $1
         ), made as materialized (
             select session_id from conversation_sessions
-            where session_id > (select session_id from search_progress) and session_id < $5
+            where session_id > $7 and session_id < $5
             order by session_id limit $1
         ), again as (
             delete from search_due where due_id in (select due_id from search_due order by due_id limit $1)
@@ -146,25 +192,37 @@ async fn discover(tx: &mut PgConnection) -> Result<bool> {
                 or (known.due_at is null
                     and (known.through_message_number < s.last_message_number or s.status in ('queued', 'running')))
             on conflict (session_id) do update set due_at = excluded.due_at
+        ), is_read as (
+            -- Up to these ids, everything was read.
+            select coalesce((select max(run_id) from runs having count(*) = $1), $10) as run_id,
+                coalesce((select max(session_id) from made having count(*) = $1), $11) as session_id
         ), moved as (
-            update search_progress
-            set run_id = greatest(run_id, least($2,
-                    case when (select count(*) from runs) = $1 then (select max(run_id) from runs) else $2 end)),
-                session_id = greatest(session_id, least($3,
-                    case when (select count(*) from made) = $1 then (select max(session_id) from made) else $3 end))
+            update search_progress p
+            set run_id = case when $8 then greatest(p.run_id, least(r.run_id, $2)) else p.run_id end,
+                session_id = case when $8 then greatest(p.session_id, least(r.session_id, $3)) else p.session_id end,
+                recent_run_id = greatest(p.recent_run_id, least(r.run_id, $10)),
+                recent_session_id = greatest(p.recent_session_id, least(r.session_id, $11)),
+                swept_at = case when $8 and r.run_id >= $2 and r.session_id >= $3 then $9 else p.swept_at end
+            from is_read r
         )
-        select (select count(*) from runs) = $1 and (select max(run_id) from runs) < $2
-            or (select count(*) from made) = $1 and (select max(session_id) from made) < $3
-            or (select count(*) from again) = $1 as "more""#,
+        select r.run_id < $2 or r.session_id < $3 or (select count(*) from again) = $1 as "more!",
+            (select count(*) from runs) + (select count(*) from made) as "ids!"
+        from is_read r"#,
         IDS,
         id_of("run", certain),
         id_of("sess", certain),
         id_of("run", newest),
-        id_of("sess", newest)
+        id_of("sess", newest),
+        run_id,
+        session_id,
+        sweeps,
+        now,
+        id_of("run", now - MOSTLY),
+        id_of("sess", now - MOSTLY)
     )
     .fetch_one(tx)
     .await?;
-    Ok(read.more.unwrap_or(false))
+    Ok(Found { ids: read.ids as usize, more: read.more })
 }
 
 async fn due(tx: &mut PgConnection) -> Result<Vec<Due>> {
@@ -174,12 +232,18 @@ async fn due(tx: &mut PgConnection) -> Result<Vec<Due>> {
             s.status in ('queued', 'running') as "at_work!", s.total_cost_micros as cost_micros,
             s.total_turns::bigint as "steps!",
             (select count(*) from tool_calls c where c.session_id = s.session_id and c.status = 'failed') as "failed_calls!",
-            coalesce((
-                select e.ts from session_events e where e.session_id = s.session_id order by e.seq desc limit 1
-            ), s.started_at) as "active_at!",
-            s.data_key is not null as "sealed!"
+            a.active_at as "active_at!",
+            extract(epoch from clock_timestamp() - a.active_at)::float8 as "silent_s!",
+            s.data_key is not null as "sealed!",
+            h.active_at is not distinct from a.active_at and h.through_message_number >= s.last_message_number
+                and h.steps = s.total_turns and h.cost_micros = s.total_cost_micros as "unchanged!"
         from search_sessions h
         join conversation_sessions s using (session_id)
+        cross join lateral (
+            select coalesce((
+                select e.ts from session_events e where e.session_id = s.session_id order by e.seq desc limit 1
+            ), s.started_at) as active_at
+        ) a
         where h.due_at <= clock_timestamp()
         order by h.due_at
         limit $1"#,
@@ -187,6 +251,25 @@ async fn due(tx: &mut PgConnection) -> Result<Vec<Due>> {
     )
     .fetch_all(tx)
     .await?)
+}
+
+/// Nothing is to be read of these sessions. Those that are at work are looked at again.
+async fn look_later(tx: &mut PgConnection, unchanged: &[Due]) -> Result<()> {
+    if unchanged.is_empty() {
+        return Ok(());
+    }
+    let ids: Vec<String> = unchanged.iter().map(|one| one.session_id.clone()).collect();
+    let pauses: Vec<Option<f64>> = unchanged.iter().map(Due::pause_s).collect();
+    sqlx::query!(
+        "update search_sessions h set due_at = clock_timestamp() + make_interval(secs => d.pause_s)
+        from unnest($1::text[], $2::float8[]) as d (session_id, pause_s)
+        where h.session_id = d.session_id",
+        &ids,
+        &pauses as &[Option<f64>]
+    )
+    .execute(tx)
+    .await?;
+    Ok(())
 }
 
 /// The next messages of these sessions, in their order: each with its number.
@@ -265,7 +348,7 @@ async fn write(
             steps = $7,
             failed_calls = $10,
             active_at = $11,
-            due_at = case when $8 then clock_timestamp() when $9 then clock_timestamp() + interval '3 s' end,
+            due_at = case when $8 then clock_timestamp() else clock_timestamp() + make_interval(secs => $9) end,
             indexed_at = clock_timestamp()
         where session_id = $1",
         one.session_id,
@@ -276,7 +359,7 @@ async fn write(
         one.cost_micros,
         one.steps,
         is_full,
-        one.at_work,
+        one.pause_s(),
         one.failed_calls,
         one.active_at
     )
