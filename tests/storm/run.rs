@@ -11,6 +11,7 @@ use crate::support::server::Server;
 use crate::support::{Answer, Client, Database, ModelServer, Options, checker, timeout};
 use futures::FutureExt;
 use futures::future::join_all;
+use reqwest::StatusCode;
 use serde_json::{Value, json};
 use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
@@ -295,7 +296,10 @@ async fn post(api: &Mutex<Option<String>>, conversation: &str, key: &str, text: 
         let response = request.body(body.to_string()).send().await.ok()?;
         let status = response.status();
         let text = response.text().await.ok()?;
-        assert!(!status.is_client_error(), "a good message is refused: {text}");
+        // A worker that was stopped within a commit keeps its sessions locked for some seconds. Messages to them wait for
+        // all places of the intake, and the API tells others to come again.
+        let comes_again = status == StatusCode::TOO_MANY_REQUESTS;
+        assert!(comes_again || !status.is_client_error(), "a good message is refused: {text}");
         let answer: Value = serde_json::from_str(&text).ok().filter(|_| status.is_success())?;
         Some(answer["session_id"].as_str()?.to_owned())
     };
