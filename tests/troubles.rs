@@ -339,8 +339,12 @@ async fn a_run_behind_another_one_leads_to_it() {
     let second = ask(&client, "Anybody?").await;
     assert_ne!(first, second);
     let remedy = scene.because(&second, &[&format!("It waits for session {first}")]).await;
-    let shown = scene.said(&command(&remedy, "wakeful session why")).await;
-    assert!(shown.contains("waits for provider openai"), "{shown}");
+    let why = command(&remedy, "wakeful session why");
+    // Between two pauses, its next call is under way.
+    eventually("the first run to wait for the provider", || async {
+        scene.said(&why).await.contains("waits for provider openai").then_some(())
+    })
+    .await;
     scene.provider_is(0);
     client.wait_for(&first, "completed").await;
     client.wait_for(&second, "completed").await;

@@ -34,6 +34,18 @@ pub fn hit(name: &str) {
 fn stop(name: &str) {
     eprintln!("failpoint {name}: stopping this process");
     let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::STOP);
+    // Another thread may take the signal, and this one would run on until the stop reaches it. The signal is pending until a thread
+    // takes it, and that stops all threads: this one at the end of the call that reads so.
+    while is_pending(rustix::process::Signal::STOP) {}
+}
+
+/// Returns whether a signal to this process was sent, and no thread has taken it.
+#[cfg(feature = "failpoints")]
+fn is_pending(signal: rustix::process::Signal) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let pending = status.lines().find_map(|line| line.strip_prefix("ShdPnd:"));
+    let bits = pending.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok()).unwrap_or_default();
+    bits & 1 << (signal.as_raw() - 1) != 0
 }
 
 #[cfg(feature = "failpoints")]
