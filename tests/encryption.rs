@@ -4,6 +4,7 @@
 mod doors;
 mod stores;
 
+use crate::context::weighs_the_same_without_messages;
 use crate::support::client::texts;
 use crate::support::{Answer, Client, Database, ModelServer, Options, Process, Server, eventually};
 use serde_json::{Value, json};
@@ -186,6 +187,7 @@ async fn shown(client: &Client, sessions: &[String]) -> String {
         for path in of {
             all.push_str(&client.get(&path).await.1.to_string());
         }
+        weighs_the_same_without_messages(client, id).await;
         all.push_str(&export(client, id).await);
     }
     for path in ["/v1/conversations/c1/history", "/v1/sessions", "/v1/deliveries"] {

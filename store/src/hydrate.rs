@@ -11,7 +11,7 @@ mod stored;
 
 use crate::encryption::Seal;
 use crate::{Error, Result, Store};
-use futures::TryStreamExt;
+use futures::{Stream, TryStreamExt};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use stored::Stored;
@@ -19,7 +19,7 @@ use wakeful_workflow::effect::Effect;
 use wakeful_workflow::generation::{InterruptedCall, Purpose};
 use wakeful_workflow::policy::SessionPolicy;
 use wakeful_workflow::prefix::Prefix;
-use wakeful_workflow::record::{Attachment, Content, Details, Record, Role};
+use wakeful_workflow::record::{Attachment, Content, Details, Outlined, Record, Role};
 use wakeful_workflow::seed::Seed;
 use wakeful_workflow::session::{Call, CallStatus, InboxMessage, Run, Session, SessionStatus, Totals};
 use wakeful_workflow::state::State;
@@ -28,9 +28,9 @@ use wakeful_workflow::workspace::Snapshot;
 /// Queries `$before`, then one JSON object of everything that can change while a worker has the session `s`, then
 /// `$after`.
 macro_rules! query_changing {
-    ($before:tt, $after:tt, $session_id:expr) => {
+    (($($before:tt)+), ($($after:tt)+), $session_id:expr) => {
         sqlx::query!(
-            $before
+            $($before)+
                 + r#"json_build_object(
                 'wake_seq', s.wake_seq, 'last_event_seq', s.last_event_seq, 'cancel_requested', s.cancel_requested,
                 'cancel_reason', case when s.cancel_requested then s.cancel_reason end,
@@ -55,28 +55,18 @@ macro_rules! query_changing {
                             where k.session_id = g.session_id and k.generation_id = g.generation_id))
                         order by g.attempt, g.started_at)
                     from generations g where g.session_id = s.session_id))"#
-                + $after,
+                + $($after)+,
             $session_id
         )
     };
 }
 
-impl Store {
-    /// Rebuilds the session: row, seeds, transcript, state, totals, open calls, inbox, interrupted model
-    /// calls. The result equals the copy in memory of the worker that committed last.
-    ///
-    /// The first row is the session's, with an object for each of its parts that stay small. Every other row
-    /// is a message, whose JSON is parsed while the server sends the next ones.
-    ///
-    /// # Errors
-    /// [`Error::NotFound`], [`Error::Corrupt`], [`Error::Database`].
-    pub async fn hydrate(&self, session_id: &str) -> Result<Session> {
-        if self.vault.is_open() {
-            // Ask the key store before a connection is taken, not while one waits.
-            self.seal_of(session_id).await?;
-        }
-        let mut rows = query_changing!(
-            r#"select 0 as "message_number!", json_build_object(
+/// The rows of a session: the first one is the session's own, every other one a message. `$content` is the column of the
+/// contents, and what each is read into.
+macro_rules! rows {
+    ($store:expr, $content:tt, $session_id:expr) => {
+        query_changing!(
+            (r#"select 0 as "message_number!", json_build_object(
                 'session_id', s.session_id, 'conversation_id', s.conversation_id,
                 'parent_session_id', s.parent_session_id, 'space_id', s.space_id, 'mailbox_id', s.mailbox_id,
                 'trigger_type', s.trigger_type, 'agent', s.agent, 'policy', s.policy,
@@ -92,10 +82,12 @@ impl Store {
                 'seeds', (select json_agg(json_build_object('role', m.role, 'content', m.content, 'is_new', m.is_new)
                         order by m.ordinal)
                     from session_seed_messages m where m.session_id = s.session_id)
-            )::text as fixed, "#,
-            r#"::text as changing, p.bytes as prefix,
+            )::text as fixed, "#),
+            (r#"::text as changing, p.bytes as prefix,
                 null as "run_id?", null::bigint as "step_number?", null as "role?",
-                null::json as "content?: Stored<Content>", null::boolean as "internal?",
+                "#
+                + $content
+                + r#", null::boolean as "internal?",
                 null::json as "details?: Stored<Details>"
             from conversation_sessions s
             left join session_runs r on r.session_id = s.session_id and r.status = 'running'
@@ -105,13 +97,65 @@ impl Store {
             select m.message_number, null, null, null, m.run_id, m.step_number, m.role, m.content, m.internal, m.details
             from conversation_records m
             where m.session_id = $1
-                and m.message_number <= (select s.last_message_number from conversation_sessions s where s.session_id = $1)"#,
-            session_id
+                and m.message_number <= (select s.last_message_number from conversation_sessions s where s.session_id = $1)"#),
+            $session_id
         )
-        .fetch(&self.pool);
+        .fetch(&$store.pool)
+        .map_ok(|row| Row {
+            message_number: row.message_number,
+            session: row.fixed.zip(row.changing),
+            prefix: row.prefix,
+            run_id: row.run_id,
+            step_number: row.step_number,
+            role: row.role,
+            content: row.content,
+            internal: row.internal,
+            details: row.details,
+        })
+    };
+}
+
+impl Store {
+    /// Rebuilds the session: row, seeds, transcript, state, totals, open calls, inbox, interrupted model
+    /// calls. The result equals the copy in memory of the worker that committed last.
+    ///
+    /// The first row is the session's, with an object for each of its parts that stay small. Every other row
+    /// is a message, whose JSON is parsed while the server sends the next ones.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::Corrupt`], [`Error::Database`].
+    pub async fn hydrate(&self, session_id: &str) -> Result<Session> {
+        self.knows_key(session_id).await?;
+        self.read(session_id, rows!(self, r#"null::json as "content?: Stored<Content>""#, session_id)).await
+    }
+
+    /// Rebuilds the session to weigh its context, and for nothing else: its messages have no blocks, but the
+    /// [`Outline`](wakeful_workflow::record::Outline) of what they say. Of a long session that is read in half the time.
+    ///
+    /// # Errors
+    /// Like [`Store::hydrate`].
+    pub async fn hydrate_outlined(&self, session_id: &str) -> Result<Session> {
+        self.knows_key(session_id).await?;
+        self.read(session_id, rows!(self, r#"null::json as "content?: Stored<Outlined>""#, session_id)).await
+    }
+
+    /// Asks the key store before a connection is taken, not while one waits.
+    async fn knows_key(&self, session_id: &str) -> Result<()> {
+        if self.vault.is_open() {
+            self.seal_of(session_id).await?;
+        }
+        Ok(())
+    }
+
+    async fn read<C: DeserializeOwned + Into<Content>>(
+        &self,
+        session_id: &str,
+        rows: impl Stream<Item = sqlx::Result<Row<C>>>,
+    ) -> Result<Session> {
+        let mut rows = std::pin::pin!(rows);
         let (mut head, mut records, mut sealed) = (None, Vec::new(), Vec::new());
         while let Some(row) = rows.try_next().await.map_err(unreadable)? {
-            if let (Some(fixed), Some(changing)) = (row.fixed, row.changing) {
+            if let Some((fixed, changing)) = row.session {
                 head = Some((self.head(session_id, fixed, changing).await?, row.prefix));
                 continue;
             }
@@ -135,7 +179,9 @@ impl Store {
                 })
             };
             match (content, details) {
-                (Stored::Read(content), Stored::Read(details)) => records.push(record(content, details)?),
+                (Stored::Read(content), Stored::Read(details)) => {
+                    records.push(record(content.into(), details)?);
+                }
                 (content, details) => {
                     sealed.push((record(Content::default(), Details::default())?, content, details));
                 }
@@ -145,7 +191,7 @@ impl Store {
             head.ok_or_else(|| Error::NotFound { what: "session", id: session_id.to_owned() })?;
         for (record, content, details) in sealed {
             records.push(Record {
-                content: content.open("messages", &seal)?,
+                content: content.open("messages", &seal)?.into(),
                 details: details.open("messages", &seal)?,
                 ..record
             });
@@ -180,8 +226,8 @@ impl Store {
     pub async fn refresh(&self, session: &mut Session) -> Result<()> {
         let seal = self.seal_of(session.session_id.as_str()).await?;
         let row = query_changing!(
-            "select ",
-            r#"::text as "changing!" from conversation_sessions s where s.session_id = $1"#,
+            ("select "),
+            (r#"::text as "changing!" from conversation_sessions s where s.session_id = $1"#),
             session.session_id.as_str()
         )
         .fetch_optional(&self.pool)
@@ -198,6 +244,20 @@ fn unreadable(error: sqlx::Error) -> Error {
         sqlx::Error::ColumnDecode { source, .. } => Error::corrupt("messages", source),
         other => other.into(),
     }
+}
+
+/// The session's own row, or one of its messages.
+struct Row<C> {
+    message_number: i64,
+    /// What is fixed, and what can change.
+    session: Option<(String, String)>,
+    prefix: Option<Vec<u8>>,
+    run_id: Option<String>,
+    step_number: Option<i64>,
+    role: Option<String>,
+    content: Option<Stored<C>>,
+    internal: Option<bool>,
+    details: Option<Stored<Details>>,
 }
 
 /// What does not change while a worker has the session, except by its own commits.

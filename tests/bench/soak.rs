@@ -1,7 +1,8 @@
 //! A worker at half of its peak, for as long as one likes: does its memory grow, do dead rows gather, do waits grow?
 //!
-//! The peak is that of a backlog, measured at the beginning. Then new conversations come in at half that rate, each with
-//! the steps of the part `worker`. An hour leaves about 10 GB on the disk.
+//! The peak is measured at the beginning, while conversations come in as fast as the worker takes them: on a machine that
+//! the server shares with the feeders, to let a conversation in costs nearly as much as its steps. Then new ones come in
+//! at half that rate, each with the steps of the part `worker`. An hour leaves about 10 GB on the disk.
 
 use crate::fixture::Database;
 use crate::process::{self, STEPS, Site};
@@ -11,14 +12,18 @@ use crate::worker;
 use anyhow::{Context, Result, ensure};
 use sqlx::{Connection, PgConnection};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use wakeful_store::Store;
 
 const SECTION: &str = "Soak at half the peak";
 
-/// Sessions of the backlog that measures the peak.
-const BACKLOG: usize = 400;
+/// While the peak is measured, so many conversations wait or are at work.
+const OPEN: i64 = 256;
+
+/// How long the worker warms up, and then how long its peak is measured.
+const WARM_UP: Duration = Duration::from_secs(5);
+const PEAK: Duration = Duration::from_secs(20);
 
 /// Tasks that bring conversations in.
 const FEEDERS: u64 = 4;
@@ -49,8 +54,8 @@ pub async fn soak(
     progress: &mut Progress,
 ) -> Result<()> {
     progress.say("soak: the peak");
-    let drained = worker::drain(server, 1, BACKLOG).await?;
-    let peak = drained.steps / drained.seconds;
+    let peak = peak(server).await?;
+    progress.say(&format!("soak: {peak:.0} steps/s at the peak"));
     let rate = peak / 2.0 / STEPS as f64;
     let database = Database::create(server.url(), "soak").await?;
     let site = Arc::new(Site::new()?);
@@ -86,7 +91,7 @@ pub async fn soak(
     process.kill().await?;
     connection.close().await?;
     database.remove().await?;
-    report.add(SECTION, "the peak, a backlog", "steps/s", &[peak]);
+    report.add(SECTION, "the peak, while conversations come in", "steps/s", &[peak]);
     let quarter = looks.len() / 4;
     for (name, looks) in [
         ("first quarter", &looks[..quarter]),
@@ -106,6 +111,54 @@ pub async fn soak(
         add("message to first step, p99", "ms", |look| look.p99_ms);
     }
     Ok(())
+}
+
+/// Returns the steps a second of a worker that always has enough to do.
+async fn peak(server: &Server) -> Result<f64> {
+    let database = Database::create(server.url(), "peak").await?;
+    let site = Arc::new(Site::new()?);
+    let process = site.serve(&database.url, "worker").await?;
+    let has_room = Arc::new(AtomicBool::new(true));
+    let mut feeders = tokio::task::JoinSet::new();
+    for feeder in 0..FEEDERS {
+        let (store, site) = (database.store(2).await?, Arc::clone(&site));
+        let has_room = Arc::clone(&has_room);
+        feeders.spawn(async move {
+            for number in 0_u64.. {
+                while !has_room.load(Ordering::Relaxed) {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+                worker::bring_in(&store, &site, &format!("peak-{feeder}-{number}")).await?;
+            }
+            anyhow::Ok(())
+        });
+    }
+    let mut connection = database.connect().await?;
+    let (began, mut before) = (Instant::now(), None);
+    let steps = "select sum(last_step_number)::float8 from conversation_sessions";
+    let peak = loop {
+        let open: i64 = sqlx::query_scalar("select count(*) from jobs").fetch_one(&mut connection).await?;
+        has_room.store(open < OPEN, Ordering::Relaxed);
+        if before.is_none() && began.elapsed() > WARM_UP {
+            let steps: f64 = sqlx::query_scalar(steps).fetch_one(&mut connection).await?;
+            before = Some((Instant::now(), steps));
+        }
+        if let Some((since, before)) = before
+            && since.elapsed() > PEAK
+        {
+            let now: f64 = sqlx::query_scalar(steps).fetch_one(&mut connection).await?;
+            break (now - before) / since.elapsed().as_secs_f64();
+        }
+        tokio::select! {
+            () = tokio::time::sleep(Duration::from_millis(20)) => {}
+            ended = feeders.join_next() => ended.context("there are feeders")???,
+        }
+    };
+    feeders.shutdown().await;
+    process.kill().await?;
+    connection.close().await?;
+    database.remove().await?;
+    Ok(peak)
 }
 
 /// Brings in `rate` conversations a second, until it is dropped. A feeder that is late catches up.

@@ -246,10 +246,12 @@ pub async fn takeovers(server: &Server, times: usize) -> Result<Vec<f64>> {
         };
         // Let its heartbeat run, so that the kill strikes at a random moment of it.
         tokio::time::sleep(Duration::from_millis(700)).await;
-        let at = workers
-            .iter()
-            .position(|worker| worker.pid().is_ok_and(|one| one == pid))
-            .context("its worker")?;
+        let at = workers.iter().position(|worker| worker.pid().is_ok_and(|one| one == pid)).with_context(
+            || {
+                let pids: Vec<_> = workers.iter().map(|worker| worker.pid().ok()).collect();
+                format!("process {pid} holds the job, and the bench started {pids:?}")
+            },
+        )?;
         let lease = "select lease from jobs where session_id = $1";
         let before: Option<i64> =
             sqlx::query_scalar(lease).bind(&session_id).fetch_one(&mut connection).await?;

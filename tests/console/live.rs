@@ -4,6 +4,7 @@ use super::*;
 use crate::support::eventually;
 use crate::support::recorder::Recorder;
 use futures::StreamExt as _;
+use reqwest::Method;
 
 #[tokio::test]
 async fn two_hundred_open_pages_of_sixteen_sessions_cost_one_look_for_all_of_them() {
@@ -67,4 +68,36 @@ async fn two_hundred_open_pages_of_sixteen_sessions_cost_one_look_for_all_of_the
         others.len()
     );
     drop(pages);
+}
+
+#[tokio::test]
+async fn pages_that_look_again_share_an_answer_and_a_person_who_loads_one_is_told_anew() {
+    const PAGES: usize = 40;
+    let scene = Scene::new("").await;
+    scene.session("desk", "Hello?", "completed").await;
+    let recorder = Recorder::start(&scene.database.url);
+    let api = Options::new().model("openai/test").arg("--roles=api").spawn(&recorder.url);
+    api.wait_for_log("\"Listening\"").await;
+    let browser = Browser::new(&api.url());
+    let again = [("x-look-again", "1")];
+    let lists = |sent: Vec<crate::support::recorder::Sent>| {
+        sent.into_iter().filter(|one| one.sql.contains("conversation_sessions")).count()
+    };
+    browser.open("/sessions").await;
+    recorder.take();
+    browser.open("/sessions").await;
+    let one = lists(recorder.take());
+    assert!(one > 0, "a page that a person loads is read from the database");
+    for _ in 0..PAGES {
+        let page = browser.ask(Method::GET, "/console/sessions", None, &again).await;
+        assert_eq!(page.status, StatusCode::OK, "{}", page.html);
+    }
+    // An answer lasts four seconds, and the machine may be slow.
+    let shared = lists(recorder.take());
+    assert!(
+        shared <= one * PAGES / 4,
+        "{PAGES} pages that looked again sent {shared} statements, one sends {one}"
+    );
+    browser.open("/sessions").await;
+    assert_eq!(lists(recorder.take()), one, "a person who loads the page is told anew");
 }

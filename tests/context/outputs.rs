@@ -32,10 +32,13 @@ fn long_text() -> String {
 
 #[tokio::test]
 async fn a_large_output_is_kept_whole_beside_the_message_that_shows_its_ends() {
-    let talk = Talk::new("", reader).await;
+    let talk = Talk::new("[agents.default.context]\nkeep_results = 0\ntrim_at_bytes = 600", reader).await;
     let process = talk.options.serve(&talk.database).await;
     let client = process.client();
     let id = talk.says(&client, &["Read it."]).await;
+    weighs_the_same_without_messages(&client, &id).await;
+    let trimmed = client.get(&format!("/v1/sessions/{id}/context?strategy=trim_tool_results")).await.1;
+    assert!(trimmed["shown"].to_string().contains("of 40000 bytes is not shown any more"), "{trimmed}");
     let traces = talk.traces(&id).await;
     let results: Vec<&Value> = traces.records.iter().filter(|record| record["role"] == "tool").collect();
     let read = &results[1]["content"][0];

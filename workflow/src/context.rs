@@ -18,6 +18,5 @@ mod properties;
 mod tests;
 
 pub use input::{Context, Message};
-pub(crate) use select::READ_OUTPUT;
-pub use select::{Built, build, build_again, build_as, full, numbered};
+pub use select::{Built, build, build_again, build_as, full, numbered, weigh_as};
 pub use weight::{Weight, weigh};

@@ -4,11 +4,18 @@
 //! request.
 #![deny(missing_docs)]
 
-use crate::id::{CallId, RunId};
-use serde::{Deserialize, Serialize, Serializer};
+mod block;
+mod content;
+mod outline;
+
+pub use block::{Block, OutputPointer, ToolCall, ToolResult};
+pub use content::Content;
+pub(crate) use outline::READ_OUTPUT;
+pub use outline::{Outline, Outlined};
+
+use crate::id::RunId;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use std::ops::Deref;
-use std::sync::Arc;
 
 /// The author of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -45,144 +52,6 @@ impl Role {
             _ => return None,
         })
     }
-}
-
-/// One part of a message. The order of blocks must not change: providers reject signed thinking at another
-/// position.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(tag = "type", rename_all = "snake_case")]
-pub enum Block {
-    /// Plain text.
-    Text {
-        /// May be empty.
-        text: String,
-    },
-    /// A call that the model asks for.
-    ToolCall(ToolCall),
-    /// The result of such a call.
-    ToolResult(ToolResult),
-    /// A block of one provider (signed thinking, server tool use): sent back verbatim to that provider and dropped for any
-    /// other. `provider` is the part of the model's name before the slash.
-    Provider {
-        /// The provider that sent the block.
-        provider: String,
-        /// The block as the provider sent it.
-        raw: Value,
-    },
-}
-
-/// The blocks of one message. Copies share them, because the context of each model call holds all messages of its
-/// session.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(with = "Vec<Block>"))]
-#[serde(from = "Vec<Block>")]
-pub struct Content(Arc<Vec<Block>>);
-
-impl Content {
-    /// Returns whether both are copies of one message. Equal messages may also have been made apart.
-    pub fn is_shared_with(&self, other: &Content) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
-    }
-
-    /// The blocks, to change them. Other copies keep theirs.
-    pub fn to_mut(&mut self) -> &mut Vec<Block> {
-        Arc::make_mut(&mut self.0)
-    }
-}
-
-impl Deref for Content {
-    type Target = [Block];
-
-    fn deref(&self) -> &[Block] {
-        &self.0
-    }
-}
-
-impl From<Vec<Block>> for Content {
-    fn from(blocks: Vec<Block>) -> Content {
-        Content(Arc::new(blocks))
-    }
-}
-
-impl FromIterator<Block> for Content {
-    fn from_iter<I: IntoIterator<Item = Block>>(blocks: I) -> Content {
-        blocks.into_iter().collect::<Vec<_>>().into()
-    }
-}
-
-impl<'a> IntoIterator for &'a Content {
-    type Item = &'a Block;
-    type IntoIter = std::slice::Iter<'a, Block>;
-
-    fn into_iter(self) -> Self::IntoIter {
-        self.iter()
-    }
-}
-
-impl PartialEq for Content {
-    fn eq(&self, other: &Content) -> bool {
-        self.is_shared_with(other) || self.0 == other.0
-    }
-}
-
-impl<const N: usize> PartialEq<[Block; N]> for Content {
-    fn eq(&self, other: &[Block; N]) -> bool {
-        **self == *other
-    }
-}
-
-impl Serialize for Content {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        self.0.serialize(serializer)
-    }
-}
-
-/// A tool call that the model asked for.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct ToolCall {
-    /// Unique within the session.
-    pub call_id: CallId,
-    /// The tool's name, as the model wrote it.
-    pub name: String,
-    /// Always an object. Empty if the model's text was not a JSON object. Then [`ToolCall::malformed`] has
-    /// that text.
-    pub arguments: Value,
-    /// The raw argument text if it did not parse. The call then never runs and gets an error as its result.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub malformed: Option<String>,
-}
-
-/// The result of one tool call.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct ToolResult {
-    /// The id of the call whose result it is.
-    pub call_id: CallId,
-    /// The tool's name.
-    pub name: String,
-    /// Text for the model. Cut in its middle if the output is long; [`ToolResult::output`] points at the whole.
-    pub content: String,
-    /// The call failed, and `content` says why.
-    #[serde(default)]
-    pub is_error: bool,
-    /// An object with a `type`, for [`mod@crate::derive`] and for operators. Never sent to the model.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub details: Option<Value>,
-    /// Where the whole output is, when `content` is only its beginning and its end.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub output: Option<OutputPointer>,
-}
-
-/// The blob that holds a tool's whole output.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct OutputPointer {
-    /// SHA-256 of the output, in lower-case hex.
-    pub sha256: String,
-    /// Size of the output.
-    pub bytes: usize,
 }
 
 /// Tokens and money of one model call. Counts are the provider's; `input_tokens` includes the cached ones.

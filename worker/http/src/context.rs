@@ -112,7 +112,10 @@ pub async fn view(
     strategy: Option<Strategy>,
     part: Part,
 ) -> Result<View, ViewError> {
-    let session = store.hydrate(session_id).await?;
+    let session = match part {
+        Part::Sizes => store.hydrate_outlined(session_id).await?,
+        Part::Messages | Part::Request => store.hydrate(session_id).await?,
+    };
     let unconfigured = |error: String| ViewError::NotConfigured(error);
     let agent = config.agent_in(&session.space_id, &session.agent);
     let agent = agent.map_err(|error| unconfigured(error.to_string()))?;
@@ -124,22 +127,15 @@ pub async fn view(
     let window_tokens = config.context_window(&agent.model);
     let price = config.price(&agent.model);
     let asked = strategy.unwrap_or(agent.context.strategy);
-    let of =
-        |strategy| context::build_as(&session, configured.clone(), &agent.context, window_tokens, strategy);
-    let compaction_due = asked == Strategy::Compaction && {
-        let policy = ContextPolicy { strategy: asked, ..agent.context };
-        compaction::is_due(&session, &configured, &policy, window_tokens)
-    };
+    let weigh = |strategy| context::weigh_as(&session, &configured, &agent.context, window_tokens, strategy);
+    let summarises = ContextPolicy { strategy: Strategy::Compaction, ..agent.context };
+    let due = compaction::is_due(&session, &configured, &summarises, window_tokens);
     let strategies = Strategy::ALL
         .into_iter()
         .map(|strategy| {
-            let policy = ContextPolicy { strategy, ..agent.context };
-            let due = strategy == Strategy::Compaction
-                && compaction::is_due(&session, &configured, &policy, window_tokens);
-            let weight = if due {
-                compaction::estimate(&session, configured.clone(), window_tokens)
-            } else {
-                of(strategy).1
+            let weight = match strategy {
+                Strategy::Compaction if due => compaction::estimate(&session, &configured, window_tokens),
+                strategy => weigh(strategy),
             };
             let usage =
                 |cached_tokens| Usage { input_tokens: weight.tokens, cached_tokens, ..Usage::default() };
@@ -153,7 +149,8 @@ pub async fn view(
             }
         })
         .collect();
-    let (built, weight) = of(asked);
+    let weight = weigh(asked);
+    let built = context::build_as(&session, configured.clone(), &agent.context, window_tokens, asked);
     let request = (part == Part::Request)
         .then(|| models.get(&agent.model).map(|model| model.request(&built.context).body))
         .transpose()
@@ -182,7 +179,7 @@ pub async fn view(
         weight,
         rebase,
         rebased_now,
-        compaction_due,
+        compaction_due: asked == Strategy::Compaction && due,
         compaction_failures: session.compaction_failures,
         system: built.context.system,
         tools: built.context.tools.to_vec(),

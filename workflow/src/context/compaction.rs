@@ -4,7 +4,7 @@
 //! summary, the newest turns, and the user's newest messages before those turns. Turns and messages are shown
 //! verbatim. The transcript keeps all originals.
 
-use super::input::{Context, Message, content_bytes};
+use super::input::{Context, Message};
 use super::select::{self, newest_user_before, select, shown, starts_unit};
 use super::weight::{self, Rate, Weight};
 use crate::agent::{ToolDefinition, Tools};
@@ -55,14 +55,12 @@ pub fn is_due(
     if !is_possible(session, policy) {
         return false;
     }
-    // This is asked before each model call, and nearly always the context need not be built for the answer.
-    if has_room(session, policy, window_tokens)
-        && select::decide(session, tools, policy, window_tokens).is_none()
-    {
+    // This is asked before each model call, and nearly always the messages need not be weighed for the answer.
+    let rebase = select::decide(session, tools, policy, window_tokens);
+    if rebase.is_none() && has_room(session, policy, window_tokens) {
         return false;
     }
-    let built = select::build(session, tools.to_vec(), policy, window_tokens);
-    let weight = weight::weigh(session, &built.context, built.rebase.as_ref());
+    let weight = weight::weigh(session, tools, rebase.as_ref());
     is_full(weight.tokens, policy, window_tokens)
 }
 
@@ -145,7 +143,7 @@ fn newest_turns(session: &Session, bytes: usize) -> Option<i64> {
     let keep_from = session.rebase.as_ref().map_or(0, |rebase| rebase.keep_from_message_number);
     let (mut weight, mut from) = (0, None);
     for (index, record) in records.iter().enumerate().rev() {
-        weight += content_bytes(&record.content);
+        weight += record.content.bytes();
         if weight > bytes || record.message_number < keep_from {
             break;
         }
@@ -168,7 +166,7 @@ fn users_from(session: &Session, keep_from: i64, bytes: usize) -> Option<i64> {
     let mut weight = 0;
     let users = session.records.iter().rev().filter(|record| record.role == Role::User);
     for record in users.filter(|record| record.message_number < keep_from) {
-        weight += content_bytes(&record.content);
+        weight += record.content.bytes();
         if weight > bytes {
             break;
         }
@@ -179,13 +177,12 @@ fn users_from(session: &Session, keep_from: i64, bytes: usize) -> Option<i64> {
 
 /// Estimates the context's weight after a compaction, with a summary of the usual length. `wakeful session
 /// context` shows it.
-pub fn estimate(session: &Session, tools: impl Into<Tools>, window_tokens: i64) -> Weight {
-    let tools = tools.into();
-    let rate = Rate::of(session, &tools);
-    let rebase = Rebase { summary_message_number: None, ..rebase(session, &tools, window_tokens) };
-    let context = select(session, tools, Some(&rebase));
-    let bytes = weight::bytes(&context) + SUMMARY_BYTES;
-    Weight { messages: context.messages.len() + 1, bytes, tokens: rate.tokens(bytes) }
+pub fn estimate(session: &Session, tools: &[ToolDefinition], window_tokens: i64) -> Weight {
+    let rate = Rate::of(session, tools);
+    let rebase = Rebase { summary_message_number: None, ..rebase(session, tools, window_tokens) };
+    let context = select::size(session, tools, Some(&rebase));
+    let bytes = context.bytes + SUMMARY_BYTES;
+    Weight { messages: context.messages + 1, bytes, tokens: rate.tokens(bytes) }
 }
 
 /// Usual length of a summary: about a thousand tokens.

@@ -2,7 +2,7 @@
 #![deny(missing_docs)]
 
 use crate::agent::Tools;
-use crate::record::{Block, Content, Role};
+use crate::record::{Content, Role};
 
 /// The input of one model call, before a provider's protocol shapes it. Equal contexts give equal request bytes.
 #[derive(Clone, Debug, PartialEq)]
@@ -30,19 +30,6 @@ pub struct Message {
 impl Message {
     /// Size of the content in bytes.
     pub fn bytes(&self) -> usize {
-        content_bytes(&self.content)
+        self.content.bytes()
     }
-}
-
-pub(super) fn content_bytes(content: &[Block]) -> usize {
-    let of = |block: &Block| match block {
-        Block::Text { text } => text.len(),
-        Block::ToolCall(call) => match &call.malformed {
-            Some(raw) => call.name.len() + raw.len(),
-            None => call.name.len() + call.arguments.to_string().len(),
-        },
-        Block::ToolResult(result) => result.content.len(),
-        Block::Provider { raw, .. } => raw.to_string().len(),
-    };
-    content.iter().map(of).sum()
 }

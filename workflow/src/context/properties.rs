@@ -1,7 +1,7 @@
 //! Properties of every history under every strategy. Between two rebases requests only grow. No cut leaves a
 //! result without its call. A worker that repeats a call that was interrupted sends the same bytes.
 
-use super::{build, compaction, numbered, weigh};
+use super::{Context, build, build_as, compaction, numbered, weigh, weigh_as};
 use crate::advance::{CallEnd, Compaction, CompactionEnd, EndedCall, Generated, Performed, advance};
 use crate::agent::{Agent, AgentPolicy, JournalLevel, Limits, OnUncertain, ToolDefinition};
 use crate::effect::Effect;
@@ -46,6 +46,14 @@ fn agent(strategy: Selection) -> Agent {
         recipients: Vec::new(),
         web: crate::policy::WebPolicy::default(),
     }
+}
+
+/// Counted in the context itself.
+fn bytes(context: &Context) -> usize {
+    let definition =
+        |tool: &ToolDefinition| tool.name.len() + tool.description.len() + tool.parameters.to_string().len();
+    let tools: usize = context.tools.iter().map(definition).sum();
+    context.system.len() + tools + context.messages.iter().map(|message| message.bytes()).sum::<usize>()
 }
 
 #[derive(Clone, Debug)]
@@ -143,14 +151,23 @@ impl World {
             }
         }
         let built = build(&self.session, Vec::new(), &self.agent.context, WINDOW_TOKENS);
+        let weight = weigh(&self.session, &[], built.rebase.as_ref());
+        assert_eq!((weight.messages, weight.bytes), (built.context.messages.len(), bytes(&built.context)));
+        for strategy in Selection::ALL {
+            let policy = &self.agent.context;
+            let other = build_as(&self.session, Vec::new(), policy, WINDOW_TOKENS, strategy).context;
+            let weight = weigh_as(&self.session, &[], policy, WINDOW_TOKENS, strategy);
+            assert_eq!(
+                (weight.messages, weight.bytes),
+                (other.messages.len(), bytes(&other)),
+                "{strategy:?}"
+            );
+        }
         let again = build(&self.session.clone(), Vec::new(), &self.agent.context, WINDOW_TOKENS);
         assert_eq!(built, again, "whoever finds the call interrupted makes the same");
         self.look_at(&built);
-        let usage = Usage {
-            input_tokens: (super::weight::bytes(&built.context) / 4) as i64,
-            output_tokens: 10,
-            ..example::USAGE
-        };
+        let usage =
+            Usage { input_tokens: (bytes(&built.context) / 4) as i64, output_tokens: 10, ..example::USAGE };
         self.counted += usage.input_tokens + usage.output_tokens;
         self.calls += 1;
         let calls = sizes
@@ -207,7 +224,7 @@ impl World {
         if built.rebase.is_none()
             && let Some(most) = super::weight::at_most(&self.session)
         {
-            let weight = weigh(&self.session, &built.context, None);
+            let weight = weigh(&self.session, &[], None);
             assert!(weight.tokens <= most, "{weight:?} is more than {most}");
         }
         self.rebases += usize::from(built.rebase.is_some());
@@ -327,7 +344,7 @@ fn long_histories_pass_every_mark() {
             world.happens(&Happening::Answer(200));
         }
         let built = build(&world.session, Vec::new(), &world.agent.context, WINDOW_TOKENS);
-        let weight = weigh(&world.session, &built.context, built.rebase.as_ref());
+        let weight = weigh(&world.session, &[], built.rebase.as_ref());
         match strategy {
             Selection::Full => assert_eq!((world.rebases, world.compactions), (0, 0)),
             Selection::SlidingWindow => {

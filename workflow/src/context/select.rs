@@ -5,16 +5,11 @@ use super::input::{Context, Message};
 use super::weight::{self, Rate, Weight};
 use crate::agent::{ToolDefinition, Tools};
 use crate::prefix::system_of;
-use crate::record::{Block, Record, Role, ToolResult};
+use crate::record::{Block, READ_OUTPUT, Record, Role};
 use crate::seed::Seed;
 use crate::session::Session;
 use crate::strategy::{ContextPolicy, Rebase, Strategy};
-
-/// A result up to this size is never trimmed: the placeholder would save too little.
-const WORTH_TRIMMING_BYTES: usize = 512;
-
-/// Name of the tool that reads trimmed results. Not every agent has it.
-pub(crate) const READ_OUTPUT: &str = "read_output";
+use std::borrow::Cow;
 
 /// A context, and the rebase that was decided for it.
 #[derive(Clone, Debug, PartialEq)]
@@ -47,38 +42,45 @@ pub fn build_again(session: &Session, tools: impl Into<Tools>, rebase: Option<&R
     Built { context: select(session, tools.into(), rebase), rebase: moved }
 }
 
-/// Builds the context that `strategy` would select, and weighs it, for a person who asks. A strategy other
-/// than the session's own starts from the whole transcript. Writes no summary, even if one is due.
+/// Builds the context that `strategy` would select, for a person who asks. A strategy other than the session's own starts
+/// from the whole transcript. Writes no summary, even if one is due.
 pub fn build_as(
     session: &Session,
     tools: Vec<ToolDefinition>,
     policy: &ContextPolicy,
     window_tokens: i64,
     strategy: Strategy,
-) -> (Built, Weight) {
-    if strategy == policy.strategy {
-        let built = build(session, tools, policy, window_tokens);
-        let weight = weight::weigh(session, &built.context, built.rebase.as_ref());
-        return (built, weight);
+) -> Built {
+    let session = &of(session, policy, strategy);
+    build(session, tools, &ContextPolicy { strategy, ..*policy }, window_tokens)
+}
+
+/// Weighs the context that [`build_as`] builds, without building it.
+pub fn weigh_as(
+    session: &Session,
+    tools: &[ToolDefinition],
+    policy: &ContextPolicy,
+    window_tokens: i64,
+    strategy: Strategy,
+) -> Weight {
+    let begun = &of(session, policy, strategy);
+    let rebase = decide(begun, tools, &ContextPolicy { strategy, ..*policy }, window_tokens);
+    if begun.rebase == session.rebase {
+        return weight::weigh(session, tools, rebase.as_ref());
     }
-    let policy = ContextPolicy { strategy, ..*policy };
-    let rate = Rate::of(session, &tools);
-    // Most sessions have no rebase, and a long one is worth no copy.
-    let unrebased = session.rebase.is_some().then(|| Session { rebase: None, ..session.clone() });
-    let built = build(unrebased.as_ref().unwrap_or(session), tools, &policy, window_tokens);
-    let current = built.rebase.as_ref();
-    // The provider's last count is for the session's own selection. It fits this one only if the session has
-    // no rebase.
-    let counted = match unrebased {
-        Some(unrebased) => &Session { records: Vec::new(), ..unrebased },
-        None => session,
-    };
-    let weight = Weight {
-        messages: built.context.messages.len(),
-        bytes: weight::bytes(&built.context),
-        tokens: weight::estimate(counted, &built.context, current, &rate),
-    };
-    (built, weight)
+    let rate = Rate::of(session, tools);
+    let Size { messages, bytes } = size(begun, tools, rebase.as_ref());
+    // The provider's last count is for the session's own selection, so all of this one is estimated from its bytes.
+    Weight { messages, bytes, tokens: rate.tokens(bytes) }
+}
+
+/// The session as `strategy` would begin with it: without the rebase of another strategy. Most sessions have no rebase, and a
+/// long one is worth no copy.
+fn of<'a>(session: &'a Session, policy: &ContextPolicy, strategy: Strategy) -> Cow<'a, Session> {
+    if strategy == policy.strategy || session.rebase.is_none() {
+        return Cow::Borrowed(session);
+    }
+    Cow::Owned(Session { rebase: None, ..session.clone() })
 }
 
 /// Returns the whole session: the prefix, seeds, records, then the messages that wait in the inbox.
@@ -123,6 +125,49 @@ pub(super) fn select(session: &Session, tools: Tools, rebase: Option<&Rebase>) -
     Context { system, tools, messages, prefill: None }
 }
 
+/// The size of the context that [`select`] makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Size {
+    pub messages: usize,
+    /// Bytes of the system prompt, the tools' definitions and the messages.
+    pub bytes: usize,
+}
+
+/// Returns the size of what [`select`] would make of the same. A long session is weighed several times where it is built
+/// once.
+pub(super) fn size(session: &Session, tools: &[ToolDefinition], rebase: Option<&Rebase>) -> Size {
+    let system_of_seeds;
+    let (system, tools) = match &session.prefix {
+        Some(prefix) => (&prefix.system, &*prefix.tools),
+        None => {
+            system_of_seeds = system_of(&session.seeds);
+            (&system_of_seeds, tools)
+        }
+    };
+    let readable = tools.iter().any(|tool| tool.name == READ_OUTPUT);
+    let trim_before = rebase.and_then(|rebase| rebase.trim_results_before).unwrap_or(0);
+    let definitions = tools
+        .iter()
+        .map(|tool| tool.name.len() + tool.description.len() + tool.parameters.to_string().len())
+        .sum::<usize>();
+    let of_record = |record: &Record| {
+        let outline = record.content.outline();
+        if record.message_number < trim_before { outline.trimmed_bytes(readable) } else { outline.bytes }
+    };
+    let seeds = seeds(session, rebase).map(|seed| seed.content.len());
+    let summary = summary(session, rebase).map(|record| record.content.bytes());
+    let inbox = session.inbox.iter().map(|message| message.text.len());
+    let mut size = Size { messages: 0, bytes: system.len() + definitions };
+    let mut add = |bytes: usize| {
+        size.messages += 1;
+        size.bytes += bytes;
+    };
+    seeds.chain(summary).for_each(&mut add);
+    shown(session, rebase).map(of_record).for_each(&mut add);
+    inbox.for_each(&mut add);
+    size
+}
+
 fn seeds<'a>(session: &'a Session, rebase: Option<&Rebase>) -> impl Iterator<Item = &'a Seed> {
     // Seeds come before all records, so a rebase that leaves out any record leaves out the seeds too.
     let kept = rebase.is_none_or(|rebase| rebase.keep_from_message_number == 0);
@@ -148,28 +193,15 @@ pub(super) fn shown<'a>(
     })
 }
 
-/// Replaces a result's content by one line that says how to get it again. Errors stay, so that the model does
-/// not repeat the mistake.
+/// Replaces a result's content by one line that says how to get it again.
 fn trimmed(block: &Block, readable: bool) -> Block {
     match block {
-        Block::ToolResult(result) if may_trim(result) => {
-            let bytes = result.output.as_ref().map_or(result.content.len(), |output| output.bytes);
-            let again = if readable {
-                format!("Read it again with {READ_OUTPUT} and the call_id {:?}.", result.call_id.as_str())
-            } else {
-                "Call the tool again if you need it.".to_owned()
-            };
-            let content = format!("[The result of {bytes} bytes is not shown any more. {again}]");
-            Block::ToolResult(ToolResult { content, ..result.clone() })
-        }
-        Block::ToolResult(_) | Block::Text { .. } | Block::ToolCall(_) | Block::Provider { .. } => {
-            block.clone()
-        }
+        Block::ToolResult(result) => match result.trimmed(readable) {
+            Some(trimmed) => Block::ToolResult(trimmed),
+            None => block.clone(),
+        },
+        Block::Text { .. } | Block::ToolCall(_) | Block::Provider { .. } => block.clone(),
     }
-}
-
-fn may_trim(result: &ToolResult) -> bool {
-    !result.is_error && result.content.len() > WORTH_TRIMMING_BYTES
 }
 
 pub(super) fn decide(
@@ -192,8 +224,8 @@ pub(super) fn decide(
                 return None;
             }
             // Trimming needs no model call, so a nearly full context is trimmed before a summary is written.
-            let context = select(session, tools.to_vec().into(), current);
-            let tokens = weight::estimate(session, &context, current, &Rate::of(session, tools));
+            let bytes = size(session, tools, current).bytes;
+            let tokens = weight::estimate(session, bytes, current, &Rate::of(session, tools));
             let full = compaction::is_full(tokens, policy, window_tokens);
             full.then(|| trim(session, current, policy, at, 0)).flatten()
         }),
@@ -205,7 +237,7 @@ fn slide(session: &Session, policy: &ContextPolicy, at: i64) -> Option<Rebase> {
     let current = session.rebase.as_ref();
     let inbox = session.inbox.len();
     let before = seeds(session, current).count() + shown(session, current).count() + inbox;
-    let (high, low) = (size(policy.high), size(policy.low));
+    let (high, low) = (count(policy.high), count(policy.low));
     if before <= high {
         return None;
     }
@@ -279,16 +311,14 @@ fn trim(
     let unseen = shown(session, current)
         .filter(|record| record.role == Role::Tool && record.message_number > answered)
         .count();
-    let kept = size(policy.keep_results).saturating_sub(unseen);
+    let kept = count(policy.keep_results).saturating_sub(unseen);
     let old = &seen[..seen.len().saturating_sub(kept)];
     let bytes: usize = old
         .iter()
         .filter(|record| record.message_number >= trimmed_before)
-        .flat_map(|record| record.tool_results())
-        .filter(|result| may_trim(result))
-        .map(|result| result.content.len())
+        .map(|record| record.content.outline().trimmable_bytes)
         .sum();
-    if bytes == 0 || bytes <= size(at_bytes) {
+    if bytes == 0 || bytes <= count(at_bytes) {
         return None;
     }
     let before = seen.get(old.len()).map_or(answered, |record| record.message_number);
@@ -301,6 +331,6 @@ fn trim(
     })
 }
 
-fn size(number: i64) -> usize {
+fn count(number: i64) -> usize {
     usize::try_from(number).unwrap_or(0)
 }

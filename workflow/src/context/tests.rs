@@ -116,7 +116,7 @@ fn the_line_says_the_size_and_how_to_read_it_again_where_that_can_be_done() {
         };
     assert!(line(&session).contains("2000 bytes") && line(&session).contains("Call the tool again"));
     let reader = crate::agent::ToolDefinition {
-        name: READ_OUTPUT.into(),
+        name: crate::record::READ_OUTPUT.into(),
         description: String::new(),
         parameters: json!({"type": "object"}),
         effect: crate::effect::Effect::Pure,
@@ -217,14 +217,9 @@ fn tokens_are_estimated_by_what_the_provider_counted() {
     let mut session = session("uau", 0);
     session.records[1].details.usage =
         Some(crate::record::Usage { input_tokens: 5, output_tokens: 3, ..Default::default() });
-    let context = full(&session, Vec::new());
     // The provider counted 5 tokens for "Be brief." and "question 0". So "question 2" is 3 more, rounded up.
-    assert_eq!(weigh(&session, &context, None).tokens, 5 + 3 + 3);
+    assert_eq!(weigh(&session, &[], None).tokens, 5 + 3 + 3);
     session.records[1].details.usage = None;
-    let bytes = weigh(&session, &context, None).bytes;
-    assert_eq!(
-        weigh(&session, &context, None).tokens,
-        (bytes as i64 * 2).div_euclid(7) + 1,
-        "3.5 bytes a token"
-    );
+    let bytes = weigh(&session, &[], None).bytes;
+    assert_eq!(weigh(&session, &[], None).tokens, (bytes as i64 * 2).div_euclid(7) + 1, "3.5 bytes a token");
 }

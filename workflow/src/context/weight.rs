@@ -1,7 +1,6 @@
 //! The size of a context. Bytes are counted; tokens are estimated from the provider's last count.
 
-use super::input::{Context, Message, content_bytes};
-use super::select;
+use super::select::{self, Size};
 use crate::agent::ToolDefinition;
 use crate::record::{Record, Usage};
 use crate::session::Session;
@@ -36,13 +35,13 @@ impl Rate {
     pub(super) fn of(session: &Session, tools: &[ToolDefinition]) -> Rate {
         let current = session.rebase.as_ref();
         let Some((answer, usage)) = last_answer(session, current) else { return Rate::USUAL };
-        let context = select::select(session, tools.to_vec().into(), current);
-        let after: usize = since(session, answer).map(|record| content_bytes(&record.content)).sum();
+        let context = select::size(session, tools, current);
+        let after: usize = since(session, answer).map(|record| record.content.bytes()).sum();
         let inbox: usize = session.inbox.iter().map(|message| message.text.len()).sum();
         // The context must contain all of these parts. Otherwise the rate would be wrong.
-        let rest = [after, inbox, content_bytes(&answer.content)]
+        let rest = [after, inbox, answer.content.bytes()]
             .iter()
-            .try_fold(bytes(&context), |rest, part| rest.checked_sub(*part));
+            .try_fold(context.bytes, |rest, part| rest.checked_sub(*part));
         let Some(bytes) = rest else { return Rate::USUAL };
         let (bytes, tokens) = (bytes as u128, usage.input_tokens as u128);
         // Outside these bounds the provider counted something other than this context.
@@ -59,38 +58,35 @@ impl Rate {
     }
 }
 
-/// Weighs `context`, which was built from `session`. `rebase` is the rebase decided for it, if any.
-pub fn weigh(session: &Session, context: &Context, rebase: Option<&Rebase>) -> Weight {
-    let rate = Rate::of(session, &context.tools);
+/// Weighs the context that [`select`](super::select) makes of `session`. `rebase` is the rebase decided for it, if any.
+pub fn weigh(session: &Session, tools: &[ToolDefinition], rebase: Option<&Rebase>) -> Weight {
+    let rate = Rate::of(session, tools);
     let current = rebase.or(session.rebase.as_ref());
-    Weight {
-        messages: context.messages.len(),
-        bytes: bytes(context),
-        tokens: estimate(session, context, current, &rate),
-    }
+    let Size { messages, bytes } = select::size(session, tools, current);
+    Weight { messages, bytes, tokens: estimate(session, bytes, current, &rate) }
 }
 
 /// Returns a number of tokens that [`estimate`] does not exceed for the context of the session's newest rebase, without
 /// building that. `None`: the provider has not counted it.
 pub(super) fn at_most(session: &Session) -> Option<i64> {
     let (answer, usage) = last_answer(session, session.rebase.as_ref())?;
-    let after: usize = since(session, answer).map(|record| content_bytes(&record.content)).sum();
+    let after: usize = since(session, answer).map(|record| record.content.bytes()).sum();
     let inbox: usize = session.inbox.iter().map(|message| message.text.len()).sum();
     // No [`Rate`] has more tokens than bytes.
     let since = i64::try_from(after + inbox).unwrap_or(i64::MAX);
     Some(usage.input_tokens.saturating_add(usage.output_tokens).saturating_add(since))
 }
 
-/// Estimates the tokens of `context`, which `rebase` selects. If the provider's last count was for the same
+/// Estimates the tokens of a context of `bytes`, which `rebase` selects. If the provider's last count was for the same
 /// selection, adds an estimate of what came since. Otherwise estimates everything from the bytes.
-pub(super) fn estimate(session: &Session, context: &Context, rebase: Option<&Rebase>, rate: &Rate) -> i64 {
-    let by_bytes = rate.tokens(bytes(context));
+pub(super) fn estimate(session: &Session, bytes: usize, rebase: Option<&Rebase>, rate: &Rate) -> i64 {
+    let by_bytes = rate.tokens(bytes);
     if rebase != session.rebase.as_ref() {
         return by_bytes;
     }
     match last_answer(session, rebase) {
         Some((answer, usage)) => {
-            let after: usize = since(session, answer).map(|record| content_bytes(&record.content)).sum();
+            let after: usize = since(session, answer).map(|record| record.content.bytes()).sum();
             let inbox: usize = session.inbox.iter().map(|message| message.text.len()).sum();
             // Output tokens include the model's thinking, which the next request may not contain. So the
             // estimate tends to be too high.
@@ -111,16 +107,6 @@ fn last_answer<'a>(session: &'a Session, rebase: Option<&Rebase>) -> Option<(&'a
 fn since<'a>(session: &'a Session, answer: &Record) -> impl Iterator<Item = &'a Record> {
     let number = answer.message_number;
     session.records.iter().filter(move |record| record.message_number > number && !record.is_summary())
-}
-
-pub(super) fn bytes(context: &Context) -> usize {
-    let tools: usize = context
-        .tools
-        .iter()
-        .map(|tool| tool.name.len() + tool.description.len() + tool.parameters.to_string().len())
-        .sum();
-    let messages: usize = context.messages.iter().map(Message::bytes).sum();
-    context.system.len() + tools + messages
 }
 
 #[cfg(test)]

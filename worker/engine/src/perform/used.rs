@@ -34,7 +34,7 @@ pub(super) async fn used(
     if usage.input_tokens == 0 {
         // Without the agent's tools the context cannot be built, and then nothing is known.
         let Ok(built) = build(ctx, session, agent) else { return Ok(None) };
-        usage.input_tokens = context::weigh(session, &built.context, built.rebase.as_ref()).tokens;
+        usage.input_tokens = context::weigh(session, &built.context.tools, built.rebase.as_ref()).tokens;
     }
     let said = i64::try_from(cut.bytes.div_ceil(BYTES_PER_TOKEN)).unwrap_or(i64::MAX);
     usage.output_tokens = usage.output_tokens.max(said);

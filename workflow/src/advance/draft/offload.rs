@@ -3,7 +3,7 @@
 
 use super::Draft;
 use crate::blob::Blob;
-use crate::context::READ_OUTPUT;
+use crate::record::READ_OUTPUT;
 use crate::record::{OutputPointer, ToolCall, without_nul};
 
 /// A tool output larger than this is stored as a blob.
