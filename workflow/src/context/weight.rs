@@ -58,7 +58,8 @@ impl Rate {
     }
 }
 
-/// Weighs the context that [`select`](super::select) makes of `session`. `rebase` is the rebase decided for it, if any.
+/// Weighs the context that [`build`](super::build) makes of `session`, without making it. `rebase` is the rebase decided
+/// for it, if any.
 pub fn weigh(session: &Session, tools: &[ToolDefinition], rebase: Option<&Rebase>) -> Weight {
     let rate = Rate::of(session, tools);
     let current = rebase.or(session.rebase.as_ref());
