@@ -16,7 +16,8 @@ use crate::session::SessionFilter;
 use crate::{Error, Result, Store};
 use chrono::{DateTime, TimeDelta, Utc};
 use serde_json::Value;
-use sqlx::{AssertSqlSafe, Execute, PgConnection, Postgres, QueryBuilder, Row};
+use sqlx::postgres::PgRow;
+use sqlx::{AssertSqlSafe, Execute, FromRow, PgConnection, Postgres, QueryBuilder, Row};
 use wakeful_workflow::failure::is_fingerprint;
 use wakeful_workflow::session::SessionStatus;
 
@@ -35,6 +36,9 @@ const FEW: i64 = 3000;
 /// A word, a sender or a tool that Postgres expects in more sessions is not few.
 const MANY: f64 = 100_000.0;
 
+/// The columns of a search for ids.
+const IDS: &str = "s.session_id";
+
 /// What is read before a search, because its statement depends on it.
 #[derive(Debug, Default)]
 struct Beside {
@@ -50,9 +54,18 @@ struct Beside {
 impl Store {
     /// The ids of the sessions that a filter names, newest first.
     pub(crate) async fn find_sessions(&self, filter: &SessionFilter) -> Result<Vec<String>> {
+        let found = self.find::<(String,)>(IDS, filter).await?;
+        Ok(found.into_iter().map(|(id,)| id).collect())
+    }
+
+    /// These columns, of a session `s`, of the sessions that a filter names, newest first.
+    pub(crate) async fn find<T>(&self, columns: &'static str, filter: &SessionFilter) -> Result<Vec<T>>
+    where
+        T: for<'r> FromRow<'r, PgRow> + Send + Unpin,
+    {
         let beside = self.beside(filter).await?;
-        let mut statement = statement(filter, &beside);
-        let query = statement.build_query_scalar::<String>().persistent(false);
+        let mut statement = statement(columns, filter, &beside);
+        let query = statement.build_query_as::<T>().persistent(false);
         if !looks_beside(filter, &beside) {
             return Ok(query.fetch_all(&self.pool).await?);
         }
@@ -77,7 +90,7 @@ impl Store {
     #[doc(hidden)]
     pub async fn explain_sessions(&self, filter: &SessionFilter) -> Result<Value> {
         let beside = self.beside(filter).await?;
-        let mut statement = statement(filter, &beside);
+        let mut statement = statement(IDS, filter, &beside);
         if !looks_beside(filter, &beside) {
             return explain(&mut statement, &mut *self.pool.acquire().await?).await;
         }
@@ -200,8 +213,9 @@ fn joins_beside(filter: &SessionFilter, beside: &Beside) -> bool {
 }
 
 /// The statement of a filter.
-fn statement(filter: &SessionFilter, beside: &Beside) -> QueryBuilder<Postgres> {
-    let mut sql = QueryBuilder::new("select s.session_id from conversation_sessions s");
+fn statement(columns: &'static str, filter: &SessionFilter, beside: &Beside) -> QueryBuilder<Postgres> {
+    let mut sql = QueryBuilder::new("select ");
+    sql.push(columns).push(" from conversation_sessions s");
     for (n, user) in [&filter.user_id, &filter.user].into_iter().flatten().enumerate() {
         if beside.talks_much {
             // Postgres does not turn around what has a limit: the sessions are read in their order.

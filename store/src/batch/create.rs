@@ -9,7 +9,7 @@ use crate::{Error, Result, Store, new_id};
 use serde::Serialize;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 /// Which sessions a batch is about, or which uncertain effects.
 #[derive(Clone, Debug)]
@@ -79,6 +79,21 @@ struct Candidate {
     space_id: String,
     /// Of a resolve.
     effect: Option<(EffectKind, String)>,
+}
+
+/// What a verb looks at, of a session `s`.
+const STANDING: &str = "s.session_id, s.space_id, s.status, s.runner = '' as idle,
+    s.error is not distinct from 'cancelled' as cancelled";
+
+/// A session as a verb looks at it.
+#[derive(sqlx::FromRow)]
+struct Standing {
+    session_id: String,
+    space_id: String,
+    status: String,
+    /// No other engine runs it.
+    idle: bool,
+    cancelled: bool,
 }
 
 impl Store {
@@ -230,17 +245,18 @@ impl Store {
             let members = members.collect();
             return Ok(Found { members, by_status: BTreeMap::new(), skipped: found.skipped });
         }
-        let ids = match &new.chosen {
+        let rows = match &new.chosen {
             Chosen::Filter(filter) => {
                 // One more than may be, so that too many are noticed and not left out.
                 let filter = SessionFilter { limit: MEMBERS + 1, before: None, ..(**filter).clone() };
-                let ids = self.find_sessions(&filter).await?;
-                if ids.len() as i64 > MEMBERS {
+                let mut rows = self.find::<Standing>(STANDING, &filter).await?;
+                if rows.len() as i64 > MEMBERS {
                     return Err(
                         new.refused(format!("the filter finds more than {MEMBERS} sessions: narrow it"))
                     );
                 }
-                ids
+                rows.sort_unstable_by(|a, b| a.session_id.cmp(&b.session_id));
+                rows
             }
             Chosen::Sessions { ids, within } => {
                 let mut ids = ids.clone();
@@ -256,25 +272,15 @@ impl Store {
                 return Err(new.refused("only a resolve takes effects"));
             }
         };
-        let takes: Vec<String> = new.verb.takes().iter().map(|&status| status.to_owned()).collect();
-        let rows = sqlx::query!(
-            r#"select session_id, space_id, status,
-                status = any ($2) and runner = '' and not ($3 and error is not distinct from 'cancelled') as "taken!",
-                error is not distinct from 'cancelled' as "cancelled!"
-            from conversation_sessions where session_id = any ($1)
-            order by session_id"#,
-            &ids,
-            &takes,
-            new.verb == Verb::Retry
-        )
-        .fetch_all(&self.pool)
-        .await?;
         let mut found = Found { members: Vec::new(), by_status: BTreeMap::new(), skipped: BTreeMap::new() };
         for row in rows {
+            let taken = new.verb.takes().contains(&row.status.as_str())
+                && row.idle
+                && !(new.verb == Verb::Retry && row.cancelled);
             let status = if row.cancelled { "cancelled".to_owned() } else { row.status };
-            let counts = if row.taken { &mut found.by_status } else { &mut found.skipped };
+            let counts = if taken { &mut found.by_status } else { &mut found.skipped };
             *counts.entry(status).or_default() += 1;
-            if row.taken {
+            if taken {
                 let (session_id, space_id) = (row.session_id, row.space_id);
                 found.members.push(Candidate { session_id, space_id, effect: None });
             }
@@ -282,15 +288,19 @@ impl Store {
         Ok(found)
     }
 
-    /// Those of the sessions that a caller reaches. All others do not exist for the caller.
-    async fn reached(&self, ids: &[String], within: &SessionFilter) -> Result<Vec<String>> {
-        let found = sqlx::query_scalar!(
-            "select s.session_id from conversation_sessions s
+    /// Those of the sessions that a caller reaches, oldest first. All others do not exist for the caller.
+    async fn reached(&self, ids: &[String], within: &SessionFilter) -> Result<Vec<Standing>> {
+        let found = sqlx::query_as!(
+            Standing,
+            r#"select s.session_id, s.space_id, s.status, s.runner = '' as "idle!",
+                s.error is not distinct from 'cancelled' as "cancelled!"
+            from conversation_sessions s
             left join conversation_counters c using (conversation_id)
             where s.session_id = any ($1)
                 and ($2::text is null or s.space_id = $2)
                 and ($3::text is null or s.agent = $3)
-                and ($4::text is null or c.user_id = $4)",
+                and ($4::text is null or c.user_id = $4)
+            order by s.session_id"#,
             ids,
             within.space_id,
             within.agent,
@@ -298,7 +308,8 @@ impl Store {
         )
         .fetch_all(&self.pool)
         .await?;
-        match ids.iter().find(|id| !found.contains(id)) {
+        let known: HashSet<&str> = found.iter().map(|one| one.session_id.as_str()).collect();
+        match ids.iter().find(|id| !known.contains(id.as_str())) {
             Some(missing) => Err(Error::NotFound { what: "session", id: missing.clone() }),
             None => Ok(found),
         }

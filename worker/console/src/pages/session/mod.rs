@@ -152,7 +152,15 @@ pub(crate) async fn show(
 ) -> Result<Response, Refusal> {
     let path = format!("/v1/sessions/{}", part(&id));
     let tab = Tab::of(&asked.tab);
-    let one: Detail = visit.api.get(&path).await?;
+    // Weighing a long session takes longest, so nothing is waited for before it.
+    let context = async {
+        match tab {
+            Tab::Context => visit.api.get(&format!("{path}/context?messages=false")).await.map(Some),
+            _ => Ok(None),
+        }
+    };
+    let (one, context) = tokio::join!(visit.api.get::<Detail>(&path), context);
+    let one = one?;
     let mut frame = Frame::of(&visit, Nav::Sessions, one.session.conversation_id.clone()).await?;
     let base = frame.base.clone();
     // The beginning of an id is enough to find its session, but not for what the page does with it.
@@ -200,7 +208,7 @@ pub(crate) async fn show(
         }
         Tab::Effects => {}
         Tab::Context => {
-            shown.context = Some(visit.api.get(&format!("{path}/context?messages=false")).await?);
+            shown.context = context?;
             shown.state = format!("{:#}", shown.one.session.state);
         }
         Tab::Forks => {
