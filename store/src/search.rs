@@ -351,7 +351,8 @@ mod tests {
     #[test]
     fn a_statement_has_only_what_was_asked_for() {
         let filter = SessionFilter { limit: 1, ..SessionFilter::default() };
-        let text = |filter: &SessionFilter| statement(filter, &Beside::default()).sql().as_str().to_owned();
+        let text =
+            |filter: &SessionFilter| statement(IDS, filter, &Beside::default()).sql().as_str().to_owned();
         assert!(!text(&filter).contains("join"));
         let filter =
             SessionFilter { tool: Some("reserve".to_owned()), text: Some("two".to_owned()), ..filter };
