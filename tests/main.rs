@@ -90,6 +90,7 @@ mod trial;
 mod trigger;
 mod troubles;
 mod upgrade;
+mod warm;
 mod weight;
 mod workspaces;
 mod zombie;

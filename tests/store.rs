@@ -20,6 +20,7 @@ mod sessions;
 mod starting;
 mod verify;
 mod waking;
+mod warm;
 mod world;
 
 use crate::support::eventually;

@@ -49,6 +49,15 @@ async fn a_thousand_steps_are_hydrated_in_one_statement_forked_without_their_blo
 
     fork(&database, &store, &session_id).await;
     carry(&database, &store, &session_id).await;
+
+    // The worker of its last turn reads of the next one what is new.
+    let copy = counted.hydrate_to_keep(&session_id).await.unwrap().keep().expect("nothing is sealed");
+    LONG.go_on(&store, &session_id).await;
+    let before = proxy.statements();
+    let caught_up = counted.catch_up(copy).await.unwrap().expect("nothing was lost");
+    assert_eq!(proxy.statements() - before, 1);
+    assert_eq!(caught_up.session, store.hydrate(&session_id).await.unwrap());
+    assert_eq!(caught_up.session.records.len(), 2 * STEPS + 2);
 }
 
 #[tokio::test]

@@ -7,28 +7,25 @@
 //! A message that arrives after a run's cancel was requested waits for the next run. Its inbox row has the
 //! outcome `new_run`, and hydration leaves it out while the cancelled run is open.
 
+mod parts;
 mod stored;
+mod warm;
+
+pub use warm::{Hydrated, Warm};
 
 use crate::encryption::Seal;
 use crate::{Error, Result, Store};
 use futures::{Stream, TryStreamExt};
+use parts::{Changing, Fixed, Parts};
 use serde::de::DeserializeOwned;
-use serde_json::Value;
 use stored::Stored;
-use wakeful_workflow::effect::Effect;
-use wakeful_workflow::generation::{InterruptedCall, Purpose};
-use wakeful_workflow::policy::SessionPolicy;
-use wakeful_workflow::prefix::Prefix;
-use wakeful_workflow::record::{Attachment, Content, Details, Outlined, Record, Role};
-use wakeful_workflow::seed::Seed;
-use wakeful_workflow::session::{Call, CallStatus, InboxMessage, Run, Session, SessionStatus, Totals};
-use wakeful_workflow::state::State;
-use wakeful_workflow::workspace::Snapshot;
+use wakeful_workflow::record::{Content, Details, Outlined, Record, Role};
+use wakeful_workflow::session::Session;
 
 /// Queries `$before`, then one JSON object of everything that can change while a worker has the session `s`, then
 /// `$after`.
 macro_rules! query_changing {
-    (($($before:tt)+), ($($after:tt)+), $session_id:expr) => {
+    (($($before:tt)+), ($($after:tt)+), $($given:expr),+) => {
         sqlx::query!(
             $($before)+
                 + r#"json_build_object(
@@ -56,21 +53,47 @@ macro_rules! query_changing {
                         order by g.attempt, g.started_at)
                     from generations g where g.session_id = s.session_id))"#
                 + $($after)+,
-            $session_id
+            $($given),+
         )
     };
 }
 
 /// The rows of a session: the first one is the session's own, every other one a message. `$content` is the column of the
-/// contents, and what each is read into.
+/// contents, and what each is read into. With `from $last`, the rows that a [`Warm`] copy lacks: no prefix, no seeds, and the
+/// messages from that number on.
 macro_rules! rows {
     ($store:expr, $content:tt, $session_id:expr) => {
+        rows!(
+            $store,
+            $content,
+            "p.bytes",
+            "(select json_agg(json_build_object('role', m.role, 'content', m.content, 'is_new', m.is_new)
+                        order by m.ordinal)
+                    from session_seed_messages m where m.session_id = s.session_id)",
+            "",
+            $session_id
+        )
+    };
+    ($store:expr, $content:tt, $session_id:expr, from $last:expr) => {
+        rows!(
+            $store,
+            $content,
+            "case when p.sha256 is not null then ''::bytea end",
+            "null",
+            " and m.message_number >= $2",
+            $session_id,
+            $last
+        )
+    };
+    ($store:expr, $content:tt, $prefix:tt, $seeds:tt, $from:tt, $($given:expr),+) => {
         query_changing!(
             (r#"select 0 as "message_number!", json_build_object(
                 'session_id', s.session_id, 'conversation_id', s.conversation_id,
                 'parent_session_id', s.parent_session_id, 'space_id', s.space_id, 'mailbox_id', s.mailbox_id,
                 'trigger_type', s.trigger_type, 'agent', s.agent, 'policy', s.policy,
                 'prefix_sha256', s.prefix_sha256, 'status', s.status, 'data_key', s.data_key,
+                'basis', concat_ws('/', s.tableoid, s.ordinal, extract(epoch from pg_postmaster_start_time()),
+                    s.prefix_sha256, s.seed_message_count),
                 'base_message_number', s.base_message_number, 'last_message_number', s.last_message_number,
                 'to_message_number', s.to_message_number, 'last_step_number', s.last_step_number,
                 'totals', json_build_object('turns', s.total_turns, 'usage', json_build_object(
@@ -79,11 +102,13 @@ macro_rules! rows {
                     'cost_micros', s.total_cost_micros)),
                 'run', case when r.run_id is not null then json_build_object(
                     'run_id', r.run_id, 'steps', r.steps, 'tokens', r.input_tokens + r.output_tokens) end,
-                'seeds', (select json_agg(json_build_object('role', m.role, 'content', m.content, 'is_new', m.is_new)
-                        order by m.ordinal)
-                    from session_seed_messages m where m.session_id = s.session_id)
+                'seeds', "#
+                + $seeds
+                + r#"
             )::text as fixed, "#),
-            (r#"::text as changing, p.bytes as prefix,
+            (r#"::text as changing, "#
+                + $prefix
+                + r#" as "prefix?",
                 null as "run_id?", null::bigint as "step_number?", null as "role?",
                 "#
                 + $content
@@ -97,8 +122,9 @@ macro_rules! rows {
             select m.message_number, null, null, null, m.run_id, m.step_number, m.role, m.content, m.internal, m.details
             from conversation_records m
             where m.session_id = $1
-                and m.message_number <= (select s.last_message_number from conversation_sessions s where s.session_id = $1)"#),
-            $session_id
+                and m.message_number <= (select s.last_message_number from conversation_sessions s where s.session_id = $1)"#
+                + $from),
+            $($given),+
         )
         .fetch(&$store.pool)
         .map_ok(|row| Row {
@@ -125,8 +151,19 @@ impl Store {
     /// # Errors
     /// [`Error::NotFound`], [`Error::Corrupt`], [`Error::Database`].
     pub async fn hydrate(&self, session_id: &str) -> Result<Session> {
+        Ok(self.hydrate_to_keep(session_id).await?.session)
+    }
+
+    /// Like [`Store::hydrate`], for a caller that may keep what it was given: see [`Hydrated::keep`].
+    ///
+    /// # Errors
+    /// Like [`Store::hydrate`].
+    pub async fn hydrate_to_keep(&self, session_id: &str) -> Result<Hydrated> {
         self.knows_key(session_id).await?;
-        self.read(session_id, rows!(self, r#"null::json as "content?: Stored<Content>""#, session_id)).await
+        let rows = rows!(self, r#"null::json as "content?: Stored<Content>""#, session_id);
+        let parts = self.read(session_id, rows).await?;
+        let basis = parts.fixed.basis();
+        Ok(Hydrated::new(parts.session()?, basis))
     }
 
     /// Rebuilds the session to weigh its context, and for nothing else: its messages have no blocks, but the
@@ -136,7 +173,8 @@ impl Store {
     /// Like [`Store::hydrate`].
     pub async fn hydrate_outlined(&self, session_id: &str) -> Result<Session> {
         self.knows_key(session_id).await?;
-        self.read(session_id, rows!(self, r#"null::json as "content?: Stored<Outlined>""#, session_id)).await
+        let rows = rows!(self, r#"null::json as "content?: Stored<Outlined>""#, session_id);
+        self.read(session_id, rows).await?.session()
     }
 
     /// Asks the key store before a connection is taken, not while one waits.
@@ -147,11 +185,26 @@ impl Store {
         Ok(())
     }
 
+    /// Brings a copy up to date, in one statement that reads only what the copy lacks. `None`: the copy cannot be brought up to
+    /// date, and the caller hydrates. See [`warm`].
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`], [`Error::Database`].
+    pub async fn catch_up(&self, copy: Warm) -> Result<Option<Hydrated>> {
+        let session_id = copy.session_id().clone();
+        let rows = rows!(self, r#"null::json as "content?: Stored<Content>""#, session_id.as_str(), from copy.last());
+        match self.read(session_id.as_str(), rows).await {
+            Ok(parts) => copy.joined(parts),
+            Err(Error::NotFound { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
     async fn read<C: DeserializeOwned + Into<Content>>(
         &self,
         session_id: &str,
         rows: impl Stream<Item = sqlx::Result<Row<C>>>,
-    ) -> Result<Session> {
+    ) -> Result<Parts> {
         let mut rows = std::pin::pin!(rows);
         let (mut head, mut records, mut sealed) = (None, Vec::new(), Vec::new());
         while let Some(row) = rows.try_next().await.map_err(unreadable)? {
@@ -198,7 +251,7 @@ impl Store {
         }
         // They come in order out of the index, which the statement does not promise.
         records.sort_by_key(|record| record.message_number);
-        fixed.session(changing, prefix, records)
+        Ok(Parts { fixed, changing, prefix, records })
     }
 
     /// Reads the parts that are not messages, opens them, and learns which key the session has.
@@ -258,200 +311,6 @@ struct Row<C> {
     content: Option<Stored<C>>,
     internal: Option<bool>,
     details: Option<Stored<Details>>,
-}
-
-/// What does not change while a worker has the session, except by its own commits.
-#[derive(serde::Deserialize)]
-struct Fixed {
-    session_id: String,
-    conversation_id: String,
-    parent_session_id: Option<String>,
-    space_id: String,
-    mailbox_id: String,
-    trigger_type: String,
-    agent: String,
-    policy: Option<Value>,
-    prefix_sha256: Option<String>,
-    data_key: Option<String>,
-    status: String,
-    base_message_number: i64,
-    last_message_number: i64,
-    to_message_number: i64,
-    last_step_number: i64,
-    totals: Totals,
-    run: Option<RunRow>,
-    seeds: Option<Vec<Seed>>,
-}
-
-#[derive(serde::Deserialize)]
-struct RunRow {
-    run_id: String,
-    steps: i64,
-    tokens: i64,
-}
-
-/// What can change while a worker has the session.
-#[derive(serde::Deserialize)]
-struct Changing {
-    wake_seq: i64,
-    last_event_seq: i64,
-    cancel_requested: bool,
-    cancel_reason: Option<String>,
-    state: Value,
-    rebase: Option<Value>,
-    compaction_failures: i64,
-    workspace: Option<Snapshot>,
-    inbox: Option<Vec<InboxRow>>,
-    calls: Option<Vec<CallRow>>,
-    generations: Option<Vec<GenerationRow>>,
-}
-
-impl Fixed {
-    fn session(self, changing: Changing, prefix: Option<Vec<u8>>, records: Vec<Record>) -> Result<Session> {
-        let policy = match self.policy {
-            Some(policy) => {
-                serde_json::from_value(policy).map_err(|error| Error::corrupt("policy", error))?
-            }
-            None => SessionPolicy::default(),
-        };
-        let prefix = match (&self.prefix_sha256, &prefix) {
-            (Some(sha256), Some(bytes)) => {
-                Some(Prefix::read(sha256, bytes).map_err(|error| Error::corrupt("pinned prefix", error))?)
-            }
-            (Some(sha256), None) => {
-                return Err(Error::corrupt("pinned prefix", format!("there is no blob {sha256}")));
-            }
-            (None, _) => None,
-        };
-        let mut session = Session {
-            session_id: self.session_id.into(),
-            conversation_id: self.conversation_id.into(),
-            parent_session_id: self.parent_session_id.map(Into::into),
-            space_id: self.space_id,
-            mailbox_id: self.mailbox_id,
-            trigger_type: self.trigger_type,
-            agent: self.agent,
-            policy,
-            prefix,
-            status: SessionStatus::parse(&self.status)
-                .ok_or_else(|| Error::corrupt("status", &self.status))?,
-            cancel_requested: false,
-            cancel_reason: None,
-            wake_seq: 0,
-            base_message_number: self.base_message_number,
-            last_message_number: self.last_message_number,
-            to_message_number: self.to_message_number,
-            last_event_seq: 0,
-            last_step_number: self.last_step_number,
-            totals: self.totals,
-            state: State::new(),
-            rebase: None,
-            compaction_failures: 0,
-            workspace: None,
-            run: self.run.map(|run| Run { run_id: run.run_id.into(), steps: run.steps, tokens: run.tokens }),
-            seeds: self.seeds.unwrap_or_default(),
-            records,
-            calls: Vec::new(),
-            inbox: Vec::new(),
-            interrupted: Vec::new(),
-        };
-        changing.update(&mut session)?;
-        Ok(session)
-    }
-}
-
-impl Changing {
-    fn update(self, session: &mut Session) -> Result<()> {
-        session.wake_seq = self.wake_seq;
-        session.last_event_seq = self.last_event_seq;
-        session.cancel_requested = self.cancel_requested;
-        session.cancel_reason = self.cancel_reason;
-        let Value::Object(state) = self.state else {
-            return Err(Error::corrupt("state", "not an object"));
-        };
-        session.state = state;
-        session.rebase = self
-            .rebase
-            .map(serde_json::from_value)
-            .transpose()
-            .map_err(|error| Error::corrupt("rebase", error))?;
-        session.compaction_failures = self.compaction_failures;
-        session.workspace = self.workspace;
-        session.inbox = self.inbox.unwrap_or_default().into_iter().map(InboxRow::message).collect();
-        session.calls =
-            self.calls.unwrap_or_default().into_iter().map(CallRow::call).collect::<Result<_>>()?;
-        session.interrupted =
-            self.generations.unwrap_or_default().into_iter().map(GenerationRow::interrupted).collect();
-        Ok(())
-    }
-}
-
-#[derive(serde::Deserialize)]
-struct GenerationRow {
-    generation_id: String,
-    attempt: i64,
-    model: String,
-    request_sha256: String,
-    started_at: String,
-    base_sha256: Option<String>,
-    repairs: i64,
-    resumes: Option<String>,
-    resumable: bool,
-    purpose: Purpose,
-    context_strategy: String,
-    last_chunk: i64,
-}
-
-#[derive(serde::Deserialize)]
-struct CallRow {
-    id: String,
-    effect: String,
-    status: String,
-    outcome: Option<wakeful_workflow::session::CallOutcome>,
-}
-
-#[derive(serde::Deserialize)]
-struct InboxRow {
-    id: i64,
-    text: String,
-    attachments: Vec<Attachment>,
-}
-
-impl CallRow {
-    fn call(self) -> Result<Call> {
-        Ok(Call {
-            call_id: self.id.into(),
-            effect: Effect::parse(&self.effect).ok_or_else(|| Error::corrupt("effect", &self.effect))?,
-            status: CallStatus::parse(&self.status)
-                .ok_or_else(|| Error::corrupt("call status", &self.status))?,
-            outcome: self.outcome,
-        })
-    }
-}
-
-impl InboxRow {
-    fn message(self) -> InboxMessage {
-        InboxMessage { inbox_id: self.id, text: self.text, attachments: self.attachments }
-    }
-}
-
-impl GenerationRow {
-    fn interrupted(self) -> InterruptedCall {
-        InterruptedCall {
-            generation_id: self.generation_id.as_str().into(),
-            attempt: self.attempt,
-            model: self.model,
-            request_sha256: self.request_sha256,
-            started_at: self.started_at,
-            base_sha256: self.base_sha256,
-            repairs: self.repairs,
-            last_chunk: self.last_chunk,
-            resumes: self.resumes.as_deref().map(Into::into),
-            resumable: self.resumable,
-            purpose: self.purpose,
-            context_strategy: self.context_strategy,
-        }
-    }
 }
 
 pub(crate) fn from_text<T: DeserializeOwned>(what: &'static str, text: &str) -> Result<T> {

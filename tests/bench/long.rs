@@ -32,6 +32,8 @@ const MESSAGE_BYTES: usize = 2048;
 pub struct Cost {
     pub steps: usize,
     pub hydrate_ms: f64,
+    /// By the worker of the turn before, which has kept its copy.
+    pub hydrate_warm_ms: f64,
     pub fork_ms: f64,
     pub export_ms: f64,
     pub import_ms: f64,
@@ -90,6 +92,8 @@ pub async fn measure(database: &Database, lengths: &[usize], progress: &mut Prog
         }
         progress.say(&format!("a checkpoint of all messages for each of {steps} steps"));
         cost.rival = rival(&mut connection, &session_id, steps, times).await?;
+        progress.say(&format!("the next turn after {steps} steps"));
+        cost.next_turn(&store, long, &session_id, times).await?;
         costs.push(cost);
     }
     ctx.shutdown.draining.cancel();
@@ -163,6 +167,22 @@ impl Cost {
         self.fork_ms = median(&fork);
         self.export_ms = median(&export);
         self.import_ms = median(&import);
+        Ok(())
+    }
+
+    /// What the next turn reads, if the worker has the copy of the one before.
+    async fn next_turn(&mut self, store: &Store, long: Long, session_id: &str, times: usize) -> Result<()> {
+        let copy = store.hydrate_to_keep(session_id).await?.keep().context("nothing is sealed")?;
+        long.go_on(store, session_id).await;
+        let mut hydrate = Vec::new();
+        for _ in 0..times {
+            let copy = copy.clone();
+            let began = Instant::now();
+            let hydrated = store.catch_up(copy).await?.context("nothing was lost")?;
+            hydrate.push(since(began));
+            ensure!(hydrated.session.totals.turns as usize == self.steps + 1, "the turn is read");
+        }
+        self.hydrate_warm_ms = median(&hydrate);
         Ok(())
     }
 
@@ -254,9 +274,9 @@ pub fn write_markdown(text: &mut String, costs: &[Cost]) -> std::fmt::Result {
     }
     writeln!(
         text,
-        "\n| Long sessions, ms | hydrate | fork at the middle | export | check and import | recorded replay |"
+        "\n| Long sessions, ms | hydrate | hydrate, warm | fork at the middle | export | check and import | recorded replay |"
     )?;
-    writeln!(text, "|---|---|---|---|---|---|")?;
+    writeln!(text, "|---|---|---|---|---|---|---|")?;
     for cost in costs {
         let replay = if cost.replay_ms.is_nan() {
             "not measured".to_owned()
@@ -265,8 +285,8 @@ pub fn write_markdown(text: &mut String, costs: &[Cost]) -> std::fmt::Result {
         };
         writeln!(
             text,
-            "| {} steps | {:.1} | {:.1} | {:.1} | {:.1} | {replay} |",
-            cost.steps, cost.hydrate_ms, cost.fork_ms, cost.export_ms, cost.import_ms
+            "| {} steps | {:.1} | {:.1} | {:.1} | {:.1} | {:.1} | {replay} |",
+            cost.steps, cost.hydrate_ms, cost.hydrate_warm_ms, cost.fork_ms, cost.export_ms, cost.import_ms
         )?;
     }
     Ok(())
@@ -289,6 +309,7 @@ pub fn print(paint: &Paint, costs: &[Cost]) {
     };
     let (ms, kb) = (|value: f64| format!("{value:.1} ms"), |value: f64| size(value));
     row("hydrate", &|cost| cost.hydrate_ms, &ms);
+    row("hydrate, warm", &|cost| cost.hydrate_warm_ms, &ms);
     row("fork at the middle", &|cost| cost.fork_ms, &ms);
     row("export", &|cost| cost.export_ms, &ms);
     row("check and import", &|cost| cost.import_ms, &ms);

@@ -82,6 +82,19 @@ impl Long {
         session_id
     }
 
+    /// One more turn of the session: a message, and the answer to it.
+    pub async fn go_on(self, store: &Store, session_id: &str) {
+        let text = words(2_000_000, self.message_bytes);
+        let message =
+            NewMessage { client_key: None, text, sender: None, trace_context: None, attachments: Vec::new() };
+        store.send(session_id, &message).await.expect("a message is taken");
+        let claim = Claim::of(store).await;
+        let mut session = store.hydrate(session_id).await.expect("it is there");
+        claim.commit(store, &mut session, Performed::Begun).await;
+        let reply = self.reply(&session, session.last_step_number as usize + 1, None);
+        claim.commit(store, &mut session, reply).await;
+    }
+
     fn reply(self, session: &Session, step: usize, call: Option<ToolCall>) -> Performed {
         let text = Block::Text { text: words(step, self.message_bytes) };
         let finish_reason = if call.is_some() { FinishReason::ToolCalls } else { FinishReason::Stop };

@@ -201,6 +201,8 @@ pub struct Queue {
     pub search_s: u64,
     /// For how long the database may fail one step, again and again, before the session waits for an operator.
     pub database_faults: Duration,
+    /// The memory, in megabytes, for what a worker keeps of sessions between their turns. 0: it keeps nothing.
+    pub warm_mb: usize,
 }
 
 impl Queue {

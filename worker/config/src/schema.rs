@@ -157,6 +157,7 @@ fn queue(mut section: Section<'_>) -> Queue {
         database_faults: section
             .seconds("database_faults_s", DATABASE_FAULTS)
             .unwrap_or(Duration::from_secs(900)),
+        warm_mb: narrow(section.number("warm_mb", 0..=1_048_576), 64),
     };
     // A value that was refused has its own line already. The default in its place must not cause a second
     // one.

@@ -38,7 +38,8 @@ fn nothing_given_is_the_defaults() {
             slice_steps: 8,
             heal_s: 30,
             search_s: 2,
-            database_faults: Duration::from_secs(900)
+            database_faults: Duration::from_secs(900),
+            warm_mb: 64
         }
     );
     assert!(config.server.token.is_none() && config.database.url.is_none() && config.agents.is_empty());

@@ -11,6 +11,7 @@ use crate::pauses::Pauses;
 use crate::perform::{Chunks, CutCalls};
 use crate::replay::Recordings;
 use crate::tool::registry::Registry;
+use crate::warm::WarmSessions;
 use crate::watchdog::Watchdog;
 use crate::web::Web;
 use crate::workspace::Workspaces;
@@ -50,6 +51,8 @@ pub struct Ctx {
     pub recordings: Recordings,
     /// What the next requests of this process's sessions begin with.
     pub renderings: Renderings,
+    /// What this process keeps of the sessions that it worked on.
+    pub warm: Arc<WarmSessions>,
     pub identity: Identity,
     /// What tools fetch through.
     pub web: Web,

@@ -11,6 +11,7 @@
 //! | how a message goes out | [`jobs::deliver`], [`channel`] |
 //! | how a program starts a session and continues it | [`handle`] |
 //! | how a replay gets its source's messages | [`replay`] |
+//! | what a worker keeps of a session between two turns | [`warm`] |
 //! | how a cancel reaches a step in flight | [`cancels`] |
 //! | how a provider's outage is waited for | [`gates`] |
 //! | how code that never yields is stopped | [`watchdog`] |
@@ -42,6 +43,7 @@ pub mod replay;
 
 pub mod telemetry;
 pub mod tool;
+pub mod warm;
 pub mod watchdog;
 pub mod web;
 pub mod workspace;

@@ -35,6 +35,7 @@ pub async fn run(ctx: Arc<Ctx>, news: News) -> anyhow::Result<()> {
         timer::start("search", move || search::run(Arc::clone(&ctx), Arc::clone(&holdings)))
     };
     let batches = timer("batches", &ctx, batches::run);
+    let warm = timer("warm sessions", &ctx, |ctx| Arc::clone(&ctx.warm).sweep());
     know_the_gates(&ctx).await;
     let gates = gates_and_pauses(&ctx, &heartbeat_stop);
     let draining = ctx.shutdown.draining.clone();
@@ -92,6 +93,7 @@ pub async fn run(ctx: Arc<Ctx>, news: News) -> anyhow::Result<()> {
     delays.abort();
     search.abort();
     batches.abort();
+    warm.abort();
     heartbeat_stop.cancel();
     let _ = gates.await;
     // Wait for the heartbeat, which continues until the last lease is given back.

@@ -154,7 +154,8 @@ async fn work(ctx: &Ctx, job: &Job) -> ClaimEnd {
     }
 }
 
-/// Hop 2: hydrates the session once. [`run_steps`] then takes step after step with this copy in memory.
+/// Hop 2: reads the session once. [`run_steps`] then takes step after step with this copy in memory, which is kept for the next
+/// claim if it is what was committed last.
 async fn hydrate_and_run(
     ctx: &Ctx,
     job: &Job,
@@ -163,10 +164,20 @@ async fn hydrate_and_run(
 ) -> wakeful_store::Result<ClaimEnd> {
     wakeful_store::failpoint!("K3");
     withdraw(ctx, job, &SessionId::from(session_id), counts).await?;
-    let session = ctx.store.hydrate(session_id).await?;
-    counts.tries.warn_of_deaths(&session);
-    let span = span::of_run(ctx, &session);
-    run_steps(ctx, job, session, counts).instrument(span).await
+    // A replay runs its session once.
+    let once = !job.runner.is_empty();
+    let mut hydrated = if once {
+        ctx.store.hydrate_to_keep(session_id).await?
+    } else {
+        ctx.warm.hydrate(&ctx.store, session_id).await?
+    };
+    counts.tries.warn_of_deaths(&hydrated.session);
+    let span = span::of_run(ctx, &hydrated.session);
+    let end = run_steps(ctx, job, &mut hydrated.session, counts).instrument(span).await?;
+    if end.is_known() && !once {
+        ctx.warm.keep(hydrated);
+    }
+    Ok(end)
 }
 
 /// Retry counters of this step, the attempt number, and the intent that a commit may have recorded for a model
@@ -199,28 +210,28 @@ async fn withdraw(
 async fn run_steps(
     ctx: &Ctx,
     job: &Job,
-    mut session: Session,
+    session: &mut Session,
     counts: &mut Counts,
 ) -> wakeful_store::Result<ClaimEnd> {
     let mut steps: u32 = 0;
     let mut began = Instant::now();
-    let mut own_agent = OwnAgent::of(ctx, &session);
+    let mut own_agent = OwnAgent::of(ctx, session);
     // The model call whose intent the latest commit recorded.
     let mut committed = None;
     // The tool calls that it started, or the results of those that ended before it.
     let mut started = StartedCalls::default();
     let mut results = None;
     loop {
-        let agent = own_agent.now(ctx, &session);
+        let agent = own_agent.now(ctx, session);
         let policy = agent.as_ref().map_or_else(|_| AgentPolicy::default(), Agent::policy);
         let decided = match &agent {
             Ok(agent) => {
                 let started = std::mem::take(&mut started);
                 let made = Made { call: committed.take(), started: &started, results: results.take() };
-                decide(ctx, job, &mut session, agent, counts, made).await?
+                decide(ctx, job, session, agent, counts, made).await?
             }
             // This process does not have the agent.
-            Err(error) => held::without_agent(ctx, job, &session, error, counts).await?,
+            Err(error) => held::without_agent(ctx, job, session, error, counts).await?,
         };
         let performed = match decided {
             Decided::Performed(performed) => performed,
@@ -230,10 +241,10 @@ async fn run_steps(
         if let Performed::Stopped(Stop::Failed(fault)) = &performed {
             telemetry::failed(&Span::current(), fault.kind());
         }
-        let ends_claim = retry_summary_later(&session, &performed);
-        let mut transition = tell(ctx, &session, advance::advance(&session, performed, policy)).await?;
+        let ends_claim = retry_summary_later(session, &performed);
+        let mut transition = tell(ctx, session, advance::advance(session, performed, policy)).await?;
         if let Ok(agent) = &agent {
-            started = StartedCalls::with_commit(ctx, &job.lease, &session, agent, &mut transition);
+            started = StartedCalls::with_commit(ctx, &job.lease, session, agent, &mut transition);
         }
         let mut written = None;
         if let Ok(agent) = &agent
@@ -241,7 +252,7 @@ async fn run_steps(
         {
             let elapsed_s = began.elapsed().as_secs_f64();
             let performance = Performance { elapsed_s, attempt: counts.attempt, intent: None };
-            let ahead = run_ahead(ctx, job, &mut session, agent, transition, performance).await?;
+            let ahead = run_ahead(ctx, job, session, agent, transition, performance).await?;
             (transition, written, results) = (ahead.transition, ahead.written, ahead.results);
         }
         let progress = transition.step.is_some() || !transition.records.is_empty();
@@ -252,7 +263,7 @@ async fn run_steps(
                 let tries = if progress { RetryCounts::default() } else { counts.tries };
                 let may_try =
                     tries.used_up(agent.limits.attempts, job.last_error.as_deref(), || None).is_none();
-                next_call(ctx, &mut session, &transition, agent, may_try).await
+                next_call(ctx, session, &transition, agent, may_try).await
             }
             Ok(_) | Err(_) => None,
         };
@@ -260,14 +271,14 @@ async fn run_steps(
         let performance = Performance {
             elapsed_s: began.elapsed().as_secs_f64(),
             attempt: counts.attempt,
-            intent: prepared.as_ref().map(|call| call.intent(&session)),
+            intent: prepared.as_ref().map(|call| call.intent(session)),
         };
         let commit = match written {
             Some(commit) => commit,
             None => {
                 commit::failpoint_before(&transition);
                 // `Store::commit`, tried again while the database is away.
-                let commit = commit::commit(ctx, job, &session, &transition, performance).await?;
+                let commit = commit::commit(ctx, job, session, &transition, performance).await?;
                 wakeful_store::failpoint!("K22");
                 ctx.bus.notifier.session(session.session_id.as_str());
                 commit
@@ -292,7 +303,7 @@ async fn run_steps(
                 if wake_seq != session.wake_seq {
                     // The request may lack what arrived, so the prepared call is not made.
                     withdraw(ctx, job, &session.session_id, counts).await?;
-                    ctx.store.refresh(&mut session).await?;
+                    ctx.store.refresh(session).await?;
                     let unused = if session.cancel_requested {
                         std::mem::take(&mut started).into_unused()
                     } else {
@@ -301,7 +312,7 @@ async fn run_steps(
                     if !unused.is_empty() {
                         // These calls do not run, and the model is to be told so.
                         ctx.store.withdraw_starts(&job.lease, &session.session_id, &unused).await?;
-                        ctx.store.refresh(&mut session).await?;
+                        ctx.store.refresh(session).await?;
                     }
                 } else if let (Some(call), Some(started_at)) = (prepared, started_at) {
                     committed = Some(CommittedCall { call, started_at });
@@ -319,6 +330,7 @@ async fn run_steps(
                 }
             }
             Commit::Closed { opened } => {
+                session.records.extend(transition.records);
                 if opened {
                     ctx.bus.notifier.job_of(Kind::Step, &job.runner);
                 }
@@ -328,7 +340,7 @@ async fn run_steps(
                 // The commit may have gone through, if only its answer was lost.
                 withdraw(ctx, job, &session.session_id, counts).await?;
                 let read = ctx.store.hydrate(session.session_id.as_str()).await?;
-                if read == session {
+                if read == *session {
                     // The session is unchanged, so another try would be refused too, after one more paid
                     // model call.
                     let error = "the commit was refused although the session has not changed".to_owned();
@@ -343,7 +355,7 @@ async fn run_steps(
                 if read.last_step_number > session.last_step_number {
                     (counts.attempt, began) = (1, Instant::now());
                 }
-                session = read;
+                *session = read;
                 (started, results) = (StartedCalls::default(), None);
             }
             Commit::Stale => return Ok(ClaimEnd::Stale),

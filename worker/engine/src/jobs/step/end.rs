@@ -38,6 +38,18 @@ impl ClaimEnd {
         ClaimEnd::Retry { kind: "database", error: error.to_string(), at_least: None }
     }
 
+    /// Whether the messages in memory are those of the last commit, and no other claim has made one since.
+    pub(super) fn is_known(&self) -> bool {
+        match self {
+            ClaimEnd::Closed | ClaimEnd::Released | ClaimEnd::Held { .. } => true,
+            ClaimEnd::Stale
+            | ClaimEnd::Retry { .. }
+            | ClaimEnd::WithoutKey { .. }
+            | ClaimEnd::Left { .. }
+            | ClaimEnd::SetBack { .. } => false,
+        }
+    }
+
     /// For the log. The errors of an encrypted conversation do not belong there.
     pub(super) fn name(&self) -> &'static str {
         match self {

@@ -1,0 +1,528 @@
+//! A copy that a worker keeps between two turns: when it has caught up it equals hydration, or it is refused.
+
+use super::*;
+use crate::support::recorder::Recorder;
+use crate::support::{Database, Server};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use wakeful_store::encryption::Settings;
+use wakeful_store::erase::Subject;
+use wakeful_store::fork::ForkRequest;
+use wakeful_store::hydrate::{Hydrated, Warm};
+use wakeful_store::resolve::{Decision, Effect};
+use wakeful_workflow::advance::{Compaction, CompactionEnd};
+use wakeful_workflow::fork::CutPoint;
+use wakeful_workflow::record::{FinishReason, Usage};
+use wakeful_workflow::resolve::Resolution;
+use wakeful_workflow::strategy::{Rebase, Strategy};
+use wakeful_workflow::workspace::Snapshot;
+
+/// Another seed gives other histories.
+const SEED: u64 = 11;
+const ACTS: u64 = 400;
+/// Copies of each session, of different ages.
+const COPIES: usize = 4;
+
+#[tokio::test]
+async fn a_copy_that_catches_up_equals_hydration_whatever_others_have_done() {
+    let mut history = History::new().await;
+    for act in 0..ACTS {
+        let what = history.act(act).await;
+        history.check(act, what).await;
+    }
+    let History { caught_up, behind, refused, seen, .. } = &history;
+    println!("{caught_up} caught up, {behind} of them with new messages; {refused} refused; {seen:?}");
+    assert!(*behind > 100 && *caught_up > 2 * behind, "{caught_up} caught up, {behind} behind");
+    assert!(*refused < caught_up / 10, "{refused} refused of {caught_up}");
+    for what in [
+        "works",
+        "stops midway",
+        "sends",
+        "cancels",
+        "retries",
+        "heals",
+        "forks",
+        "rebuilds",
+        "archives",
+        "resolves",
+        "approves",
+    ] {
+        assert!(seen.contains(what), "nobody {what}: {seen:?}");
+    }
+}
+
+/// Sessions of one world, and copies of them that grow old.
+struct History {
+    world: World,
+    sessions: Vec<String>,
+    copies: Vec<Warm>,
+    caught_up: usize,
+    /// Those that lacked messages.
+    behind: usize,
+    refused: usize,
+    seen: HashSet<&'static str>,
+}
+
+fn dice(act: u64, what: &str, sides: u64) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (SEED, act, what).hash(&mut hasher);
+    hasher.finish() % sides
+}
+
+impl History {
+    async fn new() -> History {
+        let world = World::new().await;
+        let mut sessions = Vec::new();
+        // Two of the sessions have one conversation, so that its numbers have gaps for each of them.
+        for (conversation, trigger) in [("c1", "t1"), ("c1", "t2"), ("c2", "t3")] {
+            let new = new_session(conversation, trigger);
+            sessions.push(world.store.wake(&new, &message("Begin.")).await.unwrap().session_id);
+        }
+        let (copies, seen) = (Vec::new(), HashSet::new());
+        History { world, sessions, copies, caught_up: 0, behind: 0, refused: 0, seen }
+    }
+
+    /// Somebody does something.
+    async fn act(&mut self, act: u64) -> &'static str {
+        let store = self.world.store.clone();
+        let id = self.sessions[dice(act, "session", self.sessions.len() as u64) as usize].clone();
+        let mut done = Ok(());
+        let what = match dice(act, "what", 20) {
+            0..=6 => return self.work(act, u64::MAX).await,
+            7 | 8 => return self.work(act, 1 + dice(act, "commits", 4)).await,
+            9..=12 => {
+                done = store.send(&id, &message(&format!("Message {act}."))).await.map(drop);
+                "sends"
+            }
+            13 => {
+                done = store.cancel(&id, Some("enough")).await.map(drop);
+                "cancels"
+            }
+            14 => {
+                done = store.retry(&id, None).await.map(drop);
+                "retries"
+            }
+            15 => {
+                store.wake_session(&id).await.unwrap();
+                "heals"
+            }
+            16 if self.sessions.len() < 6 => {
+                let request = ForkRequest { start: true, ..ForkRequest::new(&id, CutPoint::End) };
+                match store.fork(&request).await {
+                    Ok(forked) => self.sessions.push(forked.session_id),
+                    Err(error) => done = Err(error),
+                }
+                "forks"
+            }
+            16 | 17 => {
+                let breaks = [
+                    "state = state || '{\"a\": 1}'",
+                    "last_message_number = last_message_number + 1",
+                    "to_message_number = 0",
+                    "total_turns = 7",
+                    "compaction_failures = 3",
+                ];
+                let at = dice(act, "breaks", breaks.len() as u64) as usize;
+                let sql = format!("update conversation_sessions set {} where session_id = $1", breaks[at]);
+                let broken = sqlx::query(sqlx::AssertSqlSafe(sql)).bind(&id);
+                broken.execute(&self.world.database.pool).await.unwrap();
+                self.check(act, "a broken row").await;
+                store.rebuild(&id).await.unwrap();
+                "rebuilds"
+            }
+            18 => {
+                done = store.archive(&id, None).await;
+                if done.is_ok() {
+                    self.another(act).await;
+                }
+                "archives"
+            }
+            _ => return self.decide(act, &id).await,
+        };
+        match done {
+            Ok(()) => {
+                self.seen.insert(what);
+            }
+            Err(Error::Conflict { .. } | Error::Refused { .. }) => {}
+            Err(error) => panic!("{what}: {error}"),
+        }
+        what
+    }
+
+    /// Another session in the place of one that has ended.
+    async fn another(&mut self, act: u64) {
+        let new = new_session(&format!("c{act}"), &format!("t{act}"));
+        let woken = self.world.store.wake(&new, &message("Begin.")).await.unwrap();
+        self.sessions.push(woken.session_id);
+    }
+
+    /// A person settles what waits for one.
+    async fn decide(&mut self, act: u64, id: &str) -> &'static str {
+        let waits = "select c.call_id || ' ' || c.status from tool_calls c
+            where c.session_id = $1 and c.status in ('uncertain', 'unapproved') limit 1";
+        let waits: Option<String> =
+            sqlx::query_scalar(waits).bind(id).fetch_optional(&self.world.database.pool).await.unwrap();
+        let Some((call_id, status)) = waits.as_deref().and_then(|waits| waits.split_once(' ')) else {
+            return "nothing to decide";
+        };
+        let (resolution, what) = match (status, dice(act, "yes", 2)) {
+            ("unapproved", 0) => (Resolution::Declined, "approves"),
+            ("unapproved", _) => (Resolution::Approved, "approves"),
+            (_, 0) => (Resolution::LetModelDecide, "resolves"),
+            (_, _) => (Resolution::Happened { result: "It was charged.".into() }, "resolves"),
+        };
+        let decision = Decision {
+            effect: Effect::Call(call_id.to_owned()),
+            resolution,
+            by: None,
+            reason: None,
+            args_sha256: None,
+            tell: true,
+            trace_context: None,
+        };
+        match self.world.store.resolve(id, &decision).await {
+            Ok(_) => {
+                self.seen.insert(what);
+            }
+            Err(Error::Conflict { .. } | Error::Refused { .. }) => {}
+            Err(error) => panic!("{what}: {error}"),
+        }
+        what
+    }
+
+    /// A worker takes a session and makes at most so many commits. It keeps a copy as the step job does.
+    async fn work(&mut self, act: u64, most: u64) -> &'static str {
+        if self.world.one("select count(*) from jobs where kind = 'step' and lease is null and run_at <= clock_timestamp()").await == 0 {
+            return "no work";
+        }
+        let store = &self.world.store;
+        let mut claims = Claims::start(store, Kind::Step, 1, LEASE);
+        let job = claims.next().await;
+        claims.stop();
+        let id = job.session_id.clone().unwrap();
+        let mut hydrated = store.hydrate_to_keep(&id).await.unwrap();
+        let mut commits = 0;
+        let what = loop {
+            if commits == most {
+                store.release(&job.lease).await.unwrap();
+                break "stops midway";
+            }
+            commits += 1;
+            let session = &mut hydrated.session;
+            let outcome = match plan(session, &Limits { steps: i64::MAX, ..Limits::default() }) {
+                Action::Rest => {
+                    store.end_job(&job.lease).await.unwrap();
+                    break "rests";
+                }
+                Action::Begin => Performed::Begun,
+                Action::CallModel => replies(act, commits, session.last_message_number),
+                Action::Compact => unreachable!("no strategy is asked here"),
+                Action::CallTools { calls } => {
+                    let ended = calls.into_iter().map(|planned| ends(act, planned));
+                    let ended = ended.collect();
+                    match dice(act, "files", 4) {
+                        0 => Performed::CalledAndChanged(ended, snapshot(act)),
+                        _ => Performed::Called(ended),
+                    }
+                }
+                Action::Stop(stop) => Performed::Stopped(stop),
+                Action::Pause => Performed::Paused,
+            };
+            let policy = AgentPolicy::default();
+            let mut transition = advance(session, outcome, policy);
+            transition.hold_calls(|call| call.name == "compose_email");
+            match store.commit(&job.lease, session, &transition, performance()).await.unwrap() {
+                Commit::Continued { wake_seq, .. } => {
+                    session.apply(&transition.continuing());
+                    if wake_seq != session.wake_seq {
+                        store.refresh(session).await.unwrap();
+                    }
+                }
+                Commit::Closed { .. } => {
+                    session.records.extend(transition.records);
+                    break "works";
+                }
+                Commit::Moved | Commit::Stale => panic!("nobody else works"),
+            }
+        };
+        self.keep(act, hydrated);
+        self.seen.insert(what);
+        what
+    }
+
+    fn keep(&mut self, act: u64, hydrated: Hydrated) {
+        let copy = hydrated.keep().expect("nothing is sealed");
+        let id = copy.session_id().clone();
+        let mut of_it: Vec<usize> =
+            (0..self.copies.len()).filter(|&at| *self.copies[at].session_id() == id).collect();
+        if of_it.len() == COPIES {
+            self.copies.remove(of_it.swap_remove(dice(act, "leaves", COPIES as u64) as usize));
+        }
+        self.copies.push(copy);
+    }
+
+    async fn check(&mut self, act: u64, what: &str) {
+        let store = &self.world.store;
+        for copy in &self.copies {
+            let cold = store.hydrate(copy.session_id().as_str()).await.unwrap();
+            match store.catch_up(copy.clone()).await.unwrap() {
+                Some(warm) => {
+                    assert_eq!(warm.session, cold, "act {act}: somebody {what}");
+                    self.caught_up += 1;
+                    let bytes = |hydrated: Hydrated| hydrated.keep().unwrap().bytes();
+                    self.behind += usize::from(bytes(warm) > copy.bytes());
+                }
+                None => self.refused += 1,
+            }
+        }
+    }
+}
+
+/// What a model says.
+fn replies(act: u64, commit: u64, last_message_number: i64) -> Performed {
+    let tool = |name: &str| replied(vec![text("One moment."), asks(&call(&new_id("call"), name))]);
+    match (dice(act, "says", 8) + commit) % 8 {
+        0 => tool("reserve"),
+        1 => tool("charge"),
+        2 => tool("ask_user"),
+        3 => tool("compose_email"),
+        4 => Performed::Compacted(Compaction {
+            generation_id: new_id("gen").into(),
+            attempt: 1,
+            model: "test/test".into(),
+            request_sha256: "0".into(),
+            started_at: "2026-01-01T00:00:00+00:00".into(),
+            repairs: 0,
+            end: CompactionEnd::Written {
+                text: format!("A summary of act {act}."),
+                finish_reason: FinishReason::Stop,
+                usage: Usage::default(),
+                rebase: Rebase {
+                    strategy: Strategy::Compaction,
+                    at_message_number: last_message_number,
+                    keep_from_message_number: last_message_number,
+                    user_messages_from: None,
+                    summary_message_number: Some(last_message_number + 1),
+                    trim_results_before: None,
+                },
+            },
+        }),
+        _ => replied(vec![text(&format!("Answer {act}."))]),
+    }
+}
+
+fn ends(act: u64, planned: wakeful_workflow::plan::PlannedCall) -> EndedCall {
+    let asks = planned.call.name == "ask_user";
+    let ending = match planned.how {
+        How::Abandon => CallEnd::Abandoned,
+        How::Answer { inbox_id, text } => CallEnd::Answered { inbox_id, text },
+        How::Reuse(status, outcome) => CallEnd::Settled(status, outcome),
+        How::Uncertain { known } => CallEnd::Uncertain { known, why: None },
+        How::Run if asks => CallEnd::Asked("When?".into()),
+        How::Run if planned.call.name == "charge" => CallEnd::Uncertain { known: false, why: None },
+        How::Run => {
+            let mail = json!({"type": "sentEmail", "to": ["b@example.com"], "subject": "x", "body": act});
+            done("Done.", Some(mail))
+        }
+    };
+    EndedCall { call: planned.call, ending }
+}
+
+fn snapshot(act: u64) -> Snapshot {
+    Snapshot {
+        tree_sha256: format!("{act:064x}"),
+        packs: Vec::new(),
+        files: 1,
+        bytes: act,
+        message_number: 0,
+    }
+}
+
+/// A session that has ended its first turn, and the copy of the worker that ended it.
+async fn turn(world: &World, conversation: &str) -> (String, Warm) {
+    let session_id = world.wake(conversation, "Her secret.").await;
+    let copy = answer(world, &session_id, "Kept well.").await;
+    (session_id, copy)
+}
+
+async fn answer(world: &World, session_id: &str, says: &str) -> Warm {
+    let mut driver = world.drive(session_id).await;
+    driver.continues(Performed::Begun).await;
+    assert_eq!(driver.commit(replied(vec![text(says)])).await, Commit::Closed { opened: false });
+    world.store.hydrate_to_keep(session_id).await.unwrap().keep().expect("nothing is sealed")
+}
+
+/// Catches up, and compares with hydration. Returns whether the copy was good.
+async fn is_good(world: &World, copy: &Warm) -> bool {
+    let caught_up = world.store.catch_up(copy.clone()).await.unwrap();
+    if let Some(caught_up) = &caught_up {
+        let cold = world.store.hydrate(copy.session_id().as_str()).await.unwrap();
+        assert_eq!(caught_up.session, cold);
+    }
+    caught_up.is_some()
+}
+
+#[tokio::test]
+async fn catching_up_takes_one_statement_and_reads_no_message_again_but_the_last() {
+    let world = World::new().await;
+    let (session_id, copy) = turn(&world, "c1").await;
+    world.send(&session_id, "And now?").await;
+    answer(&world, &session_id, "As before.").await;
+    let recorder = Recorder::start(&world.database.url);
+    let store = Store::connect(&recorder.url, 2, "wakeful test").await.unwrap();
+    let read = |rows: &str| rows.matches("secret").count() + rows.matches("Kept well").count();
+    store.hydrate(&session_id).await.unwrap();
+    recorder.take();
+    let caught_up = store.catch_up(copy).await.unwrap().expect("it is good");
+    let sent = recorder.take();
+    let statements: Vec<&str> = sent.iter().filter(|one| !one.is_ping).map(|one| &*one.sql).collect();
+    assert_eq!(statements.len(), 1, "{statements:#?}");
+    assert_eq!(caught_up.session, world.store.hydrate(&session_id).await.unwrap());
+    // The same statement, as Postgres runs it: the messages before the copy's last one are not read.
+    assert!(statements[0].contains("m.message_number >= $2"), "{}", statements[0]);
+    assert_eq!(read(&format!("{:?}", caught_up.session.records)), 2);
+}
+
+#[tokio::test]
+async fn what_was_erased_is_not_served_from_memory_although_its_session_was_made_again() {
+    let world = World::new().await;
+    world.database.with_roles().await;
+    let (session_id, copy) = turn(&world, "c1").await;
+    assert!(is_good(&world, &copy).await);
+    let script = "create table kept_sessions as select * from conversation_sessions;
+        create table kept_seeds as select * from session_seed_messages;
+        create table kept_counters as select * from conversation_counters;
+        create table kept_records as select * from conversation_records;
+        create table kept_blobs as select * from blobs";
+    sqlx::raw_sql(script).execute(&world.database.pool).await.unwrap();
+    world.store.erase("default", &Subject::Conversation("default/c1".into())).await.unwrap();
+    assert!(!is_good(&world, &copy).await, "there is no session");
+    assert!(matches!(world.store.hydrate(&session_id).await, Err(Error::NotFound { .. })));
+
+    // The same ids, numbers and last message, and other words before it.
+    let script = "alter table kept_sessions drop column total_cost_cents, drop column ordinal;
+        do $$ declare columns text; begin
+            select string_agg(quote_ident(column_name), ', ') into columns from information_schema.columns
+            where table_name = 'kept_sessions';
+            execute format('insert into conversation_sessions (%1$s) select %1$s from kept_sessions', columns);
+        end $$;
+        insert into session_seed_messages select * from kept_seeds;
+        insert into conversation_counters select * from kept_counters;
+        insert into blobs select * from kept_blobs;
+        insert into conversation_records select * from kept_records where role = 'assistant';
+        update kept_records set content = replace(content::text, 'Her secret.', 'Nothing.')::json;
+        insert into conversation_records select * from kept_records where role = 'user'";
+    sqlx::raw_sql(script).execute(&world.database.pool).await.unwrap();
+    let again = world.store.hydrate(&session_id).await.unwrap();
+    assert_eq!(
+        again.records.iter().map(|record| record.text()).collect::<Vec<_>>(),
+        ["Nothing.", "Kept well."]
+    );
+    assert!(!is_good(&world, &copy).await, "it has the erased message");
+}
+
+#[tokio::test]
+async fn a_copy_of_other_seeds_or_of_another_prefix_is_refused() {
+    let world = World::new().await;
+    let (_, copy) = turn(&world, "c1").await;
+    // As a chat about a notice gets the notice's texts.
+    world
+        .run_sql(
+            "with more as (update conversation_sessions set seed_message_count = seed_message_count + 1 returning *)
+            insert into session_seed_messages (space_id, session_id, ordinal, role, content)
+            select space_id, session_id, 1, 'user', 'A notice.' from more",
+        )
+        .await;
+    assert!(!is_good(&world, &copy).await);
+    let copy = world.store.hydrate_to_keep(copy.session_id().as_str()).await.unwrap().keep().unwrap();
+    assert!(is_good(&world, &copy).await);
+    world.run_sql("update conversation_sessions set policy = '{\"context\": {\"high\": 9}}'").await;
+    assert!(is_good(&world, &copy).await, "the policy is read");
+    let pinned = "update conversation_sessions set prefix_sha256 = 'none'";
+    world.run_sql(pinned).await;
+    assert!(world.store.catch_up(copy.clone()).await.unwrap().is_none(), "another prefix");
+    assert!(matches!(world.store.hydrate(copy.session_id().as_str()).await, Err(Error::Corrupt { .. })));
+}
+
+// A server that takes over may lack the last commits of the one before, and then gets others.
+#[tokio::test]
+async fn a_copy_of_commits_that_a_failover_lost_is_refused() {
+    let mut server = Server::start().await;
+    let database = Database::on(&server.url(), "pg_default").await;
+    let store = database.store().await;
+    let world = World { database, store };
+    let (session_id, copy) = turn(&world, "c1").await;
+    let before = copy.clone();
+    assert!(is_good(&world, &before).await);
+    // The last message is lost, and said otherwise.
+    let script = "begin;
+        set local session_replication_role = replica;
+        update conversation_records set content = replace(content::text, 'Kept well.', 'Kept.')::json;
+        commit";
+    sqlx::raw_sql(script).execute(&world.database.pool).await.unwrap();
+    assert!(!is_good(&world, &copy).await, "the last message is another");
+    let script = "begin;
+        set local session_replication_role = replica;
+        update conversation_records set content = replace(content::text, 'Kept.', 'Kept well.')::json;
+        commit";
+    sqlx::raw_sql(script).execute(&world.database.pool).await.unwrap();
+    assert!(is_good(&world, &copy).await);
+    world.run_sql("update conversation_sessions set last_message_number = last_message_number - 1").await;
+    assert!(!is_good(&world, &copy).await, "the last message is lost");
+    world.store.rebuild(&session_id).await.unwrap();
+    assert!(is_good(&world, &copy).await);
+
+    // An earlier message is another, and the last one is the same.
+    server.restart().await;
+    let world = World { store: world.database.store().await, database: world.database };
+    let script = "begin;
+        set local session_replication_role = replica;
+        update conversation_records set content = replace(content::text, 'Her secret.', 'Nothing.')::json;
+        commit";
+    sqlx::raw_sql(script).execute(&world.database.pool).await.unwrap();
+    assert!(!is_good(&world, &copy).await, "another server, as far as anybody knows");
+    let copy = world.store.hydrate_to_keep(&session_id).await.unwrap().keep().unwrap();
+    assert!(is_good(&world, &copy).await);
+}
+
+#[tokio::test]
+async fn a_session_whose_texts_are_sealed_is_never_kept() {
+    let world = World::new().await;
+    let keys = tempfile::tempdir().unwrap();
+    let (clear, copy) = turn(&world, "c1").await;
+    world
+        .store
+        .encrypt(Settings {
+            keys: keys.path().display().to_string(),
+            agents: None,
+            master: [7; 32],
+            old_master: None,
+        })
+        .unwrap();
+    assert!(is_good(&world, &copy).await, "it began in clear");
+    let session_id = world.wake("c2", "Her secret.").await;
+    assert_ne!(session_id, clear);
+    let hydrated = world.store.hydrate_to_keep(&session_id).await.unwrap();
+    assert_eq!(hydrated.session.records[0].text(), "Her secret.");
+    assert!(hydrated.keep().is_none());
+}
+
+#[tokio::test]
+async fn a_copy_weighs_what_it_holds() {
+    let world = World::new().await;
+    let (session_id, copy) = turn(&world, "c1").await;
+    let small = copy.bytes();
+    assert!((500..4000).contains(&small), "{small}");
+    world.send(&session_id, &"m".repeat(100_000)).await;
+    let reserve = call("call_1", "reserve");
+    let mut driver = world.drive(&session_id).await;
+    driver.continues(Performed::Begun).await;
+    driver.continues(replied(vec![asks(&reserve)])).await;
+    let details = json!({"type": "seen", "what": ["x".repeat(50_000)]});
+    driver
+        .continues(Performed::Called(vec![performed(&reserve, done(&"r".repeat(20_000), Some(details)))]))
+        .await;
+    let caught_up = world.store.catch_up(copy).await.unwrap().expect("it is good").keep().unwrap().bytes();
+    let cold = world.store.hydrate_to_keep(&session_id).await.unwrap().keep().unwrap().bytes();
+    assert_eq!(caught_up, cold, "weighed in parts or at once");
+    assert!((170_000..175_000).contains(&(cold - small)), "{}", cold - small);
+}
