@@ -11,6 +11,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::time::Duration;
 use wakeful_store::Store;
+use wakeful_store::wake::NewMessage;
 
 /// Tool steps of the longer of two runs. Their difference is the cost of these steps.
 const STEPS: usize = 16;
@@ -59,6 +60,23 @@ async fn an_answer_sends_no_more_statements_than_its_limit() {
     let answer = cost(&world, "answer").await;
     drop(worker);
     check("answer", &answer);
+}
+
+#[tokio::test]
+async fn the_next_answer_of_a_session_reads_only_what_is_new_of_it() {
+    let world = World::new().await;
+    let worker = world.worker().await;
+    world.run("c1", &format!("{STEPS} steps")).await;
+    let mut runs = Vec::new();
+    for _ in 0..RUNS {
+        let sent = world.next("c1", "answer").await;
+        let reads: Vec<&Sent> = sent.iter().filter(|one| one.sql.contains("as changing")).collect();
+        let new = reads.iter().all(|one| one.sql.contains("m.message_number >= $2"));
+        assert!(new && reads.len() == 1, "{reads:#?}");
+        runs.push(Cost::of(&sent, |sql| kind(sql).is_none()));
+    }
+    drop(worker);
+    check("next_answer", &median(runs));
 }
 
 #[tokio::test]
@@ -195,6 +213,29 @@ impl World {
         let workspace = self.options.path("workspaces").join(&session_id);
         std::fs::create_dir_all(&workspace).expect("a folder");
         std::fs::write(workspace.join("notes.txt"), words(2000)).expect("a file");
+        self.settled().await;
+        self.store.announce(&session_id).await.expect("a notification");
+        self.over(&session_id).await;
+        self.settled().await
+    }
+
+    /// Runs one more message of a conversation to its end, and returns what the worker sent for it.
+    async fn next(&self, conversation: &str, text: &str) -> Vec<Sent> {
+        let session_id: String = self
+            .database
+            .value(
+                "select session_id from conversation_sessions where conversation_id = 'default/' || $1",
+                conversation,
+            )
+            .await;
+        let message = NewMessage {
+            client_key: None,
+            text: text.to_owned(),
+            sender: None,
+            trace_context: None,
+            attachments: Vec::new(),
+        };
+        self.store.send(&session_id, &message).await.expect("a message is taken");
         self.settled().await;
         self.store.announce(&session_id).await.expect("a notification");
         self.over(&session_id).await;

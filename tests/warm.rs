@@ -1,9 +1,10 @@
 //! Chats on workers that keep what they have read of a session. A turn reads only what is new, and its model call shows all of it.
 
-use crate::support::recorder::Recorder;
+use crate::support::recorder::{Recorder, Sent};
 use crate::support::world::wake;
 use crate::support::{Answer, Database, ModelServer, Options, Process, eventually};
 use serde_json::Value;
+use std::cell::Cell;
 use wakeful_store::Store;
 use wakeful_store::erase::Subject;
 use wakeful_store::wake::NewMessage;
@@ -13,6 +14,14 @@ struct World {
     store: Store,
     model: ModelServer,
     options: Options,
+}
+
+/// A worker, and what it sends to the database.
+struct Worker {
+    process: Process,
+    recorder: Recorder,
+    /// Of sessions that it has worked on.
+    turns: Cell<usize>,
 }
 
 impl World {
@@ -31,34 +40,21 @@ impl World {
         World { database, store, model, options }
     }
 
-    /// A worker, and what it sends to the database.
-    async fn worker(&self) -> (Process, Recorder) {
+    async fn worker(&self) -> Worker {
         let recorder = Recorder::start(&self.database.url);
         let process = self.options.spawn(&recorder.url);
         process.wait_for_log("\"Working\"").await;
-        (process, recorder)
+        Worker { process, recorder, turns: Cell::new(0) }
     }
 
-    async fn over(&self, session_id: &str) {
-        eventually("the turn to be over", || async {
-            let status: String = self
-                .database
-                .value("select status from conversation_sessions where session_id = $1", session_id)
-                .await;
-            let jobs: i64 =
-                self.database.value("select count(*) from jobs where session_id = $1", session_id).await;
-            (status == "completed" && jobs == 0).then_some(())
-        })
-        .await;
-    }
-
-    async fn begin(&self, conversation: &str) -> String {
+    async fn begin(&self, worker: &Worker, conversation: &str) -> String {
         let session_id = wake(&self.store, conversation, "openai/test", "Message 1.").await;
-        self.over(&session_id).await;
+        self.over(worker, &session_id).await;
         session_id
     }
 
-    async fn say(&self, session_id: &str, number: usize) {
+    /// Says it, and has this worker answer.
+    async fn say(&self, worker: &Worker, session_id: &str, number: usize) {
         let message = NewMessage {
             client_key: None,
             text: format!("Message {number}."),
@@ -67,7 +63,21 @@ impl World {
             attachments: Vec::new(),
         };
         self.store.send(session_id, &message).await.unwrap();
-        self.over(session_id).await;
+        self.over(worker, session_id).await;
+    }
+
+    async fn over(&self, worker: &Worker, session_id: &str) {
+        worker.turns.set(worker.turns.get() + 1);
+        eventually("the turn to be over", || async {
+            let status: String = self
+                .database
+                .value("select status from conversation_sessions where session_id = $1", session_id)
+                .await;
+            // The worker keeps its copy after the commit, and before it says this.
+            let turns = worker.process.log().matches("The claim is over").count();
+            (status == "completed" && turns >= worker.turns.get()).then_some(())
+        })
+        .await;
     }
 
     /// What the last request showed of the talk.
@@ -86,80 +96,79 @@ fn talk(messages: usize) -> Vec<String> {
     said.take(2 * messages - 1).collect()
 }
 
-/// How often a whole session was read, and how often only what was new of one.
-fn reads(recorder: &Recorder) -> (usize, usize) {
-    let sent = recorder.take();
-    let reads: Vec<&str> = sent
-        .iter()
-        .filter(|one| !one.is_ping && one.sql.contains("as changing"))
-        .map(|one| &*one.sql)
-        .collect();
-    let new = reads.iter().filter(|sql| sql.contains("m.message_number >= $2")).count();
-    (reads.len() - new, new)
+impl Worker {
+    /// How often a whole session was read since the last call, and how often only what was new of one.
+    fn reads(&self) -> (usize, usize) {
+        let sent = self.recorder.take();
+        let reads = sent.iter().filter(|one| !one.is_ping && one.sql.contains("as changing"));
+        let (new, whole): (Vec<&Sent>, Vec<&Sent>) =
+            reads.partition(|one| one.sql.contains("m.message_number >= $2"));
+        (whole.len(), new.len())
+    }
 }
 
 #[tokio::test]
 async fn a_chat_of_two_turns_on_one_worker_reads_its_session_once() {
     let world = World::new().await;
-    let (_worker, recorder) = world.worker().await;
-    let session_id = world.begin("c1").await;
-    assert_eq!((reads(&recorder), world.shown()), ((1, 0), talk(1)));
-    world.say(&session_id, 2).await;
-    assert_eq!((reads(&recorder), world.shown()), ((0, 1), talk(2)));
+    let worker = world.worker().await;
+    let session_id = world.begin(&worker, "c1").await;
+    assert_eq!((worker.reads(), world.shown()), ((1, 0), talk(1)));
+    world.say(&worker, &session_id, 2).await;
+    assert_eq!((worker.reads(), world.shown()), ((0, 1), talk(2)));
     // Another session's first turn is read whole.
-    world.begin("c2").await;
-    assert_eq!(reads(&recorder), (1, 0));
-    world.say(&session_id, 3).await;
-    assert_eq!((reads(&recorder), world.shown()), ((0, 1), talk(3)));
+    world.begin(&worker, "c2").await;
+    assert_eq!(worker.reads(), (1, 0));
+    world.say(&worker, &session_id, 3).await;
+    assert_eq!((worker.reads(), world.shown()), ((0, 1), talk(3)));
 }
 
 #[tokio::test]
 async fn a_worker_that_is_to_keep_nothing_reads_each_turn_whole() {
     let mut world = World::new().await;
     world.options = world.options.config("[queue]\nwarm_mb = 0");
-    let (_worker, recorder) = world.worker().await;
-    let session_id = world.begin("c1").await;
-    world.say(&session_id, 2).await;
-    assert_eq!((reads(&recorder), world.shown()), ((2, 0), talk(2)));
+    let worker = world.worker().await;
+    let session_id = world.begin(&worker, "c1").await;
+    world.say(&worker, &session_id, 2).await;
+    assert_eq!((worker.reads(), world.shown()), ((2, 0), talk(2)));
 }
 
 #[tokio::test]
 async fn workers_that_take_turns_or_die_between_them_show_the_model_the_whole_talk() {
     let world = World::new().await;
-    let (one, of_one) = world.worker().await;
-    let session_id = world.begin("c1").await;
-    assert_eq!(reads(&of_one), (1, 0));
+    let one = world.worker().await;
+    let session_id = world.begin(&one, "c1").await;
+    assert_eq!(one.reads(), (1, 0));
 
-    let (other, of_other) = world.worker().await;
-    one.signal(libc::SIGSTOP);
-    world.say(&session_id, 2).await;
-    assert_eq!((reads(&of_other), world.shown()), ((1, 0), talk(2)));
+    let other = world.worker().await;
+    one.process.signal(libc::SIGSTOP);
+    world.say(&other, &session_id, 2).await;
+    assert_eq!((other.reads(), world.shown()), ((1, 0), talk(2)));
 
     // Its copy lacks the turn of the other.
-    other.signal(libc::SIGSTOP);
-    one.signal(libc::SIGCONT);
-    world.say(&session_id, 3).await;
-    assert_eq!((reads(&of_one), world.shown()), ((0, 1), talk(3)));
+    other.process.signal(libc::SIGSTOP);
+    one.process.signal(libc::SIGCONT);
+    world.say(&one, &session_id, 3).await;
+    assert_eq!((one.reads(), world.shown()), ((0, 1), talk(3)));
 
-    one.kill();
-    other.signal(libc::SIGCONT);
-    world.say(&session_id, 4).await;
-    assert_eq!((reads(&of_other), world.shown()), ((0, 1), talk(4)));
+    one.process.kill();
+    other.process.signal(libc::SIGCONT);
+    world.say(&other, &session_id, 4).await;
+    assert_eq!((other.reads(), world.shown()), ((0, 1), talk(4)));
 
-    other.kill();
-    let (_next, of_next) = world.worker().await;
-    world.say(&session_id, 5).await;
-    assert_eq!((reads(&of_next), world.shown()), ((1, 0), talk(5)));
+    other.process.kill();
+    let next = world.worker().await;
+    world.say(&next, &session_id, 5).await;
+    assert_eq!((next.reads(), world.shown()), ((1, 0), talk(5)));
 }
 
 #[tokio::test]
 async fn a_worker_shows_nothing_of_an_erased_chat_that_goes_on() {
     let world = World::new().await;
     world.database.with_roles().await;
-    let (_worker, recorder) = world.worker().await;
-    let erased = world.begin("c1").await;
+    let worker = world.worker().await;
+    let erased = world.begin(&worker, "c1").await;
     world.store.erase("default", &Subject::Conversation("default/c1".into())).await.unwrap();
-    let session_id = world.begin("c1").await;
+    let session_id = world.begin(&worker, "c1").await;
     assert_ne!(session_id, erased);
-    assert_eq!((reads(&recorder), world.shown()), ((2, 0), talk(1)));
+    assert_eq!((worker.reads(), world.shown()), ((2, 0), talk(1)));
 }
