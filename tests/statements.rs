@@ -4,14 +4,13 @@
 //! `make bench-smoke` prints the figures and the statements behind them.
 
 use crate::support::recorder::{Recorder, Sent};
-use crate::support::world::wake;
+use crate::support::world::{send, wake};
 use crate::support::{Client, Database, Options, Process, Server, eventually};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
 use std::time::Duration;
 use wakeful_store::Store;
-use wakeful_store::wake::NewMessage;
 
 /// Tool steps of the longer of two runs. Their difference is the cost of these steps.
 const STEPS: usize = 16;
@@ -228,14 +227,7 @@ impl World {
                 conversation,
             )
             .await;
-        let message = NewMessage {
-            client_key: None,
-            text: text.to_owned(),
-            sender: None,
-            trace_context: None,
-            attachments: Vec::new(),
-        };
-        self.store.send(&session_id, &message).await.expect("a message is taken");
+        send(&self.store, &session_id, text).await;
         self.settled().await;
         self.store.announce(&session_id).await.expect("a notification");
         self.over(&session_id).await;

@@ -1,13 +1,12 @@
 //! Chats on workers that keep what they have read of a session. A turn reads only what is new, and its model call shows all of it.
 
 use crate::support::recorder::{Recorder, Sent};
-use crate::support::world::wake;
+use crate::support::world::{send, wake};
 use crate::support::{Answer, Database, ModelServer, Options, Process, eventually};
 use serde_json::Value;
 use std::cell::Cell;
 use wakeful_store::Store;
 use wakeful_store::erase::Subject;
-use wakeful_store::wake::NewMessage;
 
 struct World {
     database: Database,
@@ -55,14 +54,7 @@ impl World {
 
     /// Says it, and has this worker answer.
     async fn say(&self, worker: &Worker, session_id: &str, number: usize) {
-        let message = NewMessage {
-            client_key: None,
-            text: format!("Message {number}."),
-            sender: None,
-            trace_context: None,
-            attachments: Vec::new(),
-        };
-        self.store.send(session_id, &message).await.unwrap();
+        send(&self.store, session_id, &format!("Message {number}.")).await;
         self.over(worker, session_id).await;
     }
 

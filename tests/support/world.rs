@@ -146,14 +146,22 @@ pub async fn wake(store: &Store, conversation: &str, model: &str, text: &str) ->
         only_agent: false,
         seeds: vec![Seed { role: Role::System, content: "You are a test.".to_owned(), is_new: true }],
     };
-    let message = NewMessage {
+    store.wake(&new, &message(text)).await.expect("a message is taken").session_id
+}
+
+/// Sends one more message to a session, as the API would, without a process.
+pub async fn send(store: &Store, session_id: &str, text: &str) {
+    store.send(session_id, &message(text)).await.expect("a message is taken");
+}
+
+fn message(text: &str) -> NewMessage {
+    NewMessage {
         client_key: None,
         text: text.to_owned(),
         sender: None,
         trace_context: None,
         attachments: Vec::new(),
-    };
-    store.wake(&new, &message).await.expect("a message is taken").session_id
+    }
 }
 
 /// The built-in tools and those of `fixture_worker`, as defined for a session's model.
