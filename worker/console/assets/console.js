@@ -138,7 +138,7 @@
   function toggleUpdates() {
     stopped = !stopped;
     document.documentElement.classList.toggle("stopped", stopped);
-    document.querySelectorAll("[data-updates]").forEach((one) => { one.textContent = stopped ? "Go on updating" : "Stop updating"; });
+    document.querySelectorAll("[data-updates]").forEach((one) => { one.textContent = stopped ? "Resume updates" : "Pause updates"; });
     document.dispatchEvent(new Event("stopped"));
   }
 

@@ -207,6 +207,8 @@ pub(crate) struct Delivery {
     pub channel: String,
     pub status: String,
     pub attempt: i64,
+    #[serde(default)]
+    pub tries: Vec<crate::draw::Try>,
     pub last_error: Option<String>,
     pub receipt: Option<Value>,
     #[serde(default)]
@@ -314,6 +316,13 @@ pub(crate) struct Queue {
     pub history: Vec<Sample>,
 }
 
+impl Queue {
+    /// When the first sample of the history was read.
+    pub fn since(&self) -> Option<Moment> {
+        self.history.first().map(|one| one.at)
+    }
+}
+
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Depth {
     pub kind: String,
@@ -336,6 +345,7 @@ pub(crate) struct Gate {
 
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Sample {
+    pub at: Moment,
     pub ready: i64,
     pub leased: i64,
     pub delayed: i64,

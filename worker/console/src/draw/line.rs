@@ -36,6 +36,8 @@ impl Line {
 pub(crate) struct Bar {
     pub parts: Vec<Part>,
     pub title: String,
+    /// Where it begins, for what is marked there.
+    pub x: String,
 }
 
 pub(crate) struct Part {
@@ -71,7 +73,7 @@ impl Bars {
                     class,
                 }
             });
-            Bar { parts: parts.collect(), title }
+            Bar { parts: parts.collect(), title, x: format!("{:.1}", at as f64 * room) }
         });
         Bars { bars: bars.collect() }
     }
