@@ -19,7 +19,7 @@ group by 1, 2, 3;
 alter table deliveries add column tries jsonb not null default '[]';
 
 create function keep_tries(tries jsonb, began timestamptz, ended timestamptz) returns jsonb
-    language sql stable parallel safe as $$
+    language sql stable parallel safe set search_path = pg_catalog, pg_temp as $$
     select case
         when began is null or (tries -> -1 ->> 'began')::timestamptz = began then tries
         else case when jsonb_array_length(tries) < 50 then tries else tries - 0 end

@@ -432,10 +432,8 @@ async fn each_try_of_a_delivery_is_kept_with_its_begin_and_end() {
     })
     .await;
     office.says("refused no such mailbox");
-    eventually("the mail to be refused", || async {
-        (tries().await["status"] == "failed").then_some(())
-    })
-    .await;
+    eventually("the mail to be refused", || async { (tries().await["status"] == "failed").then_some(()) })
+        .await;
     let refused = tries().await;
     let before = refused["tries"].as_array().unwrap().clone();
     assert_eq!(before.len() as i64, refused["attempt"].as_i64().unwrap(), "{refused}");
@@ -455,7 +453,7 @@ async fn each_try_of_a_delivery_is_kept_with_its_begin_and_end() {
     }
     // Nobody knows when a try ended whose worker died in it.
     drop(process);
-    office.dies("K12").await;
+    office.dies("K12=1*return").await;
     office.comes_back().await;
     let lost = "select count(*) from deliveries where tries @> '[{\"ended\": null}]' and $1 <> ''";
     assert_eq!(office.database.value::<i64>(lost, "all").await, 1);

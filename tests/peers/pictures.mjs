@@ -42,7 +42,7 @@ for (const { name, path } of sheets) {
     await shown(path, "dark", { width: wide, height }),
     await shown(path, "light", { width: narrow, height }),
   ];
-  const page = await browser.newPage({ viewport: { width: Math.ceil((2 * wide + narrow) * scale) + 64, height: height * scale + 32 } });
+  const page = await browser.newPage({ viewport: { width: Math.ceil((2 * wide + narrow) * scale) + 64, height: Math.ceil(height * scale) + 32 } });
   const images = three.map((from, at) => `<img src="${from}" width="${(at < 2 ? wide : narrow) * scale}">`).join("");
   await page.setContent(`<body style="margin:16px;display:flex;gap:16px;background:#c9ced6">${images}</body>`);
   const file = `${sheetsTo}/${name}.png`;

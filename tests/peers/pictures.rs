@@ -6,7 +6,6 @@ use crate::support::model::turns_since_user;
 use crate::support::{Answer, Client, Database, ModelServer, Options, Process, eventually};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -50,8 +49,7 @@ fn reply(body: &Value, is_mended: bool) -> Answer {
     let users = messages.iter().rev().filter(|message| message["role"] == "user");
     let mut said = users.filter_map(|message| message["content"].as_str());
     let said = said.find(|text| !text.starts_with("[A note of the system")).unwrap_or_default();
-    let mail =
-        |to: &str, subject: &str, body: &str| json!({"to": [to], "subject": subject, "body": body});
+    let mail = |to: &str, subject: &str, body: &str| json!({"to": [to], "subject": subject, "body": body});
     match (turns_since_user(body), said) {
         (_, said) if said.contains("scan") && !is_mended => Answer::Refused(
             400,
@@ -66,16 +64,21 @@ fn reply(body: &Value, is_mended: bool) -> Answer {
         }
         (2, said) if said.contains("table") => Answer::call(
             "compose_email",
-            mail("ann@example.org", "Your table on Friday", "Dear Ann,\n\nyour table is reserved.\n\nThe Lamp"),
+            mail(
+                "ann@example.org",
+                "Your table on Friday",
+                "Dear Ann,\n\nyour table is reserved.\n\nThe Lamp",
+            ),
         ),
         (_, said) if said.contains("table") => {
             Answer::text("Your table is reserved for Friday at eight. I have written to ann@example.org.")
         }
         (0, said) if said.contains("charge") => Answer::call("charge", json!({"cents": 1250})),
         (_, said) if said.contains("charge") => Answer::text("The order is paid."),
-        (0, said) if said.contains("cards") => {
-            Answer::call("ask_user", json!({"question": "Which colour shall the menu cards have: sand or slate?"}))
-        }
+        (0, said) if said.contains("cards") => Answer::call(
+            "ask_user",
+            json!({"question": "Which colour shall the menu cards have: sand or slate?"}),
+        ),
         (0, said) if said.contains("supplier") => Answer::call(
             "compose_email",
             mail("orders@example.net", "Ten crates of lemons", "Please deliver ten crates on Monday."),
@@ -144,8 +147,10 @@ impl Shop {
         for order in ["order-4698", "order-4702", "order-4705"] {
             sessions.push(say(&process.client(), order, "Please charge the card on file.").await);
         }
-        eventually("the charges to begin", || async { (self.options.effects().len() >= begun).then_some(()) })
-            .await;
+        eventually("the charges to begin", || async {
+            (self.options.effects().len() >= begun).then_some(())
+        })
+        .await;
         process.kill();
         std::fs::remove_file(self.options.path("hold-charge")).expect("the file");
         sessions
@@ -269,8 +274,6 @@ async fn a_day(shop: &Shop) -> (Process, Vec<(&'static str, String)>) {
     // People act.
     let schedule = first(&client, "/v1/schedules", "schedule_id").await;
     client.post(&format!("/v1/schedules/{schedule}/trigger"), &json!({})).await;
-    let pause = json!({"kind": "tool", "name": "compose_email", "reason": "the mail server moves", "for_s": 5400});
-    client.post("/v1/pauses", &pause).await;
     shop.is_mended.store(true, Ordering::SeqCst);
     let fork = json!({"at": 2, "text": "A table for six on Friday at eight, please.", "tool_mode": "dry"});
     let (_, forked) = client.post(&format!("/v1/sessions/{table}/fork"), &fork).await;
@@ -284,14 +287,17 @@ async fn a_day(shop: &Shop) -> (Process, Vec<(&'static str, String)>) {
         (batch["status"] == "paused").then_some(())
     })
     .await;
-    let group = first(&client, "/v1/errors?text=scan", "fingerprint").await;
+    let group = first(&client, "/v1/errors?text=media", "fingerprint").await;
     let note = json!({"note": "ticket 311: the scanner sends TIFF since Monday"});
     client.post(&format!("/v1/errors/{group}/note"), &note).await;
+    let pause =
+        json!({"kind": "tool", "name": "compose_email", "reason": "the mail server moves", "for_s": 5400});
+    client.post("/v1/pauses", &pause).await;
     shop.a_long_day().await;
     let told = first(&client, "/v1/notifications", "notification_id").await;
     let store = shop.database.store().await;
     let lasts = Duration::from_secs(3600);
-    let link = store.mint_link(&told, &failed[3], &Act::Retry, Way::Link, lasts).await;
+    let link = store.mint_link(&told, &failed[3], Act::Retry, Way::Link, lasts).await;
     let link = link.expect("the database").expect("it is possible").token;
     let delivery = first(&client, &format!("/v1/deliveries?session_id={lemons}"), "delivery_id").await;
     let pages = vec![
@@ -332,11 +338,8 @@ async fn every_page_fits_in_both_themes_and_on_a_narrow_screen() {
     let shop = Shop::new().await;
     let (process, pages) = a_day(&shop).await;
     let path = |name: &str| pages.iter().find(|(known, _)| *known == name).expect("a page").1.clone();
-    let sheets: Vec<Value> =
-        pages.iter().map(|(name, path)| json!({"name": name, "path": path})).collect();
-    let single = |name: &str, theme: &str, width: u32, height: u32| {
-        json!({"name": name, "path": path(name), "theme": theme, "size": {"width": width, "height": height}})
-    };
+    let sheets: Vec<Value> = pages.iter().map(|(name, path)| json!({"name": name, "path": path})).collect();
+    let single = |name: &str, theme: &str, width: u32, height: u32| json!({"name": name, "path": path(name), "theme": theme, "size": {"width": width, "height": height}});
     let singles = [
         single("overview", "light", 1120, 880),
         single("timeline", "dark", 1120, 690),
@@ -353,12 +356,12 @@ async fn every_page_fits_in_both_themes_and_on_a_narrow_screen() {
         .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/peers/pictures.mjs"))
         .args([process.url(), given.to_string()])
         .env("WAKEFUL_PEERS", std::env::var("WAKEFUL_PEERS").expect("make sets it"))
-        .stderr(Stdio::inherit())
         .kill_on_drop(true)
         .output()
         .await
         .expect("node runs");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
     let told: Value = serde_json::from_slice(&output.stdout).expect("the script prints JSON");
     assert_eq!(told["wide"], json!([]));
     assert_eq!(told["broken"], json!([]));

@@ -92,7 +92,11 @@ pub(crate) fn operations() -> Vec<Operation> {
                 "agent": Option<String>, "user_id": Option<String>, "expires_at": Option<DateTime<Utc>>,
             },
         ),
-        Operation::get("/v1/overview", "How many sessions are open or in trouble, and the runs of the last day").answers(
+        Operation::get(
+            "/v1/overview",
+            "How many sessions are open or in trouble, and the runs of the last day",
+        )
+        .answers(
             StatusCode::OK,
             "the counts",
             crate::object! {"sessions": BTreeMap<String, i64>, "counted_to": i64, "day": Day},

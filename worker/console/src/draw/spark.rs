@@ -67,10 +67,7 @@ mod tests {
             .iter()
             .map(|one| (one.x.as_str(), one.y.as_str(), one.height.as_str(), one.title.as_str()))
             .collect();
-        assert_eq!(
-            drawn,
-            [("60.0", "0.0", "28.0", "2 h ago, 4"), ("180.0", "14.0", "14.0", "this hour, 2")]
-        );
+        assert_eq!(drawn, [("60.0", "0.0", "28.0", "2 h ago, 4"), ("180.0", "14.0", "14.0", "this hour, 2")]);
         assert_eq!(spark.said, "Failures in each of the last 4 hours, at most 4");
         assert!(Spark::of("Failures", &[0.0; 24], |value| value).columns.is_empty());
         assert!(Spark::of("Failures", &[], |value| value).columns.is_empty());

@@ -378,12 +378,13 @@ mod tests {
     #[test]
     fn a_crash_says_what_was_kept() {
         let kept = |strategy: &str| {
-            let call = |seq, attempt: i64, from: f64, tokens: Value| {
+            let call = |seq: i64, attempt: i64, from: f64, tokens: Value| {
                 let payload = json!({"generation_id": seq.to_string(), "model": "m", "attempt": attempt,
                     "prompt_tokens": tokens, "started_at": at(from)});
                 event(seq, 9.0, "LLM_CALLED", Some(1), payload)
             };
-            let resumed = json!({"generation_id": "3", "strategy": strategy, "replaces": "1", "prior_seq": 4});
+            let resumed =
+                json!({"generation_id": "3", "strategy": strategy, "replaces": "1", "prior_seq": 4});
             let events = [
                 call(1, 1, 0.0, Value::Null),
                 event(2, 9.0, "GEN_RESUMED", Some(1), resumed),

@@ -265,10 +265,8 @@ mod tests {
         };
         let mut day = hour("2026-11-25T10:00:00Z", 10_000, 3);
         day["hour"] = serde_json::Value::Null;
-        day["hours"] = serde_json::json!([
-            hour("2026-11-24T12:00:00Z", 9998, 3),
-            hour("2026-11-25T10:00:00Z", 2, 0)
-        ]);
+        day["hours"] =
+            serde_json::json!([hour("2026-11-24T12:00:00Z", 9998, 3), hour("2026-11-25T10:00:00Z", 2, 0)]);
         day["is_partial"] = false.into();
         let day: Day = serde_json::from_value(day).expect("a day");
         let figures = day.figures(now);

@@ -217,9 +217,10 @@ pub(crate) async fn show(
             let rebased: List<Event> =
                 visit.api.get(&format!("{path}/events?newest=true&limit={SEARCHED}")).await?;
             shown.context = context?;
-            shown.fills = shown.context.as_ref().and_then(|context| {
-                Fills::of(&shown.one.steps, &rebased.items, context.window_tokens)
-            });
+            shown.fills = shown
+                .context
+                .as_ref()
+                .and_then(|context| Fills::of(&shown.one.steps, &rebased.items, context.window_tokens));
             shown.state = format!("{:#}", shown.one.session.state);
         }
         Tab::Forks => {
