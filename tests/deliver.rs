@@ -417,7 +417,7 @@ async fn every_end_of_a_delivery_is_in_the_journal_with_its_reason() {
 
 #[tokio::test]
 async fn each_try_of_a_delivery_is_kept_with_its_begin_and_end() {
-    let mut office = Office::new("askable").await;
+    let mut office = Office::new("idempotent").await;
     office.says("later the server is busy");
     let process = office.serve().await;
     let client = process.client();

@@ -109,4 +109,5 @@ async fn a_person_finds_and_retries_a_failed_run_and_nothing_hinders_or_harms_an
         .collect();
     assert!(wrong.is_empty(), "{told:#}");
     assert_eq!(told["live"], true);
+    assert_eq!(told["away"], json!([true, true]), "the page says that the server is away, and back");
 }

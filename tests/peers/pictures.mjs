@@ -29,7 +29,7 @@ async function shown(path, colorScheme, size) {
 
 function shrink(file) {
   try {
-    execFileSync("pngquant", ["--force", "--strip", "--speed", "1", "--quality", "50-85", "--output", file, file], { stdio: "ignore" });
+    execFileSync("pngquant", ["--force", "--strip", "--speed", "1", "--quality", "40-80", "--output", file, "64", file], { stdio: "ignore" });
   } catch {
     // Without pngquant the file is larger.
   }

@@ -60,7 +60,7 @@ fn reply(body: &Value, is_mended: bool) -> Answer {
         }
         (0, said) if said.contains("table") => Answer::call("current_time", json!({})),
         (1, said) if said.contains("table") => {
-            Answer::call("reserve", json!({"name": if said.contains("six") { "six" } else { "four" }}))
+            Answer::call("reserve", json!({"persons": if said.contains("six") { 6 } else { 4 }}))
         }
         (2, said) if said.contains("table") => Answer::call(
             "compose_email",

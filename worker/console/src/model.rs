@@ -32,6 +32,11 @@ pub(crate) struct Session {
     pub job: Option<Job>,
 }
 
+/// The name of a conversation. That of a fork is made of an id, of which the end says enough.
+fn conversation_name(id: &str) -> String {
+    if id.starts_with("fork_") { short(id) } else { id.to_owned() }
+}
+
 /// A reason to wait for a person, without the command that stands at its end: here there is a button.
 fn without_command(error: &str) -> String {
     let is_command = |end: &str| end.contains("`wakeful ") && !end.contains(". ");
@@ -48,6 +53,10 @@ impl Session {
 
     pub fn short(&self) -> String {
         short(&self.session_id)
+    }
+
+    pub fn name(&self) -> String {
+        conversation_name(&self.conversation_id)
     }
 
     pub fn cost(&self) -> String {
@@ -287,6 +296,12 @@ pub(crate) struct Branch {
     pub total_turns: i64,
     pub total_cost_micros: i64,
     pub started_at: Moment,
+}
+
+impl Branch {
+    pub fn name(&self) -> String {
+        conversation_name(&self.conversation_id)
+    }
 }
 
 #[derive(Clone, Debug, Deserialize)]

@@ -6,6 +6,8 @@ use std::fmt::Write as _;
 pub(crate) const WIDTH: f64 = 600.0;
 const HEIGHT: f64 = 80.0;
 const TOP: f64 = 6.0;
+/// The most room of one bar: few bars stand side by side.
+const WIDEST: f64 = 44.0;
 
 /// A line with the area below it. The values are evenly spaced.
 pub(crate) struct Line {
@@ -58,8 +60,8 @@ impl Bars {
     pub fn of(values: Vec<(String, Vec<(&'static str, f64)>)>) -> Bars {
         let sum = |parts: &[(&str, f64)]| parts.iter().map(|(_, value)| value).sum::<f64>();
         let highest = values.iter().map(|(_, parts)| sum(parts)).fold(0.0, f64::max).max(1.0);
-        let room = WIDTH / values.len().max(1) as f64;
-        let width = (room * 0.72).min(36.0);
+        let room = (WIDTH / values.len().max(1) as f64).min(WIDEST);
+        let width = room * 0.72;
         let bars = values.into_iter().enumerate().map(|(at, (title, parts))| {
             let mut y = HEIGHT;
             let parts = parts.into_iter().map(|(class, value)| {

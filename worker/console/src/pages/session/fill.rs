@@ -80,7 +80,7 @@ mod tests {
             ["Step 7: 900 tokens, 90.0 % of the window", "Step 8: 300 tokens, 30.0 % of the window"]
         );
         let marks: Vec<_> = fills.marks.iter().map(|one| (one.path.as_str(), one.title.as_str())).collect();
-        assert_eq!(marks, [("M300.0 0h8l-4 6z", "Rebased at step 8")]);
+        assert_eq!(marks, [("M44.0 0h8l-4 6z", "Rebased at step 8")]);
         assert!(Fills::of(&[], &[], 1000).is_none());
     }
 }
