@@ -188,6 +188,11 @@ sqlx: postgres ## Rewrite .sqlx from the queries and the migrations
 postgres:
 	@scripts/setup postgres
 
+.PHONY: pictures
+pictures: postgres peers with-postgres ## Draw the pictures in docs/ again, which takes pngquant for small files
+	WAKEFUL_PEERS="$$PWD/.peers" WAKEFUL_PICTURES="$$PWD/docs" $(WITH_POSTGRES) \
+		$(CARGO) test $(BUILD) --test main -- --ignored peers::pictures $(ARGS)
+
 .PHONY: peers
 peers:
 	@scripts/setup peers

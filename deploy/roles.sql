@@ -75,7 +75,7 @@ declare
     logs constant text[] := array['conversation_records', 'session_events', 'audit_log'];
     -- What goes away when it is done.
     passing constant text[] := array['jobs', 'generations', 'generation_chunks', 'workers', 'webhook_tokens', 'schedules',
-        'schedule_firings', 'search_due', 'queue_samples', 'pauses', 'idempotency_keys',
+        'schedule_firings', 'search_due', 'queue_samples', 'error_hours', 'pauses', 'idempotency_keys',
         'blob_removals',
         'transitions', 'notify_conditions', 'act_links',
         'notifications', 'notification_groups', 'notification_members'];

@@ -257,6 +257,47 @@ async fn a_button_that_is_pressed_twice_acts_once() {
 }
 
 #[tokio::test]
+async fn the_overview_has_the_figures_of_the_last_day_and_an_error_those_of_its_hours() {
+    let scene = Scene::new("").await;
+    scene.session("desk", "Hello?", "completed").await;
+    scene.model_fails.store(true, Ordering::SeqCst);
+    for conversation in ["one", "two"] {
+        scene.session(conversation, "Hello?", "failed").await;
+    }
+    let client = scene.process.client();
+    let (_, overview) = client.get("/v1/overview").await;
+    let day = &overview["day"];
+    assert_eq!(
+        (&day["runs"], &day["completed"], &day["failed"], &day["is_partial"]),
+        (&json!(3), &json!(1), &json!(2), &json!(false)),
+        "{overview}"
+    );
+    assert!(day["first_reply_p95_ms"].is_i64(), "{overview}");
+    let in_hours = day["hours"].as_array().unwrap().iter().map(|hour| hour["runs"].as_i64().unwrap());
+    assert_eq!(in_hours.sum::<i64>(), 3, "{overview}");
+    let page = scene.browser().open("/").await;
+    for shown in ["33.3 %", "2 failed", "until the first reply, p95"] {
+        assert!(page.html.contains(shown), "{shown}: {}", page.html);
+    }
+    // A moment later the failures are counted.
+    let group = eventually("both failures in one group", || async {
+        let (_, groups) = client.get("/v1/errors").await;
+        (groups["items"][0]["count"] == 2).then(|| groups["items"][0].clone())
+    })
+    .await;
+    let sum = |group: &Value| -> (usize, i64) {
+        let hours = group["hours"].as_array().unwrap();
+        (hours.len(), hours.iter().map(|count| count.as_i64().unwrap()).sum())
+    };
+    assert_eq!(sum(&group), (24, 2), "{group}");
+    let path = format!("/errors/{}", group["fingerprint"].as_str().unwrap());
+    let (_, one) = client.get(&format!("/v1{path}")).await;
+    assert_eq!(sum(&one), (168, 2), "{one}");
+    let page = scene.browser().open(&path).await;
+    assert!(page.html.contains("Failures in each of the last 168 hours, at most"), "{}", page.html);
+}
+
+#[tokio::test]
 async fn below_a_base_path_pages_and_api_are_there_too_and_links_have_it() {
     let scene = Scene::with(&[("WAKEFUL_SERVER__BASE_PATH", "/ops/wakeful")], "").await;
     let browser = scene.browser();

@@ -414,3 +414,47 @@ async fn every_end_of_a_delivery_is_in_the_journal_with_its_reason() {
     assert!(office.cli("show").contains("omitted_bytes"), "{}", office.cli("show"));
     assert!(process.terminate().success());
 }
+
+#[tokio::test]
+async fn each_try_of_a_delivery_is_kept_with_its_begin_and_end() {
+    let mut office = Office::new("idempotent").await;
+    office.says("later the server is busy");
+    let process = office.serve().await;
+    let client = process.client();
+    office.ask(&client, "First").await;
+    let tries = async || {
+        let (_, list) = client.get(&format!("/v1/deliveries?session_id={}", office.session_id)).await;
+        list["items"][0].clone()
+    };
+    eventually("a second try", || async {
+        let tries = tries().await["tries"].as_array().map(Vec::len);
+        (tries >= Some(2)).then_some(())
+    })
+    .await;
+    office.says("refused no such mailbox");
+    eventually("the mail to be refused", || async { (tries().await["status"] == "failed").then_some(()) })
+        .await;
+    let refused = tries().await;
+    let before = refused["tries"].as_array().unwrap().clone();
+    assert_eq!(before.len() as i64, refused["attempt"].as_i64().unwrap(), "{refused}");
+    office.says("");
+    let delivery = refused["delivery_id"].as_str().unwrap();
+    let (status, resent) = client.post(&format!("/v1/deliveries/{delivery}/resend"), &json!({})).await;
+    assert!(status.is_success(), "{resent}");
+    eventually("the mail to be sent", || async { (tries().await["status"] == "sent").then_some(()) }).await;
+    let sent = tries().await;
+    let all = sent["tries"].as_array().unwrap();
+    assert_eq!(&all[..before.len()], before, "what was tried before it was sent again stays");
+    assert_eq!(all.len(), before.len() + 1, "{sent}");
+    let time = |one: &Value, key: &str| one[key].as_str().map(str::to_owned);
+    for pair in all.windows(2) {
+        assert!(time(&pair[0], "began") < time(&pair[0], "ended"), "{sent}");
+        assert!(time(&pair[0], "ended") < time(&pair[1], "began"), "{sent}");
+    }
+    // Nobody knows when a try ended whose worker died in it.
+    drop(process);
+    office.dies("K12=1*return").await;
+    office.comes_back().await;
+    let lost = "select count(*) from deliveries where tries @> '[{\"ended\": null}]' and $1 <> ''";
+    assert_eq!(office.database.value::<i64>(lost, "all").await, 1);
+}

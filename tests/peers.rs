@@ -12,6 +12,7 @@ mod legacy_chat;
 mod mail;
 mod notify;
 mod pgbouncer;
+mod pictures;
 mod roundtrip;
 mod schemathesis;
 #[cfg(feature = "ses")]

@@ -211,6 +211,9 @@ impl Store {
                 not_after = next.not_after,
                 tried_since = coalesce(next.tried_since, clock_timestamp()),
                 tried_at = clock_timestamp(),
+                -- Nobody knows when a try ended whose worker is gone.
+                tries = case when next.status = 'sending' and not next.late
+                    then keep_tries(tries, deliveries.tried_at, null) else tries end,
                 lease = $2
             from next, j
             where deliveries.delivery_id = next.delivery_id
@@ -297,7 +300,9 @@ impl Store {
     pub async fn unsend(&self, lease: &Lease, delivery_id: &str, error: &str) -> Result<()> {
         let error = self.sealed_for_job(lease.job_id, error).await?;
         sqlx::query!(
-            "update deliveries set status = 'queued', last_error = $3 where delivery_id = $1 and lease = $2",
+            "update deliveries
+            set status = 'queued', last_error = $3, tries = keep_tries(tries, tried_at, clock_timestamp())
+            where delivery_id = $1 and lease = $2",
             delivery_id,
             lease.token,
             error
@@ -322,7 +327,8 @@ impl Store {
         let error = self.sealed_for_job(lease.job_id, error).await?;
         sqlx::query!(
             "update deliveries
-            set status = case when $3 then 'queued' else status end, attempt = greatest(attempt - 1, 0), last_error = $4
+            set status = case when $3 then 'queued' else status end, attempt = greatest(attempt - 1, 0), last_error = $4,
+                tries = keep_tries(tries, tried_at, clock_timestamp())
             where delivery_id = $1 and lease = $2 and status = 'sending'",
             delivery_id,
             lease.token,

@@ -16,6 +16,10 @@ pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// How many failures one look counts.
 const COUNTED: i64 = 5000;
 
+/// How many hours a list counts, and the page of one group.
+const DAY: i32 = 24;
+const WEEK: i32 = 168;
+
 /// How many failed sessions of a group are counted.
 const FAILED: i64 = 10_000;
 
@@ -40,6 +44,8 @@ pub struct ErrorGroup {
     pub last_version: String,
     /// The last ten sessions, the newest first.
     pub sample: Vec<String>,
+    /// Failures in each of the last 24 hours, the oldest first. The last one has just begun. Of a single group: 168 hours.
+    pub hours: Vec<i64>,
     pub muted: bool,
     /// Until when it is muted. `None` with `muted`: for good.
     pub muted_until: Option<DateTime<Utc>>,
@@ -64,6 +70,8 @@ pub struct ErrorFilter {
     pub since: Option<DateTime<Utc>>,
     /// Time, fingerprint and space of the last item of the page before.
     pub before: Option<(DateTime<Utc>, String)>,
+    /// How many hours are counted each. 0: a day.
+    pub hours: i32,
     pub limit: i64,
 }
 
@@ -78,10 +86,18 @@ impl Store {
         let found = sqlx::query_as!(
             ErrorGroup,
             r#"select fingerprint, space_id, kind, source, text, example, count, first_at, last_at, first_version,
-                last_version, sample, coalesce(muted_until > clock_timestamp(), false) as "muted!",
+                last_version, sample,
+                array(
+                    select coalesce(h.count, 0)
+                    from generate_series($10::int - 1, 0, -1) ago
+                    left join error_hours h on h.space_id = g.space_id and h.fingerprint = g.fingerprint
+                        and h.hour = date_bin('1 hour', now(), timestamptz 'epoch') - make_interval(hours => ago)
+                    order by ago desc
+                ) as "hours!",
+                coalesce(muted_until > clock_timestamp(), false) as "muted!",
                 case when muted_until < 'infinity' and muted_until > clock_timestamp() then muted_until end as muted_until,
                 muted_by, mute_reason, note, noted_by, noted_at
-            from error_groups
+            from error_groups g
             where ($1::text is null or space_id = $1)
                 and ($2::boolean is null or coalesce(muted_until > clock_timestamp(), false) = $2)
                 and ($3::text is null
@@ -100,7 +116,8 @@ impl Store {
             filter.since,
             before_at,
             before,
-            filter.limit
+            filter.limit,
+            if filter.hours > 0 { filter.hours } else { DAY }
         )
         .fetch_all(&mut *tx)
         .await?;
@@ -116,6 +133,7 @@ impl Store {
         let filter = ErrorFilter {
             space_id: space_id.map(str::to_owned),
             fingerprint: Some(fingerprint.to_owned()),
+            hours: WEEK,
             limit: 1,
             ..ErrorFilter::default()
         };
@@ -269,6 +287,19 @@ pub(crate) async fn count(tx: &mut PgConnection) -> Result<bool> {
                     select one from unnest(excluded.sample || g.sample) with ordinality as u (one, n)
                     group by one order by min(n) limit 10
                 )
+        ), of_hour as (
+            select space_id, fingerprint, date_bin('1 hour', at, timestamptz 'epoch') as hour, count(*) as count
+            from live
+            group by 1, 2, 3
+        ), by_hour as (
+            insert into error_hours as h (space_id, fingerprint, hour, count)
+            select space_id, fingerprint, hour, count from of_hour
+            order by 1, 2, 3
+            on conflict (space_id, fingerprint, hour) do update set count = h.count + excluded.count
+        ), forgotten as (
+            delete from error_hours h using of_group
+            where h.space_id = of_group.space_id and h.fingerprint = of_group.fingerprint
+                and h.hour < now() - interval '8 days'
         ), newest as (
             select distinct on (session_id) session_id, space_id, fingerprint from live
             order by session_id, failure_id desc

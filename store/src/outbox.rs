@@ -23,6 +23,9 @@ pub struct Delivery {
     pub status: String,
     /// Attempts since it was made or sent again.
     pub attempt: i32,
+    /// Its last fifty tries, the oldest first: a list of objects with `began` and `ended`. `ended` is null while a try goes on, and
+    /// if it cannot be known.
+    pub tries: Value,
     pub last_error: Option<String>,
     pub receipt: Option<Value>,
     /// Recipients that a sent delivery did not reach: a list of [`crate::bounce::Undelivered`].
@@ -107,7 +110,10 @@ impl Store {
             Delivery,
             r#"
             select d.delivery_id, d.session_id, right(d.conversation_id, -length(d.space_id) - 1) as "conversation_id!",
-                d.channel, d.status, d.attempt, d.last_error, d.receipt, d.undelivered, d.imported, d.created_at, d.tried_since, d.settled_at, d.resent, d.resent_at,
+                d.channel, d.status, d.attempt,
+                case when d.status in ('sending', 'sent', 'failed', 'uncertain')
+                    then keep_tries(d.tries, d.tried_at, d.settled_at) else d.tries end as "tries!",
+                d.last_error, d.receipt, d.undelivered, d.imported, d.created_at, d.tried_since, d.settled_at, d.resent, d.resent_at,
                 head.delivery_id as "held_up_by?", head.since as "held_up_since?", head.last_error as "held_up_error?",
                 extract(epoch from j.run_at - clock_timestamp())::float8 as next_attempt_in_s,
                 case when j.lease is not null and j.run_at > clock_timestamp() then j.worker_id end as worker_id,

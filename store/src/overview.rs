@@ -28,6 +28,37 @@ pub struct QueueSample {
     pub oldest_ready_s: f64,
 }
 
+/// The latest sessions that [`Store::recent_runs`] reads, and how many runs and steps of each.
+const SESSIONS: i64 = 500;
+const OF_EACH: i64 = 50;
+
+/// The runs of a stretch of time, by when they were opened.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct Runs {
+    /// The hour. `None`: all of them.
+    pub hour: Option<DateTime<Utc>>,
+    pub runs: i64,
+    pub completed: i64,
+    pub failed: i64,
+    pub cost_micros: i64,
+    /// From the message until the first step was committed: 19 of 20 runs took no longer.
+    pub first_reply_p95_ms: Option<i64>,
+}
+
+/// The runs of the last day.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct Day {
+    /// All of them.
+    #[serde(flatten)]
+    pub all: Runs,
+    /// Each hour in which runs were opened, the oldest first.
+    pub hours: Vec<Runs>,
+    /// Only the latest sessions were read: there may be more runs.
+    pub is_partial: bool,
+}
+
 impl Store {
     /// Counts the caller's sessions that are open or in trouble, without replays and imports. Each count ends at
     /// [`COUNTED`], so that a large number of failed sessions does not make the overview slow.
@@ -78,6 +109,77 @@ impl Store {
         .await?;
         tx.rollback().await?;
         Ok(counted)
+    }
+
+    /// The caller's runs of the last day, without replays and imports. It reads the latest 500 sessions and the newest 50 runs
+    /// and steps of each, so that it costs the same in a large installation.
+    ///
+    /// # Errors
+    /// [`crate::Error::Database`].
+    pub async fn recent_runs(&self, reach: &Reach) -> Result<Day> {
+        let mut tx = self.pool.planned().await?;
+        let found = sqlx::query!(
+            r#"
+            with latest as materialized (
+                select session_id from conversation_sessions
+                where ($1::text is null or space_id = $1) and ($2::text is null or agent = $2)
+                    and trigger_type not in ('replay', 'import')
+                order by session_id desc
+                limit $3
+            ), runs as (
+                select r.status, date_bin('1 hour', r.created_at, timestamptz 'epoch') as hour, step.cost_micros,
+                    case when step.found >= r.steps then extract(epoch from step.first_at - r.created_at) * 1000 end
+                        as first_ms
+                from latest
+                cross join lateral (
+                    select run_id, status, steps, created_at from session_runs
+                    where session_id = latest.session_id and created_at > now() - interval '1 day'
+                    order by created_at desc
+                    limit $4
+                ) r
+                left join lateral (
+                    select sum(s.cost_micros) as cost_micros, min(s.committed_at) as first_at, count(*) as found
+                    from (
+                        select run_id, cost_micros, committed_at from session_steps
+                        where session_id = latest.session_id
+                        order by step_number desc
+                        limit $4
+                    ) s
+                    where s.run_id = r.run_id
+                ) step on true
+            )
+            select hour, count(*) as "runs!",
+                count(*) filter (where status = 'completed') as "completed!",
+                count(*) filter (where status = 'failed') as "failed!",
+                coalesce(sum(cost_micros), 0)::bigint as "cost_micros!",
+                percentile_disc(0.95) within group (order by first_ms)::bigint as first_reply_p95_ms,
+                (select count(*) from latest) as "sessions!"
+            from runs
+            group by grouping sets ((hour), ())
+            order by hour
+            "#,
+            reach.space_id,
+            reach.agent,
+            SESSIONS,
+            OF_EACH
+        )
+        .fetch_all(&mut *tx)
+        .await?;
+        tx.rollback().await?;
+        let mut day = Day::default();
+        for row in found {
+            day.is_partial = row.sessions >= SESSIONS;
+            let runs = Runs {
+                hour: row.hour,
+                runs: row.runs,
+                completed: row.completed,
+                failed: row.failed,
+                cost_micros: row.cost_micros,
+                first_reply_p95_ms: row.first_reply_p95_ms,
+            };
+            if runs.hour.is_some() { day.hours.push(runs) } else { day.all = runs }
+        }
+        Ok(day)
     }
 
     /// Writes how deep the queue is, once a minute whichever process comes first, and forgets what is older than two days.

@@ -135,6 +135,7 @@ pub(crate) async fn queue_again(
     sqlx::query!(
         "update deliveries
         set status = 'queued',
+            tries = case when status = 'failed' then keep_tries(tries, tried_at, settled_at) else tries end,
             attempt = 0,
             lease = null,
             not_after = null,

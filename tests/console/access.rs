@@ -244,6 +244,48 @@ async fn a_token_of_one_space_sees_that_space_only() {
 }
 
 #[tokio::test]
+async fn an_answer_is_shared_with_those_who_may_see_the_same_and_with_nobody_else() {
+    let stage = Stage::new("").await;
+    let session = stage.chat(TOKEN, "secret-desk", json!({"text": "Hello?"})).await;
+    let acme = stage.token(&["--scope", "operate", "--space", "acme"]).await;
+    let other = stage.token(&["--scope", "operate", "--agent", "other"]).await;
+    let (whole, acme, other) =
+        (logged_in(&stage, TOKEN).await, logged_in(&stage, &acme).await, logged_in(&stage, &other).await);
+    let look = async |browser: &Browser, path: &str| {
+        browser.ask(Method::GET, &format!("/console{path}"), None, &[("x-look-again", "1")]).await
+    };
+    for path in ["/", "/sessions"] {
+        // The answer for the whole installation is kept from here on.
+        assert!(look(&whole, path).await.html.contains("secret-desk"), "{path}");
+        for others in [&acme, &other] {
+            let page = look(others, path).await;
+            assert!(page.status.is_success() && !page.html.contains("secret-desk"), "{path}: {}", page.html);
+        }
+        assert!(look(&whole, path).await.html.contains("secret-desk"), "{path}");
+    }
+    // Somebody acts, and the others' next look has it.
+    crate::support::eventually("the reply", || async {
+        let (_, one) = stage.get(TOKEN, &format!("/v1/sessions/{session}")).await;
+        (one["status"] == "completed").then_some(())
+    })
+    .await;
+    look(&whole, "/sessions").await;
+    let colleague = logged_in(&stage, TOKEN).await;
+    colleague
+        .press(&colleague.open(&format!("/sessions/{session}")).await, "/archive", &[("reason", "done")])
+        .await;
+    let page = look(&whole, "/sessions?status=archived").await;
+    assert!(page.html.contains("secret-desk"), "{}", page.html);
+    // An answer that is kept is not given to a token that was revoked meanwhile.
+    let tokens = whole.open("/tokens").await;
+    assert!(look(&acme, "/sessions").await.status.is_success());
+    for form in tokens.forms().into_iter().filter(|form| form.action.ends_with("/revoke")) {
+        assert_eq!(whole.post(&form, &[]).await.status, StatusCode::SEE_OTHER);
+    }
+    assert_eq!(look(&acme, "/sessions").await.status, StatusCode::SEE_OTHER, "it leads to the login");
+}
+
+#[tokio::test]
 async fn a_new_token_is_shown_once_works_and_is_refused_when_revoked() {
     let stage = Stage::new("").await;
     let browser = logged_in(&stage, TOKEN).await;

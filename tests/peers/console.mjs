@@ -121,6 +121,22 @@ for (const path of ["/", `/chat/${chat}`]) {
   await page.context().close();
 }
 
+// A page says that the server is away, and when it is back, and goes on.
+{
+  const page = await (await browser.newContext()).newPage();
+  await page.clock.install();
+  await page.goto(root + "/");
+  const away = async (state) => {
+    await page.clock.fastForward(30_000);
+    return page.waitForSelector("[data-away]", { state, timeout: 20_000 }).then(() => true, () => false);
+  };
+  await page.context().setOffline(true);
+  told.away = [await away("visible")];
+  await page.context().setOffline(false);
+  told.away.push(await away("hidden"));
+  await page.context().close();
+}
+
 // A call waits for approval. It would be the first card of the overview, so it comes after the presses above.
 {
   const asked = await fetch(`${base}/v1/chat/till/messages`, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify({ text: "charge me" }) });

@@ -271,7 +271,8 @@ pub fn distinct(bodies: &[String]) -> Vec<&String> {
 pub async fn dump(database: &Database) -> BTreeMap<String, Vec<Value>> {
     let tables: Vec<String> = sqlx::query_scalar(
         "select tablename::text from pg_tables where schemaname = 'public' and tablename not in ('workers', 'audit_log')
-            and tablename not in ('search_sessions', 'search_documents', 'search_due', 'search_progress', 'run_failures', 'error_groups')",
+            and tablename not in ('search_sessions', 'search_documents', 'search_due', 'search_progress', 'run_failures', 'error_groups',
+                'error_hours')",
     )
     .fetch_all(&database.pool)
     .await

@@ -105,7 +105,7 @@ impl Database {
             "select tablename::text from pg_tables
             where schemaname = 'public' and tablename not in ('workers', 'audit_log', 'schema_serves')
                 and tablename not in ('search_sessions', 'search_documents', 'search_due', 'search_progress', 'run_failures',
-                    'error_groups', 'transitions')",
+                    'error_groups', 'error_hours', 'transitions')",
         )
         .fetch_all(&self.pool)
         .await

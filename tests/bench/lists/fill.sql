@@ -128,6 +128,9 @@ select distinct on (space_id, fingerprint) space_id, fingerprint, (array['overlo
 from (select space_id, case when n % 7 = 0 then fingerprint else lpad(to_hex(n), 16, '0') end as fingerprint, n, at, session_id
     from filling where status = 'failed' or n % 200 = 31) failed
 order by space_id, fingerprint, n desc;
+insert into error_hours (space_id, fingerprint, hour, count)
+select space_id, fingerprint, date_bin('1 hour', now(), timestamptz 'epoch') - make_interval(hours => ago), 3
+from error_groups, generate_series(0, 160, 8) ago;
 insert into run_failures (session_id, run_id, space_id, fingerprint, kind, source, text, error, version, at, is_counted)
 select session_id, run_id, space_id, fingerprint, 'overloaded', 'openai', 'the provider answered N',
     'The provider answered 503 to request ' || n, '0.1.0', at, true

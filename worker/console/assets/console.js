@@ -37,6 +37,7 @@
     try {
       const headers = { accept: "text/html", ...(byClock && { "x-look-again": "1" }) };
       const response = await fetch(location.href, { headers, credentials: "same-origin" });
+      isAway(response.status >= 502 && response.status <= 504);
       if (!response.ok || response.redirected) return false;
       const fresh = new DOMParser().parseFromString(await response.text(), "text/html");
       for (const part of document.querySelectorAll("[data-part]")) {
@@ -48,7 +49,8 @@
       }
       document.title = fresh.title;
     } catch {
-      // The server is away for a moment; the next look finds it.
+      // The next look finds it again.
+      isAway(true);
     } finally {
       loading = false;
       if (again) {
@@ -57,6 +59,12 @@
       }
     }
     return changed;
+  }
+
+  // Says that the server is away, without moving what a person reads.
+  const away = document.querySelector("[data-away]");
+  function isAway(yes) {
+    away.hidden = !yes;
   }
 
   // The words of forms differ from page to page and say nothing.
@@ -89,6 +97,9 @@
       "tool_failed_uncertain", "llm_called", "gen_failed"];
     const start = () => {
       source = new EventSource(url);
+      // The browser opens it again by itself. What happened meanwhile is in the page, so it is loaded too.
+      source.addEventListener("error", () => isAway(true));
+      source.addEventListener("open", () => { if (!away.hidden) { isAway(false); look(); } });
       kinds.forEach((kind) => source.addEventListener(kind, look));
       source.addEventListener("gen_reset", () => { if (typing) { typing.textContent = ""; typing.hidden = true; } });
       source.addEventListener("gen_chunk", (event) => {
@@ -138,7 +149,7 @@
   function toggleUpdates() {
     stopped = !stopped;
     document.documentElement.classList.toggle("stopped", stopped);
-    document.querySelectorAll("[data-updates]").forEach((one) => { one.textContent = stopped ? "Go on updating" : "Stop updating"; });
+    document.querySelectorAll("[data-updates]").forEach((one) => { one.textContent = stopped ? "Resume updates" : "Pause updates"; });
     document.dispatchEvent(new Event("stopped"));
   }
 

@@ -67,10 +67,34 @@ pub(crate) enum Nav {
     Tokens,
 }
 
+impl Nav {
+    fn icon(self) -> &'static str {
+        match self {
+            Nav::Overview => "M4 13h6V4H4zM14 20h6v-9h-6zM4 20h6v-3H4zM14 7h6V4h-6z",
+            Nav::Chat => "M4 5h16v11H9l-5 4z",
+            Nav::Sessions => "M4 6h16M4 12h16M4 18h10",
+            Nav::Errors => "M12 4l9 16H3zM12 10v4M12 17v.5",
+            Nav::Effects => {
+                "M12 21a9 9 0 1 0 0-18 9 9 0 0 0 0 18zM9.5 9.5a2.5 2.5 0 1 1 3.6 2.2c-.8.4-1.1.9-1.1 1.8M12 16.5v.5"
+            }
+            Nav::Batches => "M4 8l8-4 8 4-8 4zM4 12l8 4 8-4M4 16l8 4 8-4",
+            Nav::Deliveries => "M21 3L10 14M21 3l-7 18-4-7-7-4z",
+            Nav::Notifications => "M6 16v-5a6 6 0 0 1 12 0v5l2 2H4zM10 21h4",
+            Nav::Schedules => "M12 21a9 9 0 1 0 0-18 9 9 0 0 0 0 18zM12 7v5l3 2",
+            Nav::Mails => "M3 6h18v12H3zM3 7l9 6 9-6",
+            Nav::Queue => "M5 20V10M12 20V4M19 20v-7",
+            Nav::Audit => "M6 3h9l4 4v14H6zM9 12h7M9 16h7M14 3v5h5",
+            Nav::Tokens => "M8 19a4.5 4.5 0 1 0 0-9 4.5 4.5 0 0 0 0 9zM11.2 11.3L20 4M16 7.2l3 3",
+        }
+    }
+}
+
 pub(crate) struct NavItem {
     pub name: &'static str,
     pub path: &'static str,
     pub key: &'static str,
+    /// A path in an SVG of 24 by 24.
+    pub icon: &'static str,
     pub is_here: bool,
     /// Begins a group.
     pub begins: bool,
@@ -147,8 +171,8 @@ impl Frame {
 
 fn items(here: Nav, me: &Me) -> Vec<NavItem> {
     let whole = me.everywhere && me.agent.is_none();
-    let item = |nav, name, path, key, begins, is_open: bool| {
-        is_open.then_some(NavItem { name, path, key, is_here: nav == here, begins })
+    let item = |nav: Nav, name, path, key, begins, is_open: bool| {
+        is_open.then_some(NavItem { name, path, key, icon: nav.icon(), is_here: nav == here, begins })
     };
     [
         item(Nav::Overview, "Overview", "/", "o", false, true),

@@ -32,6 +32,11 @@ pub(crate) struct Session {
     pub job: Option<Job>,
 }
 
+/// The name of a conversation. That of a fork is made of an id, of which the end says enough.
+fn conversation_name(id: &str) -> String {
+    if id.starts_with("fork_") { short(id) } else { id.to_owned() }
+}
+
 /// A reason to wait for a person, without the command that stands at its end: here there is a button.
 fn without_command(error: &str) -> String {
     let is_command = |end: &str| end.contains("`wakeful ") && !end.contains(". ");
@@ -48,6 +53,10 @@ impl Session {
 
     pub fn short(&self) -> String {
         short(&self.session_id)
+    }
+
+    pub fn name(&self) -> String {
+        conversation_name(&self.conversation_id)
     }
 
     pub fn cost(&self) -> String {
@@ -207,6 +216,8 @@ pub(crate) struct Delivery {
     pub channel: String,
     pub status: String,
     pub attempt: i64,
+    #[serde(default)]
+    pub tries: Vec<crate::draw::Try>,
     pub last_error: Option<String>,
     pub receipt: Option<Value>,
     #[serde(default)]
@@ -287,6 +298,12 @@ pub(crate) struct Branch {
     pub started_at: Moment,
 }
 
+impl Branch {
+    pub fn name(&self) -> String {
+        conversation_name(&self.conversation_id)
+    }
+}
+
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Worker {
     pub worker_id: String,
@@ -314,6 +331,13 @@ pub(crate) struct Queue {
     pub history: Vec<Sample>,
 }
 
+impl Queue {
+    /// When the first sample of the history was read.
+    pub fn since(&self) -> Option<Moment> {
+        self.history.first().map(|one| one.at)
+    }
+}
+
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Depth {
     pub kind: String,
@@ -336,6 +360,7 @@ pub(crate) struct Gate {
 
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Sample {
+    pub at: Moment,
     pub ready: i64,
     pub leased: i64,
     pub delayed: i64,

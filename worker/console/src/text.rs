@@ -90,7 +90,8 @@ pub(crate) fn seconds(s: f64) -> String {
 pub(crate) fn dollars(micros: i64) -> String {
     match micros {
         0 => "$0".to_owned(),
-        1..10_000 => format!("${:.4}", micros as f64 / 1e6),
+        1..50 => "<$0.0001".to_owned(),
+        50..10_000 => format!("${:.4}", micros as f64 / 1e6),
         _ => format!("${:.2}", micros as f64 / 1e6),
     }
 }
@@ -215,7 +216,8 @@ mod tests {
     fn spans_sums_and_numbers_are_short() {
         let spans = [0, 999, 1500, 61_000, 3_661_000, 90_000_000].map(span);
         assert_eq!(spans, ["0 ms", "999 ms", "1.5 s", "1 min 1 s", "1 h 1 min", "1 d 1 h"]);
-        assert_eq!([0, 1, 9_999, 1_234_567].map(dollars), ["$0", "$0.0000", "$0.0100", "$1.23"]);
+        let sums = [0, 1, 50, 9_999, 1_234_567].map(dollars);
+        assert_eq!(sums, ["$0", "<$0.0001", "$0.0001", "$0.0100", "$1.23"]);
         assert_eq!([7, 1234, -1_234_567].map(count), ["7", "1\u{2009}234", "−1\u{2009}234\u{2009}567"]);
     }
 

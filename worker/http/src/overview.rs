@@ -14,7 +14,7 @@ use std::time::Duration;
 use tracing::debug;
 use wakeful_engine::ctx::Ctx;
 use wakeful_store::gate::ClosedGate;
-use wakeful_store::overview::QueueSample;
+use wakeful_store::overview::{Day, QueueSample};
 use wakeful_store::queue::Depth;
 use wakeful_store::space::{Scope as Space, within};
 use wakeful_workflow::access::Reach;
@@ -43,16 +43,16 @@ pub(super) async fn me(caller: Caller) -> Json<Value> {
     }))
 }
 
-/// How many sessions are open or in trouble.
+/// How many sessions are open or in trouble, and what became of the runs of the last day.
 pub(super) async fn show(State(ctx): State<Arc<Ctx>>, caller: Caller) -> Answer {
     let reach = Reach { space_id: Some(caller.space().to_owned()), ..caller.reach.clone() };
-    let counted = ctx.store.count_sessions(&reach).await?;
+    let (counted, day) = tokio::try_join!(ctx.store.count_sessions(&reach), ctx.store.recent_runs(&reach))?;
     let of = |status: &str| counted.iter().find(|one| one.status == status).map_or(0, |one| one.count);
     let sessions: Map<String, Value> = ["queued", "running", "waiting_input", "needs_attention", "failed"]
         .into_iter()
         .map(|status| (status.to_owned(), json!(of(status))))
         .collect();
-    Ok(Json(json!({"sessions": sessions, "counted_to": wakeful_store::overview::COUNTED})))
+    Ok(Json(json!({"sessions": sessions, "counted_to": wakeful_store::overview::COUNTED, "day": day})))
 }
 
 /// The queue, what it was over the last day, and the gates that are not open.
@@ -92,10 +92,14 @@ pub(crate) fn operations() -> Vec<Operation> {
                 "agent": Option<String>, "user_id": Option<String>, "expires_at": Option<DateTime<Utc>>,
             },
         ),
-        Operation::get("/v1/overview", "How many sessions are open or in trouble").answers(
+        Operation::get(
+            "/v1/overview",
+            "How many sessions are open or in trouble, and the runs of the last day",
+        )
+        .answers(
             StatusCode::OK,
             "the counts",
-            crate::object! {"sessions": BTreeMap<String, i64>, "counted_to": i64},
+            crate::object! {"sessions": BTreeMap<String, i64>, "counted_to": i64, "day": Day},
         ),
         Operation::get("/v1/queue", "The queue, its last day, and the gates that are not open").answers(
             StatusCode::OK,

@@ -6,6 +6,8 @@ use std::fmt::Write as _;
 pub(crate) const WIDTH: f64 = 600.0;
 const HEIGHT: f64 = 80.0;
 const TOP: f64 = 6.0;
+/// The most room of one bar: few bars stand side by side.
+const WIDEST: f64 = 44.0;
 
 /// A line with the area below it. The values are evenly spaced.
 pub(crate) struct Line {
@@ -36,6 +38,8 @@ impl Line {
 pub(crate) struct Bar {
     pub parts: Vec<Part>,
     pub title: String,
+    /// Where it begins, for what is marked there.
+    pub x: String,
 }
 
 pub(crate) struct Part {
@@ -56,8 +60,8 @@ impl Bars {
     pub fn of(values: Vec<(String, Vec<(&'static str, f64)>)>) -> Bars {
         let sum = |parts: &[(&str, f64)]| parts.iter().map(|(_, value)| value).sum::<f64>();
         let highest = values.iter().map(|(_, parts)| sum(parts)).fold(0.0, f64::max).max(1.0);
-        let room = WIDTH / values.len().max(1) as f64;
-        let width = (room * 0.72).min(36.0);
+        let room = (WIDTH / values.len().max(1) as f64).min(WIDEST);
+        let width = room * 0.72;
         let bars = values.into_iter().enumerate().map(|(at, (title, parts))| {
             let mut y = HEIGHT;
             let parts = parts.into_iter().map(|(class, value)| {
@@ -71,7 +75,7 @@ impl Bars {
                     class,
                 }
             });
-            Bar { parts: parts.collect(), title }
+            Bar { parts: parts.collect(), title, x: format!("{:.1}", at as f64 * room) }
         });
         Bars { bars: bars.collect() }
     }

@@ -3,8 +3,12 @@
 
 mod line;
 mod share;
+mod spark;
+mod tries;
 mod waterfall;
 
 pub(crate) use line::{Bars, Line};
 pub(crate) use share::Shares;
+pub(crate) use spark::Spark;
+pub(crate) use tries::{Tries, Try};
 pub(crate) use waterfall::Waterfall;

@@ -128,9 +128,18 @@ fn bars(events: &[Event], now: i64) -> Vec<Bar> {
             }
             "ATTEMPT_FAILED" => {
                 let waits = event.number("retry_in_ms").map(|ms| at + ms);
-                let name = if waits.is_some() { "back-off" } else { "waits for the provider" };
+                let name = if waits.is_some() { "back-off" } else { "waits at the provider's gate" };
                 let about = cut(&format!("{}: {}", event.text("fault"), event.text("reason")), 160);
                 bars.push(bar(name, about, "rest", at, waits.unwrap_or(now), "rest", waits.is_none()));
+            }
+            "GEN_RESUMED" => {
+                let kept = match event.text("strategy") {
+                    "resume" => "; the text that it had written was kept",
+                    _ => "; all that was committed before was kept",
+                };
+                if let Some(call) = bars.iter_mut().rev().find(|bar| bar.of == "lost" && bar.is_open) {
+                    call.about.push_str(kept);
+                }
             }
             "GEN_FAILED" => {
                 close(&mut bars, "lost", at, event.text("reason"));
@@ -364,6 +373,27 @@ mod tests {
             row("model, attempt 2", "model", "+5.0 s", "4.0 s"),
         ];
         assert_eq!(drawn(&events), expected);
+    }
+
+    #[test]
+    fn a_crash_says_what_was_kept() {
+        let kept = |strategy: &str| {
+            let call = |seq: i64, attempt: i64, from: f64, tokens: Value| {
+                let payload = json!({"generation_id": seq.to_string(), "model": "m", "attempt": attempt,
+                    "prompt_tokens": tokens, "started_at": at(from)});
+                event(seq, 9.0, "LLM_CALLED", Some(1), payload)
+            };
+            let resumed =
+                json!({"generation_id": "3", "strategy": strategy, "replaces": "1", "prior_seq": 4});
+            let events = [
+                call(1, 1, 0.0, Value::Null),
+                event(2, 9.0, "GEN_RESUMED", Some(1), resumed),
+                call(3, 2, 4.0, json!(9)),
+            ];
+            Waterfall::of(&events, Utc::now()).rows[0].about.clone()
+        };
+        assert_eq!(kept("resume"), "m, lost with its worker; the text that it had written was kept");
+        assert_eq!(kept("replace"), "m, lost with its worker; all that was committed before was kept");
     }
 
     #[test]

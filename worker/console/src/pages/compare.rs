@@ -110,20 +110,17 @@ fn side(name: &'static str, one: &Value, totals: &Value) -> Side {
 
 fn turn(turn: &Value) -> Turn {
     let differences = turn["differences"].as_array().map_or(&[][..], Vec::as_slice);
-    let view = |view: &Value| -> Vec<(String, String)> {
+    let level = text(&turn["level"]);
+    // What was done stands before what was said.
+    let with_values = |side: &str| -> Vec<(String, String)> {
+        let view = &turn[side];
         let calls = view["calls"].as_array().map_or(&[][..], Vec::as_slice);
         let calls = calls.iter().map(text).collect::<Vec<_>>().join("\n");
-        [("said to the model", text(&view["input"])), ("calls", calls), ("says", text(&view["text"]))]
-            .into_iter()
-            .filter(|(_, text)| !text.is_empty())
-            .map(|(name, text)| (name.to_owned(), text.chars().take(TEXT).collect()))
-            .collect()
-    };
-    let level = text(&turn["level"]);
-    let with_values = |side: &str| {
-        let mut shown = view(&turn[side]);
-        shown.extend(differences.iter().flat_map(|one| values(one, side)));
-        shown
+        let named = |name: &str, text: String| (name.to_owned(), text.chars().take(TEXT).collect::<String>());
+        let done = [named("said to the model", text(&view["input"])), named("calls", calls)];
+        let says = named("says", text(&view["text"]));
+        let values = differences.iter().flat_map(|one| values(one, side));
+        done.into_iter().chain(values).chain([says]).filter(|(_, text)| !text.is_empty()).collect()
     };
     Turn {
         number: turn["turn"].as_i64().unwrap_or_default(),
@@ -157,7 +154,13 @@ fn values(difference: &Value, side: &str) -> Vec<(String, String)> {
         none if none.is_empty() => "-".to_owned(),
         some => some.chars().take(TEXT).collect(),
     };
-    places.iter().map(|place| (format!("{of} {}", text(&place["path"])), value(place))).collect()
+    places.iter().map(|place| (format!("{of}: {}", steps(&text(&place["path"]))), value(place))).collect()
+}
+
+/// A JSON pointer as a person reads it: `/files/a~1b` is “files › a/b”.
+fn steps(pointer: &str) -> String {
+    let parts = pointer.split('/').skip(1).map(|part| part.replace("~1", "/").replace("~0", "~"));
+    parts.collect::<Vec<_>>().join(" › ")
 }
 
 /// What a difference is about.
@@ -192,12 +195,12 @@ mod tests {
         let turn = turn(&json!({
             "turn": 1,
             "level": "tools",
-            "left": {"calls": ["charge"]},
+            "left": {"calls": ["charge"], "text": "Paid."},
             "right": {"calls": ["charge"]},
             "differences": [
                 {"part": "call", "name": {"left": "charge", "right": "charge"},
                     "arguments": [{"path": "/cents", "left": 500, "right": 700}]},
-                {"part": "state", "changes": [{"path": "/paid", "left": true, "right": null}]},
+                {"part": "state", "changes": [{"path": "/files/bill~1may", "left": true, "right": null}]},
                 {"part": "result", "name": {"left": "charge", "right": "charge"}},
             ],
         }));
@@ -206,9 +209,15 @@ mod tests {
         };
         assert_eq!(
             turn.left,
-            pairs(&[("calls", "charge"), ("charge /cents", "500"), ("state /paid", "true")])
+            pairs(&[
+                ("calls", "charge"),
+                ("charge: cents", "500"),
+                ("state: files › bill/may", "true"),
+                ("says", "Paid.")
+            ])
         );
-        assert_eq!(turn.right, pairs(&[("calls", "charge"), ("charge /cents", "700"), ("state /paid", "-")]));
+        let right = [("calls", "charge"), ("charge: cents", "700"), ("state: files › bill/may", "-")];
+        assert_eq!(turn.right, pairs(&right));
         assert_eq!(
             (turn.word, turn.sentences.join(", ")),
             ("other tool calls", "call: charge, state, result: charge".to_owned())

@@ -1,6 +1,7 @@
 //! Outgoing messages, and the mail that came in.
 
 use crate::api::{part, query};
+use crate::draw::Tries;
 use crate::form::{Form, done};
 use crate::frame::{Frame, Nav, page};
 use crate::list::{Chip, List, chips};
@@ -11,6 +12,7 @@ use crate::visit::Visit;
 use askama::Template;
 use axum::extract::{Path, Query};
 use axum::response::Response;
+use chrono::Utc;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -55,6 +57,7 @@ pub(crate) async fn list(visit: Visit, Query(asked): Query<Asked>) -> Result<Res
 struct DeliveryPage {
     frame: Frame,
     one: Delivery,
+    tries: Option<Tries>,
     /// The parts of the message, as text.
     parts: Vec<(String, String)>,
     receipt: String,
@@ -75,7 +78,8 @@ pub(crate) async fn show(visit: Visit, Path(id): Path<String>) -> Result<Respons
     let receipt = one.receipt.as_ref().map(|receipt| format!("{receipt:#}")).unwrap_or_default();
     let is_empty = one.undelivered.as_array().is_none_or(Vec::is_empty);
     let undelivered = if is_empty { String::new() } else { format!("{:#}", one.undelivered) };
-    Ok(page(&DeliveryPage { frame, parts, receipt, undelivered, one }))
+    let tries = Tries::of(&one.tries, &one.status, Utc::now());
+    Ok(page(&DeliveryPage { frame, tries, parts, receipt, undelivered, one }))
 }
 
 /// A value of a message as a person reads it.

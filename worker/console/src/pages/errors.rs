@@ -1,6 +1,7 @@
 //! Failed runs in groups: which there are, what one is about, and what a person does about it.
 
 use crate::api::{part, query};
+use crate::draw::Spark;
 use crate::form::{Form, done};
 use crate::frame::{Frame, Nav, page};
 use crate::list::List;
@@ -24,6 +25,9 @@ pub(crate) struct Group {
     pub text: String,
     pub example: String,
     count: i64,
+    /// Failures of each hour, the oldest first.
+    #[serde(default)]
+    hours: Vec<i64>,
     pub first_at: Moment,
     pub last_at: Moment,
     pub first_version: String,
@@ -44,6 +48,12 @@ pub(crate) struct Group {
 impl Group {
     pub fn count(&self) -> String {
         count(self.count)
+    }
+
+    /// When it failed: over a day in a list, over a week on its own page.
+    pub fn spark(&self) -> Spark {
+        let hours: Vec<f64> = self.hours.iter().map(|count| *count as f64).collect();
+        Spark::of("Failures", &hours, |failures| failures)
     }
 
     fn failed_now(&self) -> String {

@@ -1,15 +1,16 @@
 //! The overview: is it healthy, and what needs a person.
 
 use super::errors::{Group, of_the_last_day};
-use crate::draw::Line;
+use crate::draw::{Line, Spark};
 use crate::frame::{Frame, Nav, page};
 use crate::list::List;
 use crate::model::{Delivery, Queue, Session, Worker};
 use crate::refusal::Refusal;
-use crate::text::seconds;
+use crate::text::{count, dollars, seconds, span};
 use crate::visit::Visit;
 use askama::Template;
 use axum::response::Response;
+use chrono::{DateTime, DurationRound as _, TimeDelta, Utc};
 use serde::Deserialize;
 
 #[derive(Template)]
@@ -17,6 +18,10 @@ use serde::Deserialize;
 struct Overview {
     frame: Frame,
     counts: Counts,
+    /// What became of the runs of the last day.
+    figures: Vec<Figure>,
+    /// Only the latest sessions were read for them.
+    is_partial: bool,
     /// In the order in which a person should look.
     needs: Vec<Session>,
     deliveries: Vec<Delivery>,
@@ -43,10 +48,98 @@ struct Fleet {
     history: Option<Line>,
 }
 
+/// A number of the last day, and what it was in each hour.
+struct Figure {
+    name: &'static str,
+    value: String,
+    about: String,
+    spark: Spark,
+    /// Colours the columns.
+    class: &'static str,
+}
+
 #[derive(Deserialize)]
 struct Counted {
     sessions: Counts,
     counted_to: i64,
+    day: Day,
+}
+
+#[derive(Deserialize)]
+struct Day {
+    #[serde(flatten)]
+    all: Runs,
+    hours: Vec<Runs>,
+    is_partial: bool,
+}
+
+#[derive(Deserialize)]
+struct Runs {
+    hour: Option<DateTime<Utc>>,
+    runs: i64,
+    completed: i64,
+    failed: i64,
+    cost_micros: i64,
+    first_reply_p95_ms: Option<i64>,
+}
+
+impl Day {
+    fn figures(&self, now: DateTime<Utc>) -> Vec<Figure> {
+        let hour = now.duration_trunc(TimeDelta::hours(1)).unwrap_or(now);
+        // Hours without a run have no row.
+        let hours = |of: &dyn Fn(&Runs) -> i64| -> Vec<f64> {
+            let at = |ago: i64| {
+                let begin = hour - TimeDelta::hours(ago);
+                self.hours.iter().find(|one| one.hour == Some(begin)).map_or(0, of) as f64
+            };
+            (0..24).rev().map(at).collect()
+        };
+        let number = |value: f64| count(value as i64);
+        let all = &self.all;
+        let ended = all.completed + all.failed;
+        let this_hour = self.hours.iter().find(|one| one.hour == Some(hour)).map_or(0, |one| one.runs);
+        let share = match ended {
+            0 => "-".to_owned(),
+            // 99.96 % is not 100 %.
+            _ if all.failed == 0 => "100 %".to_owned(),
+            _ => format!("{:.1} %", (all.completed as f64 * 1000.0 / ended as f64).floor() / 10.0),
+        };
+        let a_run = if all.runs > 0 { dollars(all.cost_micros / all.runs) } else { "-".to_owned() };
+        vec![
+            Figure {
+                name: "runs",
+                value: count(all.runs),
+                about: format!("{} in this hour", count(this_hour)),
+                spark: Spark::of("Runs", &hours(&|one| one.runs), number),
+                class: "",
+            },
+            Figure {
+                name: "went well",
+                value: share,
+                about: format!("{} failed", count(all.failed)),
+                spark: Spark::of("Failed runs", &hours(&|one| one.failed), number),
+                class: "failures",
+            },
+            Figure {
+                name: "until the first reply, p95",
+                value: all.first_reply_p95_ms.map_or_else(|| "-".to_owned(), span),
+                about: "19 of 20 runs took no longer".to_owned(),
+                spark: Spark::of(
+                    "Time until the first reply",
+                    &hours(&|one| one.first_reply_p95_ms.unwrap_or(0)),
+                    |ms| span(ms as i64),
+                ),
+                class: "",
+            },
+            Figure {
+                name: "cost",
+                value: dollars(all.cost_micros),
+                about: format!("{a_run} a run"),
+                spark: Spark::of("Cost", &hours(&|one| one.cost_micros), |micros| dollars(micros as i64)),
+                class: "",
+            },
+        ]
+    }
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -124,8 +217,21 @@ pub(crate) async fn show(visit: Visit) -> Result<Response, Refusal> {
         fleet,
     )?;
     let counts = Counts { most: counted.counted_to, ..counted.sessions };
+    let (figures, is_partial) = (counted.day.figures(Utc::now()), counted.day.is_partial);
     let needs = [attention, failed, asks].concat();
-    Ok(page(&Overview { frame, counts, needs, deliveries, effects, errors, running, recent, fleet }))
+    Ok(page(&Overview {
+        frame,
+        counts,
+        figures,
+        is_partial,
+        needs,
+        deliveries,
+        effects,
+        errors,
+        running,
+        recent,
+        fleet,
+    }))
 }
 
 async fn fleet(visit: &Visit) -> Result<Fleet, Refusal> {
@@ -144,4 +250,39 @@ async fn fleet(visit: &Visit) -> Result<Fleet, Refusal> {
         history: Line::of(&depths),
         queue,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_figures_of_a_day_have_a_column_for_each_hour_that_had_runs() {
+        let now = "2026-11-25T10:20:00Z".parse::<DateTime<Utc>>().expect("a time");
+        let hour = |at: &str, runs: i64, failed: i64| {
+            serde_json::json!({"hour": at, "runs": runs, "completed": runs - failed, "failed": failed,
+                "cost_micros": runs * 20_000, "first_reply_p95_ms": 1500})
+        };
+        let mut day = hour("2026-11-25T10:00:00Z", 10_000, 3);
+        day["hour"] = serde_json::Value::Null;
+        day["hours"] =
+            serde_json::json!([hour("2026-11-24T12:00:00Z", 9998, 3), hour("2026-11-25T10:00:00Z", 2, 0)]);
+        day["is_partial"] = false.into();
+        let day: Day = serde_json::from_value(day).expect("a day");
+        let figures = day.figures(now);
+        let shown: Vec<_> = figures
+            .iter()
+            .map(|one| (one.value.as_str(), one.about.as_str(), one.spark.columns.len()))
+            .collect();
+        assert_eq!(
+            shown,
+            [
+                ("10\u{2009}000", "2 in this hour", 2),
+                ("99.9 %", "3 failed", 1),
+                ("1.5 s", "19 of 20 runs took no longer", 2),
+                ("$200.00", "$0.02 a run", 2),
+            ]
+        );
+        assert_eq!(figures[0].spark.columns[0].title, "22 h ago, 9\u{2009}998");
+    }
 }

@@ -330,6 +330,7 @@ fn delivery(status: &str) -> Delivery {
         channel: "email".into(),
         status: status.into(),
         attempt: 3,
+        tries: serde_json::json!([]),
         last_error: Some("mailbox full".into()),
         receipt: None,
         undelivered: serde_json::json!([]),

@@ -1,9 +1,11 @@
 //! A session: what happened, why, and what a person can do about it.
 
+mod fill;
 mod transcript;
 
 pub(super) use transcript::{Block, Said, said};
 
+use self::fill::Fills;
 use crate::api::{part, query};
 use crate::draw::{Bars, Waterfall};
 use crate::form::see_other;
@@ -26,6 +28,8 @@ const MESSAGES: i64 = 50;
 /// How many entries of the journal are drawn, and how many are listed.
 const DRAWN: i64 = 500;
 const LISTED: i64 = 100;
+/// In how many the page of the context looks for rebases.
+const SEARCHED: i64 = 200;
 
 #[derive(Template)]
 #[template(path = "session.html")]
@@ -44,6 +48,7 @@ struct SessionPage {
     fall: Option<Waterfall>,
     bars: Option<Bars>,
     context: Option<Context>,
+    fills: Option<Fills>,
     tree: Vec<Branch>,
     entries: Vec<Event>,
     next_entries: String,
@@ -182,6 +187,7 @@ pub(crate) async fn show(
         fall: None,
         bars: None,
         context: None,
+        fills: None,
         tree: Vec::new(),
         entries: Vec::new(),
         next_entries: String::new(),
@@ -208,7 +214,13 @@ pub(crate) async fn show(
         }
         Tab::Effects => {}
         Tab::Context => {
+            let rebased: List<Event> =
+                visit.api.get(&format!("{path}/events?newest=true&limit={SEARCHED}")).await?;
             shown.context = context?;
+            shown.fills = shown
+                .context
+                .as_ref()
+                .and_then(|context| Fills::of(&shown.one.steps, &rebased.items, context.window_tokens));
             shown.state = format!("{:#}", shown.one.session.state);
         }
         Tab::Forks => {
