@@ -70,6 +70,16 @@ impl Framing {
             _ => None,
         }
     }
+
+    async fn write(self, mut data: Bytes, writer: &mut WriteHalf<'_>) -> io::Result<()> {
+        match self {
+            Framing::Chunks => {
+                let size = format!("{:x}\r\n", data.len());
+                writer.write_all_buf(&mut size.as_bytes().chain(data).chain(&b"\r\n"[..])).await
+            }
+            Framing::Close => writer.write_all_buf(&mut data).await,
+        }
+    }
 }
 
 impl Handover {
@@ -202,11 +212,11 @@ impl AsyncWrite for Watched {
 }
 
 impl Stream {
-    /// Writes the body, until it ends or the client has gone. Then the connection closes.
+    /// Writes the body, until it ends or the client has gone. Then the connection is to be closed.
     ///
     /// # Errors
     /// When the body fails, or the connection. The client gets no end of the body then.
-    pub async fn send(self, mut connection: TcpStream) -> io::Result<()> {
+    pub async fn send(&mut self, connection: &mut TcpStream) -> io::Result<()> {
         // A frame does not wait until the client has acknowledged the one before.
         connection.set_nodelay(true)?;
         let (reader, mut writer) = connection.split();
@@ -216,22 +226,17 @@ impl Stream {
         }
     }
 
-    async fn write(mut self, writer: &mut WriteHalf<'_>) -> io::Result<()> {
+    async fn write(&mut self, writer: &mut WriteHalf<'_>) -> io::Result<()> {
         while let Some(frame) = poll_fn(|context| Pin::new(&mut self.body).poll_frame(context)).await {
             // Streams have no trailers.
             let Ok(data) = frame.map_err(io::Error::other)?.into_data() else { continue };
-            match self.framing {
-                // A chunk of no bytes would end the body.
-                Framing::Chunks if data.is_empty() => {}
-                Framing::Chunks => {
-                    let size = Bytes::from(format!("{:x}\r\n", data.len()));
-                    writer.write_all_buf(&mut size.chain(data).chain(&b"\r\n"[..])).await?;
-                }
-                Framing::Close => writer.write_all(&data).await?,
+            // A chunk of no bytes would end the body. Boxed, so that a silent stream keeps nothing of it.
+            if !data.is_empty() {
+                Box::pin(self.framing.write(data, writer)).await?;
             }
         }
         // From here the connection may lose its place to another.
-        drop(self.body);
+        self.body = Body::empty();
         if self.framing == Framing::Chunks {
             writer.write_all(b"0\r\n\r\n").await?;
         }

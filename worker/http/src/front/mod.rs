@@ -170,9 +170,9 @@ async fn connection(
     let place = Arc::new(place);
     // Boxed, so that nothing of it is left while a stream is sent.
     let requests = Box::pin(requests(stream, router, Arc::clone(&place), head, ending));
-    let Some((stream, connection)) = requests.await else { return };
+    let Some((mut stream, mut connection)) = requests.await else { return };
     tokio::select! {
-        sent = stream.send(connection) => if let Err(error) = sent {
+        sent = stream.send(&mut connection) => if let Err(error) = sent {
             debug!(%error, "A stream broke off");
         },
         () = place.pushed_out() => debug!("A connection that waited is closed: all places are taken"),
