@@ -15,6 +15,9 @@ use tokio::sync::{mpsc, oneshot};
 const KEPT: &str = "GET /quick HTTP/1.1\r\nHost: localhost\r\n\r\n";
 const STREAM: &str = "GET /stream HTTP/1.1\r\nHost: localhost\r\n\r\n";
 
+const QUICK_PATH: &str = "/quick";
+const STREAM_PATH: &str = "/stream";
+
 /// The system keeps no more than this of what a connection sends or receives.
 const SYSTEM_BYTES: u32 = 4 << 10;
 
@@ -25,18 +28,18 @@ struct Server {
     ended: tokio::task::JoinHandle<io::Result<()>>,
 }
 
-async fn server(connections: usize, bodies: Vec<Body>) -> Server {
-    with_header(connections, "", bodies).await
+fn server(connections: usize, bodies: Vec<Body>) -> Server {
+    with_header(connections, "", bodies)
 }
 
-async fn with_header(connections: usize, more: &str, bodies: Vec<Body>) -> Server {
+fn with_header(connections: usize, more: &str, bodies: Vec<Body>) -> Server {
     let bodies = Arc::new(Mutex::new(bodies.into_iter()));
     let more = more.to_owned();
     let events = any(move || async move {
         let body = bodies.lock().unwrap().next().unwrap();
         ([("content-type", "text/event-stream"), ("x-more", &*more)], body).into_response()
     });
-    let router = Router::new().route("/quick", get(|| async { "quick" })).route("/stream", events);
+    let router = Router::new().route(QUICK_PATH, get(|| async { "quick" })).route(STREAM_PATH, events);
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_send_buffer_size(SYSTEM_BYTES).unwrap();
     socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
@@ -91,7 +94,7 @@ async fn rest(connection: &mut TcpStream) -> String {
 #[tokio::test]
 async fn frames_that_are_ready_follow_the_head_and_the_end_is_told() {
     let frames = ["data: one\n\n", "", "data: two, of twenty-six\n\n"];
-    let server = server(10, vec![body(stream::iter(frames))]).await;
+    let server = server(10, vec![body(stream::iter(frames))]);
     let mut connection = send(server.address, STREAM).await;
     let head = until(&mut connection, "\r\n\r\n").await;
     assert!(head.starts_with("HTTP/1.1 200 OK\r\n"), "{head}");
@@ -111,7 +114,7 @@ async fn frames_that_are_ready_follow_the_head_and_the_end_is_told() {
 async fn a_head_longer_than_the_systems_buffers_arrives_whole_and_once() {
     let more: String = (0..6000).map(|n| format!("{n:04x}.")).collect();
     let frames = stream::iter(["data: one\n\n", "data: two\n\n"]);
-    let server = with_header(10, &more, vec![body(frames)]).await;
+    let server = with_header(10, &more, vec![body(frames)]);
     let mut connection = send(server.address, STREAM).await;
     let head = until(&mut connection, "\r\n\r\n").await;
     assert_eq!(head.matches("HTTP/1.1 200").count(), 1);
@@ -130,7 +133,7 @@ async fn a_slow_reader_stops_the_stream_and_loses_nothing() {
         counted.fetch_add(1, Ordering::Relaxed);
         FRAME
     });
-    let server = server(10, vec![body(frames)]).await;
+    let server = server(10, vec![body(frames)]);
     let mut connection = send(server.address, STREAM).await;
     until(&mut connection, "\r\n\r\n").await;
     let chunk = format!("{:x}\r\n{FRAME}\r\n", FRAME.len());
@@ -148,7 +151,7 @@ async fn a_slow_reader_stops_the_stream_and_loses_nothing() {
 async fn a_client_that_goes_ends_its_stream_and_one_that_says_too_much_too() {
     let bodies: Vec<_> = (0..3).map(|_| live()).collect();
     let (senders, bodies): (Vec<_>, Vec<_>) = bodies.into_iter().unzip();
-    let server = server(10, bodies).await;
+    let server = server(10, bodies);
     for (at, sender) in senders.iter().enumerate() {
         let mut connection = send(server.address, STREAM).await;
         until(&mut connection, "\r\n\r\n").await;
@@ -168,7 +171,7 @@ async fn a_client_that_goes_ends_its_stream_and_one_that_says_too_much_too() {
 #[tokio::test]
 async fn what_a_client_sends_after_its_request_is_no_request() {
     let (sender, body) = live();
-    let server = server(10, vec![body]).await;
+    let server = server(10, vec![body]);
     let mut connection = send(server.address, &format!("{STREAM}{KEPT}")).await;
     until(&mut connection, "\r\n\r\n").await;
     connection.write_all(KEPT.as_bytes()).await.unwrap();
@@ -181,7 +184,7 @@ async fn what_a_client_sends_after_its_request_is_no_request() {
 #[tokio::test]
 async fn a_kept_connection_may_open_a_stream() {
     let (sender, body) = live();
-    let server = server(10, vec![body]).await;
+    let server = server(10, vec![body]);
     let mut connection = send(server.address, KEPT).await;
     assert!(until(&mut connection, "quick").await.starts_with("HTTP/1.1 200"));
     // Two at once: the head of the second comes after the whole first answer.
@@ -197,7 +200,7 @@ async fn a_kept_connection_may_open_a_stream() {
 #[tokio::test]
 async fn http_1_0_gets_no_chunks_and_head_gets_no_body() {
     let (sender, idle) = live();
-    let server = server(10, vec![body(stream::iter(["data: one\n\n", "data: two\n\n"])), idle]).await;
+    let server = server(10, vec![body(stream::iter(["data: one\n\n", "data: two\n\n"])), idle]);
     let mut old = send(server.address, "GET /stream HTTP/1.0\r\n\r\n").await;
     let head = until(&mut old, "\r\n\r\n").await;
     assert!(head.starts_with("HTTP/1.0 200") && !head.contains("transfer-encoding"), "{head}");
@@ -213,7 +216,7 @@ async fn http_1_0_gets_no_chunks_and_head_gets_no_body() {
 #[tokio::test]
 async fn an_answer_of_a_known_length_or_to_a_body_stays_with_hyper() {
     let (sender, live) = live();
-    let server = server(10, vec![Body::from("data: one\n\n"), live]).await;
+    let server = server(10, vec![Body::from("data: one\n\n"), live]);
     let mut connection = send(server.address, STREAM).await;
     let head = until(&mut connection, "data: one\n\n").await;
     assert!(head.contains("content-length: 11\r\n") && !head.contains("connection"), "{head}");
@@ -228,7 +231,7 @@ async fn an_answer_of_a_known_length_or_to_a_body_stays_with_hyper() {
 
 #[tokio::test]
 async fn a_silent_stream_keeps_little() {
-    let server = server(10, Vec::new()).await;
+    let server = server(10, Vec::new());
     let mut connection = send(server.address, "").await;
     let mut stream = Stream { body: Body::empty(), framing: Framing::Chunks };
     let bytes = size_of_val(&stream.send(&mut connection));
@@ -238,7 +241,7 @@ async fn a_silent_stream_keeps_little() {
 #[tokio::test]
 async fn a_body_that_fails_gets_no_end() {
     let frames = [Ok("data: one\n\n"), Err(BoxError::from("it broke"))];
-    let server = server(10, vec![Body::from_stream(stream::iter(frames))]).await;
+    let server = server(10, vec![Body::from_stream(stream::iter(frames))]);
     let mut connection = send(server.address, STREAM).await;
     until(&mut connection, "\r\n\r\n").await;
     assert_eq!(rest(&mut connection).await, "b\r\ndata: one\n\n\r\n");
@@ -247,7 +250,7 @@ async fn a_body_that_fails_gets_no_end() {
 #[tokio::test]
 async fn a_stream_keeps_its_place_until_it_ends() {
     let (sender, body) = live();
-    let server = server(1, vec![body]).await;
+    let server = server(1, vec![body]);
     let mut connection = send(server.address, STREAM).await;
     until(&mut connection, "\r\n\r\n").await;
     assert!(rest(&mut send(server.address, KEPT).await).await.starts_with("HTTP/1.1 503"));
@@ -262,7 +265,7 @@ async fn a_stream_keeps_its_place_until_it_ends() {
 #[tokio::test]
 async fn the_process_waits_for_the_end_of_a_stream() {
     let (sender, body) = live();
-    let server = server(10, vec![body]).await;
+    let server = server(10, vec![body]);
     let mut connection = send(server.address, STREAM).await;
     until(&mut connection, "\r\n\r\n").await;
     server.stop.send(()).unwrap();
