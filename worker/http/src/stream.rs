@@ -120,14 +120,18 @@ impl Reader {
     async fn next(&mut self) -> Option<Event> {
         loop {
             if let Some(frame) = self.frames.pop_front() {
+                if self.frames.is_empty() {
+                    self.frames = VecDeque::new();
+                }
                 return Some(frame);
             }
-            let looked = self.look().await;
+            // Boxed here and below: what a statement needs is gone while the stream waits.
+            let looked = Box::pin(self.look()).await;
             if let Err(error) = &looked {
                 debug!(%error, "A stream could not read the database; it tries again");
             }
             // Each look that found something looks the token up too, so a revoked one shows nothing more.
-            if !self.frames.is_empty() && !self.may_go_on().await {
+            if !self.frames.is_empty() && !Box::pin(self.may_go_on()).await {
                 return None;
             }
             let again = self.generation.is_some() || looked.is_err();
@@ -171,6 +175,7 @@ impl Reader {
         if self.generation.as_deref().is_some_and(speaks_of) {
             // The entries contain the end of the call, so its chunks no longer count.
             self.generation = None;
+            self.shown = String::new();
         }
         // With a full batch we are still far behind; the call in progress comes later.
         if entries.len() as i64 == BATCH {

@@ -7,7 +7,10 @@
 //!
 //! The limit leaves descriptors for the database, for models and for deliveries, so a flood of connections
 //! stops no work.
+//!
+//! A live stream leaves hyper when its head is sent, because most streams are silent and hyper's buffers are not small.
 
+mod handover;
 mod places;
 mod tracked;
 
@@ -17,6 +20,7 @@ use axum::body::Body;
 use axum::http::header::{CONNECTION, CONTENT_SECURITY_POLICY, HeaderValue, X_CONTENT_TYPE_OPTIONS};
 use axum::http::{Request, Response};
 use axum::response::IntoResponse;
+use handover::{Framing, Handover, Stream};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -24,9 +28,12 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use places::{Given, Place, Places};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::convert::Infallible;
+use std::future::poll_fn;
 use std::io;
 use std::net::IpAddr;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
@@ -161,31 +168,61 @@ async fn connection(
     ending: CancellationToken,
 ) {
     let place = Arc::new(place);
-    let service =
-        service_fn(|request: Request<Incoming>| answer(router.clone(), Arc::clone(&place), request));
-    let connection = http1::Builder::new()
+    // Boxed, so that nothing of it is left while a stream is sent.
+    let requests = Box::pin(requests(stream, router, Arc::clone(&place), head, ending));
+    let Some((mut stream, mut connection)) = requests.await else { return };
+    tokio::select! {
+        sent = stream.send(&mut connection) => if let Err(error) = sent {
+            debug!(%error, "A stream broke off");
+        },
+        () = place.pushed_out() => debug!("A connection that waited is closed: all places are taken"),
+    }
+}
+
+/// Serves the requests of one connection. Returns it if a stream is left to send.
+async fn requests(
+    connection: TcpStream,
+    router: Router,
+    place: Arc<Place>,
+    head: Duration,
+    ending: CancellationToken,
+) -> Option<(Stream, TcpStream)> {
+    let handover = Handover::default();
+    let service = service_fn(|request: Request<Incoming>| {
+        answer(router.clone(), Arc::clone(&place), handover.clone(), request)
+    });
+    let mut connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(head)
         .max_buf_size(HEAD_BYTES)
         .keep_alive(!place.is_reserve())
-        .serve_connection(TokioIo::new(stream), service);
-    let mut connection = std::pin::pin!(connection);
+        .serve_connection(TokioIo::new(handover.watched(connection)), service);
     let mut ends = false;
     loop {
+        let served = poll_fn(|context| match Pin::new(&mut connection).poll(context) {
+            Poll::Ready(served) => Poll::Ready(Err(served)),
+            Poll::Pending => handover.take().map_or(Poll::Pending, |stream| Poll::Ready(Ok(stream))),
+        });
         tokio::select! {
-            served = &mut connection => {
-                if let Err(error) = served {
-                    debug!(%error, "A connection ended");
+            served = served => match served {
+                Ok(stream) => {
+                    let connection = connection.into_parts().io.into_inner();
+                    return Some((stream, connection.into_inner()));
                 }
-                return;
-            }
+                Err(served) => {
+                    if let Err(error) = served {
+                        debug!(%error, "A connection ended");
+                    }
+                    return None;
+                }
+            },
             () = place.pushed_out() => {
                 debug!("A connection that waited is closed: all places are taken");
-                return;
+                return None;
             }
             () = ending.cancelled(), if !ends => {
                 ends = true;
-                connection.as_mut().graceful_shutdown();
+                Pin::new(&mut connection).graceful_shutdown();
             }
         }
     }
@@ -195,13 +232,18 @@ async fn connection(
 async fn answer(
     router: Router,
     place: Arc<Place>,
+    handover: Handover,
     request: Request<Incoming>,
 ) -> Result<Response<Body>, Infallible> {
+    let framing = Framing::of(&request);
     let mut response = handled(router, place, request).await?;
     let headers = response.headers_mut();
     headers.entry(X_CONTENT_TYPE_OPTIONS).or_insert(HeaderValue::from_static("nosniff"));
     headers.entry(CONTENT_SECURITY_POLICY).or_insert(HeaderValue::from_static(NO_PAGE));
-    Ok(response)
+    Ok(match framing {
+        Some(framing) => handover.answer(framing, response),
+        None => response,
+    })
 }
 
 async fn handled(
