@@ -12,6 +12,7 @@ mod group;
 mod hostile;
 mod joined;
 mod journal;
+mod offers;
 mod overview;
 mod pauses;
 mod pool;

@@ -168,7 +168,11 @@ async fn a_model_that_answers_500_is_waited_for() {
     waits(&scene).await;
     let remedy = scene.because(&id, &["waits for provider openai", "status 500", "failed."]).await;
     assert!(remedy.contains("goes on by itself") && remedy.contains("fallback"), "{remedy}");
-    assert!(scene.list().await.contains("waits for openai, which has failed"), "{}", scene.list().await);
+    // During a probe the job does not wait.
+    eventually("the list to say it", || async {
+        scene.list().await.contains("waits for openai, which has failed").then_some(())
+    })
+    .await;
     let told = scene.doctor("providers").await;
     assert!(told.contains("status 500") && told.contains("nothing is lost"), "{told}");
     assert!(scene.said("wakeful queue status -o table").await.contains("Provider openai has failed for"));

@@ -149,7 +149,7 @@ impl Store {
     /// # Errors
     /// Those of [`Store::send`].
     pub async fn feed(&self, session_id: &str, message: &NewMessage) -> Result<Woken> {
-        let woken = self.try_send(session_id, message, By::Replay).await;
+        let woken = self.try_send(session_id, message, By::Replay, None).await;
         self.note_refusal(woken)
     }
 

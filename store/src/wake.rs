@@ -12,6 +12,7 @@ use crate::bounce;
 use crate::create::find_or_create;
 pub use crate::create::{Continues, NewSession};
 use crate::encryption::{Seal, Vault};
+use crate::queue::Offer;
 use crate::run::{self, Locked, Opened, Wakes};
 use crate::workspace::PACK_TYPE;
 use crate::{Error, Result, Store, new_id, sealed_blob};
@@ -105,13 +106,32 @@ impl Store {
     /// [`Error::KeyReused`], [`Error::InboxFull`], [`Error::Conflict`] for an archived or terminated session,
     /// [`Error::Database`].
     pub async fn wake(&self, new: &NewSession, message: &NewMessage) -> Result<Woken> {
-        let woken = self.try_wake(new, message).await;
+        self.wake_for(new, message, None).await
+    }
+
+    /// Like [`Store::wake`]. If the message opens a run, its job usually fills the offer. The caller then begins it
+    /// ([`Offer::begin`]), or announces the job.
+    ///
+    /// # Errors
+    /// Those of [`Store::wake`].
+    pub async fn wake_for(
+        &self,
+        new: &NewSession,
+        message: &NewMessage,
+        offer: Option<&mut Offer>,
+    ) -> Result<Woken> {
+        let woken = self.try_wake(new, message, offer).await;
         // Remembers for the readiness check whether the database refuses writes. Returns `woken` unchanged.
         self.note_refusal(woken)
     }
 
-    async fn try_wake(&self, new: &NewSession, message: &NewMessage) -> Result<Woken> {
-        if let Some(woken) = self.wake_at_once(To::Trigger(new), message).await? {
+    async fn try_wake(
+        &self,
+        new: &NewSession,
+        message: &NewMessage,
+        offer: Option<&mut Offer>,
+    ) -> Result<Woken> {
+        if let Some(woken) = self.wake_at_once(To::Trigger(new), message, offer).await? {
             return Ok(woken);
         }
         self.wake_locked(new, message).await
@@ -127,17 +147,27 @@ impl Store {
         Ok(woken)
     }
 
-    /// Like [`Store::wake`], for a chat message that names no agent; `new` has the one of a chat about nothing else.
+    /// Like [`Store::wake_for`], for a chat message that names no agent; `new` has the one of a chat about nothing else.
     ///
     /// # Errors
     /// Those of [`Store::wake`].
-    pub async fn wake_chat(&self, new: &NewSession, message: &NewMessage) -> Result<ChatWoken> {
-        let woken = self.try_wake_chat(new, message).await;
+    pub async fn wake_chat(
+        &self,
+        new: &NewSession,
+        message: &NewMessage,
+        offer: Option<&mut Offer>,
+    ) -> Result<ChatWoken> {
+        let woken = self.try_wake_chat(new, message, offer).await;
         self.note_refusal(woken)
     }
 
-    async fn try_wake_chat(&self, new: &NewSession, message: &NewMessage) -> Result<ChatWoken> {
-        if let Some(woken) = self.wake_at_once(To::Trigger(new), message).await? {
+    async fn try_wake_chat(
+        &self,
+        new: &NewSession,
+        message: &NewMessage,
+        offer: Option<&mut Offer>,
+    ) -> Result<ChatWoken> {
+        if let Some(woken) = self.wake_at_once(To::Trigger(new), message, offer).await? {
             return Ok(ChatWoken::Accepted(woken));
         }
         // A message that opens a chat about a notice always comes here.
@@ -151,7 +181,12 @@ impl Store {
         Ok(ChatWoken::Accepted(self.wake_locked(new, message).await?))
     }
 
-    async fn wake_at_once(&self, to: To<'_>, message: &NewMessage) -> Result<Option<Woken>> {
+    async fn wake_at_once(
+        &self,
+        to: To<'_>,
+        message: &NewMessage,
+        offer: Option<&mut Offer>,
+    ) -> Result<Option<Woken>> {
         // Ask the key store before a connection is taken and a row is locked. The message's own key is looked for as it is stored.
         let seal = match to {
             _ if !self.vault.is_open() => Seal::default(),
@@ -159,7 +194,7 @@ impl Store {
             To::Trigger(new) => self.seal_of_conversation(&new.conversation_id).await?,
         };
         let mut connection = self.intake.acquire().await?;
-        let woken = at_once::wake(connection.sends(), &self.vault, &seal, to, message).await;
+        let woken = at_once::wake(connection.sends(), &self.vault, &seal, to, message, offer).await;
         if !matches!(woken, Err(Error::Database(_))) {
             connection.answered(&Ok::<(), sqlx::Error>(()));
         }
@@ -171,12 +206,31 @@ impl Store {
     /// # Errors
     /// Those of [`Store::wake`], [`Error::NotFound`], and [`Error::Refused`] for a replay's session.
     pub async fn send(&self, session_id: &str, message: &NewMessage) -> Result<Woken> {
-        let woken = self.try_send(session_id, message, By::Anyone).await;
+        self.send_for(session_id, message, None).await
+    }
+
+    /// Like [`Store::send`], with an offer as in [`Store::wake_for`].
+    ///
+    /// # Errors
+    /// Those of [`Store::send`].
+    pub async fn send_for(
+        &self,
+        session_id: &str,
+        message: &NewMessage,
+        offer: Option<&mut Offer>,
+    ) -> Result<Woken> {
+        let woken = self.try_send(session_id, message, By::Anyone, offer).await;
         self.note_refusal(woken)
     }
 
-    pub(crate) async fn try_send(&self, session_id: &str, message: &NewMessage, by: By) -> Result<Woken> {
-        if let Some(woken) = self.wake_at_once(To::Session(session_id), message).await? {
+    pub(crate) async fn try_send(
+        &self,
+        session_id: &str,
+        message: &NewMessage,
+        by: By,
+        offer: Option<&mut Offer>,
+    ) -> Result<Woken> {
+        if let Some(woken) = self.wake_at_once(To::Session(session_id), message, offer).await? {
             return Ok(woken);
         }
         let mut tx = self.intake.begin().await?;

@@ -252,15 +252,15 @@ pub async fn takeovers(server: &Server, times: usize) -> Result<Vec<f64>> {
                 format!("process {pid} holds the job, and the bench started {pids:?}")
             },
         )?;
-        let lease = "select lease from jobs where session_id = $1";
-        let before: Option<i64> =
-            sqlx::query_scalar(lease).bind(&session_id).fetch_one(&mut connection).await?;
+        let holder = "select worker_id from jobs where session_id = $1";
+        let before: Option<String> =
+            sqlx::query_scalar(holder).bind(&session_id).fetch_one(&mut connection).await?;
         workers.swap_remove(at).kill().await?;
         let killed = Instant::now();
-        // The job is freed first, and has no lease until another worker claims it.
+        // The job is freed first: it gets a new lease, and keeps the dead worker's name until another one claims it.
         loop {
-            let now: Option<i64> =
-                sqlx::query_scalar(lease).bind(&session_id).fetch_one(&mut connection).await?;
+            let now: Option<String> =
+                sqlx::query_scalar(holder).bind(&session_id).fetch_one(&mut connection).await?;
             if now.is_some() && now != before {
                 break;
             }

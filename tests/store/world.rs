@@ -277,25 +277,30 @@ impl Driver<'_> {
 pub(super) struct Claims {
     pub(super) queue: Queue,
     pub(super) context: WorkerContext,
+    pub(super) news: News,
     pub(super) stop: CancellationToken,
 }
 
 impl Claims {
     pub(super) fn start(store: &Store, kind: Kind, concurrency: usize, lease: Duration) -> Claims {
+        Claims::start_with_poll(store, kind, concurrency, lease, Duration::from_millis(10))
+    }
+
+    pub(super) fn start_with_poll(
+        store: &Store,
+        kind: Kind,
+        concurrency: usize,
+        lease: Duration,
+        poll: Duration,
+    ) -> Claims {
         let stop = CancellationToken::new();
         let news = News::listen(store, stop.clone());
-        let settings = Settings {
-            kind,
-            runner: Arc::from(""),
-            concurrency,
-            lease,
-            poll: Duration::from_millis(10),
-            agents: Arc::default(),
-        };
+        let settings =
+            Settings { kind, runner: Arc::from(""), concurrency, lease, poll, agents: Arc::default() };
         let worker_id = Arc::from(&new_id("w")[..20]);
         let holdings = Arc::new(Holdings::default());
         let queue = Queue::start(store.clone(), settings, worker_id, holdings, &news, stop.clone());
-        Claims { queue, context: WorkerContext::new("test"), stop }
+        Claims { queue, context: WorkerContext::new("test"), news, stop }
     }
 
     pub(super) async fn next(&mut self) -> Job {
@@ -306,6 +311,11 @@ impl Claims {
 
     pub(super) fn stop(&self) {
         self.stop.cancel();
+    }
+
+    /// Ends the queue as apalis ends it.
+    pub(super) async fn close(&mut self) {
+        poll_fn(|cx| self.queue.poll_close(cx, &self.context)).await.unwrap();
     }
 }
 

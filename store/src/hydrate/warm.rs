@@ -55,6 +55,14 @@ struct Weighed {
     bytes: usize,
 }
 
+/// A session that was not read: the message that made it has left it with its job. What its row says is not known, so it is not
+/// kept.
+impl From<Session> for Hydrated {
+    fn from(session: Session) -> Hydrated {
+        Hydrated::new(session, None)
+    }
+}
+
 impl Hydrated {
     pub(super) fn new(session: Session, basis: Option<String>) -> Hydrated {
         Hydrated { session, basis, weighed: Weighed::default() }

@@ -4,9 +4,10 @@
 //! statement never blocks apalis' dispatch loop. While the database is unreachable the stream yields no jobs,
 //! but it does not end.
 
+use super::feed::Feed;
 use super::horizon::Horizon;
 use super::notify::Claimant;
-use super::{Hold, Holdings, Job, Lease, News, Outage, Room, Settings, Slot, boottime_ms};
+use super::{Holdings, Job, News, Room, Settings, boottime_ms};
 use crate::{Error, Store};
 use apalis_core::backend::{Backend, BackendConfig, finalize::Ephemeral};
 use apalis_core::task::{Task, builder::TaskBuilder};
@@ -14,10 +15,10 @@ use apalis_core::worker::context::WorkerContext;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
-use tokio::sync::{Notify, Semaphore, mpsc, watch};
+use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
@@ -47,22 +48,22 @@ impl Queue {
         news: &News,
         draining: CancellationToken,
     ) -> Queue {
-        let (feed, jobs) = mpsc::channel(settings.concurrency + 1);
+        let (sender, jobs) = mpsc::channel(settings.concurrency + 1);
         let room = Arc::new(Room {
             slots: Arc::new(Semaphore::new(settings.concurrency)),
             pool: store.pool.clone(),
             held: Arc::clone(&holdings),
         });
-        let claimer = Claimer {
+        let feed = Arc::new(Feed {
             store: store.clone(),
             settings: settings.clone(),
             worker_id,
             holdings,
-            news: news.register(settings.kind, &settings.runner, Arc::clone(&room)),
             room,
             freed: Arc::new(Notify::new()),
-            feed,
-        };
+            jobs: sender,
+        });
+        let claimer = Claimer { news: news.register(&feed), feed };
         tokio::spawn(claimer.run(draining.clone()));
         Queue { settings, store, jobs, draining, closing: None }
     }
@@ -125,47 +126,41 @@ impl BackendConfig for Queue {
 }
 
 struct Claimer {
-    store: Store,
-    settings: Settings,
-    worker_id: Arc<str>,
-    holdings: Arc<Holdings>,
-    room: Arc<Room>,
-    freed: Arc<Notify>,
+    feed: Arc<Feed>,
     news: Arc<Claimant>,
-    feed: mpsc::Sender<Job>,
 }
 
 impl Claimer {
     async fn run(self, draining: CancellationToken) {
+        let Feed { store, settings, worker_id, holdings, room, freed, jobs } = &*self.feed;
         let (mut faults, mut horizon) = (0, Horizon::default());
         let mut looked_for_left = None;
         // The last claim found as many jobs as it asked for.
         let mut backlog = false;
-        while !draining.is_cancelled() && !self.feed.is_closed() {
+        while !draining.is_cancelled() && !jobs.is_closed() {
             if backlog {
                 self.gather().await;
             }
             let only_here = self.news.begin_claim();
             self.take_left(&mut looked_for_left).await;
-            let free = self.room.free();
+            let free = room.free();
             // Read the clock before the statement, so that this value is never later than the lease's end in
             // the database.
             let began_ms = boottime_ms();
-            let ends_ms = began_ms + self.settings.lease.as_millis() as u64;
+            let ends_ms = began_ms + settings.lease.as_millis() as u64;
             let wait = if free == 0 {
                 only_here.tell_others();
                 None
             } else {
                 // All queues of a process together may hold one suspect. Reserve that right before the claim,
                 // and give it back if the claim found none.
-                let take_suspect = !self.holdings.suspect.swap(true, Ordering::AcqRel);
-                let lock = self.holdings.lock();
+                let take_suspect = !holdings.suspect.swap(true, Ordering::AcqRel);
+                let lock = holdings.lock();
                 let reach = horizon.reach(began_ms);
-                let claimed =
-                    self.store.claim(&self.settings, &self.worker_id, free, take_suspect, reach, lock).await;
+                let claimed = store.claim(settings, worker_id, free, take_suspect, reach, lock).await;
                 let found_suspect = claimed.as_ref().is_ok_and(|rows| rows.iter().any(|row| row.suspect));
                 if take_suspect && !found_suspect {
-                    self.holdings.suspect.store(false, Ordering::Release);
+                    holdings.suspect.store(false, Ordering::Release);
                 }
                 match claimed {
                     Ok(rows) => {
@@ -177,39 +172,42 @@ impl Claimer {
                         let left = backlog.then(|| Duration::try_from_secs_f64(age).unwrap_or_default());
                         horizon.claimed(began_ms, reach, boottime_ms(), left);
                         for row in rows {
-                            self.hand_over(row, ends_ms).await;
+                            self.feed.claimed(row, ends_ms).await;
                         }
-                        self.holdings.written(&self.store, lock);
+                        holdings.written(store, lock);
                         if backlog {
                             only_here.tell_others();
                             continue;
                         }
-                        Some(self.settings.poll)
+                        Some(settings.poll)
                     }
                     Err(error) => {
                         (faults, backlog) = (faults + 1, false);
                         horizon.failed();
-                        self.holdings.written(&self.store, lock);
+                        holdings.written(store, lock);
                         only_here.tell_others();
                         warn!(%error, "Claiming failed; trying again");
                         Some(super::delay(faults, None).min(Duration::from_secs(5)))
                     }
                 }
             };
+            // At rest: no job waits that this process could take.
+            let rests = self.news.rests(wait.is_some() && faults == 0);
             tokio::select! {
                 () = draining.cancelled() => {}
-                () = self.freed.notified(), if wait.is_none() => {}
+                () = freed.notified(), if wait.is_none() => {}
                 () = self.news.ready.notified(), if wait.is_some() => {}
-                () = tokio::time::sleep(wait.unwrap_or(self.settings.poll)) => {}
+                () = tokio::time::sleep(wait.unwrap_or(settings.poll)) => {}
             }
+            drop(rests);
         }
         self.news.close();
     }
 
     /// Takes the steps that others left, if this process has agents that others may lack.
     async fn take_left(&self, looked: &mut Option<Instant>) {
-        let free = self.room.free();
-        if self.settings.agents.is_empty() || self.settings.kind != super::Kind::Step || free == 0 {
+        let free = self.feed.room.free();
+        if self.feed.settings.agents.is_empty() || self.feed.settings.kind != super::Kind::Step || free == 0 {
             return;
         }
         let is_due = looked.is_none_or(|at| at.elapsed() > LEFT_EVERY);
@@ -217,14 +215,14 @@ impl Claimer {
             return;
         }
         *looked = Some(Instant::now());
-        let ends_ms = boottime_ms() + self.settings.lease.as_millis() as u64;
-        let lock = self.holdings.lock();
-        match self.store.claim_left(&self.settings, &self.worker_id, free, lock).await {
+        let ends_ms = boottime_ms() + self.feed.settings.lease.as_millis() as u64;
+        let lock = self.feed.holdings.lock();
+        match self.feed.store.claim_left(&self.feed.settings, &self.feed.worker_id, free, lock).await {
             Ok(rows) => {
                 // There may be more.
                 self.news.left.fetch_or(rows.len() == free, Ordering::AcqRel);
                 for row in rows {
-                    self.hand_over(row, ends_ms).await;
+                    self.feed.claimed(row, ends_ms).await;
                 }
             }
             Err(error) => {
@@ -232,71 +230,17 @@ impl Claimer {
                 warn!(%error, "Steps that other workers left were not claimed; trying again");
             }
         }
-        self.holdings.written(&self.store, lock);
+        self.feed.holdings.written(&self.feed.store, lock);
     }
 
     /// Waits until several slots are free, but not for long.
     async fn gather(&self) {
         let several = async {
-            while self.room.slots.available_permits() * ENOUGH < self.settings.concurrency {
-                self.freed.notified().await;
+            while self.feed.room.slots.available_permits() * ENOUGH < self.feed.settings.concurrency {
+                self.feed.freed.notified().await;
             }
         };
         // An error is the time limit.
         let _ = tokio::time::timeout(GATHER, several).await;
-    }
-
-    async fn hand_over(&self, row: super::ClaimedRow, ends_ms: u64) {
-        let suspect = row.suspect;
-        // A suspect has a slot of its own, so it takes none from other jobs.
-        let permit = if suspect { None } else { Arc::clone(&self.room.slots).try_acquire_owned().ok() };
-        let hold = Arc::new(Hold {
-            lost: CancellationToken::new(),
-            commits: watch::Sender::new(0),
-            ends_ms: AtomicU64::new(ends_ms),
-        });
-        self.holdings.insert(row.job_id, row.token, Arc::clone(&hold));
-        let slot = Slot {
-            job_id: row.job_id,
-            token: row.token,
-            suspect,
-            held: Arc::clone(&self.holdings),
-            freed: Arc::clone(&self.freed),
-            permit,
-            room: Arc::clone(&self.room),
-        };
-        let job = Job {
-            lease: Lease {
-                job_id: row.job_id,
-                token: row.token,
-                worker_id: Arc::clone(&self.worker_id),
-                trace_context: row.trace_context,
-                hold,
-            },
-            kind: self.settings.kind,
-            runner: Arc::clone(&self.settings.runner),
-            conversation_id: row.conversation_id,
-            session_id: row.session_id,
-            step_number: row.step_number.unwrap_or(0),
-            channel: row.channel,
-            attempt: row.attempt,
-            stuck: row.stuck,
-            died: row.died,
-            last_error: self.store.reveal_some(row.last_error).await,
-            outage: Outage {
-                faults: row.outage_faults.into(),
-                lasted: row.outage_s.map(|s| Duration::from_secs_f64(s.max(0.0))),
-            },
-            gate_pass: row.gate_pass,
-            pause_passes: row.pause_passes.unwrap_or_default(),
-            slot: Arc::new(slot),
-        };
-        // If sending fails, the drain began during the claim and the channel has no receiver any more. Give
-        // the job back.
-        if let Err(mpsc::error::SendError(job)) = self.feed.send(job).await
-            && let Err(error) = self.store.release(&job.lease).await
-        {
-            warn!(%error, "A job was not released; it is free when its lease ends");
-        }
     }
 }

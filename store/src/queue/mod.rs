@@ -15,6 +15,7 @@
 mod backend;
 mod delay;
 mod depth;
+mod feed;
 mod heartbeat;
 mod horizon;
 mod left;
@@ -28,6 +29,8 @@ mod workers;
 pub use backend::Queue;
 pub use delay::{delay, jittered};
 pub use depth::{DeadlyStep, Depth, Faults, FaultyStep};
+pub use feed::Offer;
+pub(crate) use feed::Taken;
 pub use heartbeat::Heartbeat;
 pub use left::{LACKS, LackedAgent, Served};
 pub use liveness::Liveness;
@@ -45,6 +48,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Notify, OwnedSemaphorePermit, watch};
 use tokio_util::sync::CancellationToken;
+use wakeful_workflow::session::Session;
 
 /// How long a claim that seems lost waits for the answer to its own commit.
 const COMMIT_ANSWER: Duration = Duration::from_secs(5);
@@ -188,10 +192,18 @@ pub struct Job {
     pub gate_pass: Option<i64>,
     /// The pauses that let it go, by their numbers.
     pub pause_passes: Vec<i64>,
+    /// The session as the message that began it wrote it, until it is taken.
+    session: Arc<Mutex<Option<Box<Session>>>>,
     slot: Arc<Slot>,
 }
 
 impl Job {
+    /// Takes the session, if the statement that claimed this job has made it. Then nothing has to be read: whatever changes
+    /// the session later is noticed at the next commit.
+    pub fn take_session(&self) -> Option<Session> {
+        self.session.lock().unwrap_or_else(PoisonError::into_inner).take().map(|session| *session)
+    }
+
     /// Returns whether the queue that claimed this job takes more jobs now. Then it claims every job that waits, so none
     /// has to wait for this one.
     pub fn has_room_beside(&self) -> bool {

@@ -7,6 +7,7 @@
 //! A process with room for a new job announces the job only to itself. It tells the others if its
 //! claim leaves jobs behind.
 
+use super::feed::{Feed, Offer};
 use super::proven::{Lost, ProvenListener};
 use super::readers::{Audience, Readers};
 use super::{Kind, Room};
@@ -74,6 +75,12 @@ impl Notifier {
         }
     }
 
+    /// Offers a free slot to the job of a message, if a queue of this process rests. `None`: announce the job.
+    pub fn offer(&self, kind: Kind) -> Option<Offer> {
+        let all = self.claimants.with_payload(&payload(kind, ""));
+        all.iter().find_map(|one| one.offer())
+    }
+
     /// Announces work of any kind, to every pool.
     pub fn any_job(&self) {
         self.send(Note::Job(EVERY_JOB.to_owned()));
@@ -132,6 +139,9 @@ impl Claimants {
 pub(super) struct Claimant {
     payload: String,
     room: Arc<Room>,
+    feed: Weak<Feed>,
+    /// Whether the queue has taken all jobs that waited.
+    rests: AtomicBool,
     /// Fires when there may be new work.
     pub(super) ready: Notify,
     /// Set while a job was announced to this queue and to no other process.
@@ -142,6 +152,20 @@ pub(super) struct Claimant {
 }
 
 impl Claimant {
+    /// Says that the queue waits for work, until the value is dropped.
+    pub(super) fn rests(&self, rests: bool) -> Resting<'_> {
+        self.rests.store(rests, Ordering::Release);
+        Resting(self)
+    }
+
+    /// Offers a slot for a job that nobody has announced. Jobs that wait go first, so only a queue that rests has one.
+    fn offer(&self) -> Option<Offer> {
+        if !self.rests.load(Ordering::Acquire) {
+            return None;
+        }
+        self.feed.upgrade()?.offer()
+    }
+
     /// Call this before a claim. The claim sees every job that was announced so far. Returns what to do if
     /// it leaves jobs behind.
     pub(super) fn begin_claim(&self) -> OnlyHere<'_> {
@@ -154,6 +178,15 @@ impl Claimant {
     pub(super) fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
         self.begin_claim().tell_others();
+    }
+}
+
+/// A queue waits for work.
+pub(super) struct Resting<'a>(&'a Claimant);
+
+impl Drop for Resting<'_> {
+    fn drop(&mut self) {
+        self.0.rests.store(false, Ordering::Release);
     }
 }
 
@@ -299,10 +332,12 @@ impl News {
     }
 
     /// Registers a queue of this process, until it is dropped.
-    pub(super) fn register(&self, kind: Kind, runner: &str, room: Arc<Room>) -> Arc<Claimant> {
+    pub(super) fn register(&self, feed: &Arc<Feed>) -> Arc<Claimant> {
         let claimant = Arc::new(Claimant {
-            payload: payload(kind, runner),
-            room,
+            payload: payload(feed.settings.kind, &feed.settings.runner),
+            room: Arc::clone(&feed.room),
+            feed: Arc::downgrade(feed),
+            rests: AtomicBool::new(false),
             ready: Notify::new(),
             only_here: Mutex::default(),
             closed: AtomicBool::new(false),
@@ -423,6 +458,8 @@ mod tests {
         let claimant = Arc::new(Claimant {
             payload: payload(Kind::Step, ""),
             room: Arc::new(Room { slots: Arc::clone(&slots), pool, held: Arc::new(Holdings::default()) }),
+            feed: Weak::new(),
+            rests: AtomicBool::new(false),
             ready: Notify::new(),
             only_here: Mutex::default(),
             closed: AtomicBool::new(false),

@@ -13,6 +13,7 @@ use crate::audit::act;
 use crate::create::{Continues, NewSession, admits, is_of_agent};
 use crate::encryption::{Seal, Vault};
 use crate::error::missed_fence;
+use crate::queue::Offer;
 use crate::{Error, Result};
 use sqlx::PgConnection;
 use wakeful_workflow::inbox::{self, Arrival};
@@ -97,7 +98,7 @@ macro_rules! seen {
     };
 }
 
-/// Accepts the message. `None`: nothing was written, and the message takes the way with locks.
+/// Accepts the message. If it opens a run, its job fills `offer`. `None`: nothing was written, and the message takes the way with locks.
 ///
 /// # Errors
 /// [`Error::KeyReused`], [`Error::Database`].
@@ -107,6 +108,7 @@ pub(super) async fn wake(
     expected: &Seal,
     to: To<'_>,
     message: &NewMessage,
+    offer: Option<&mut Offer>,
 ) -> Result<Option<Woken>> {
     let (client_key, sha256) = identity(message)?;
     let seen = look(connection, to, &expected.text(&client_key)).await?;
@@ -140,7 +142,7 @@ pub(super) async fn wake(
     let mut arrived = Arrived { message, client_key: stored_key, sha256, inbox_id: seen.inbox_id, seal };
     let written = match (to, seen.way(to)) {
         (_, Some(Way::Joins)) => write::join_run(connection, &seen, &arrived).await,
-        (_, Some(Way::Opens)) => write::open_run(connection, &seen, &arrived).await,
+        (_, Some(Way::Opens)) => write::open_run(connection, &seen, &arrived, offer).await,
         (To::Trigger(new), None)
             if !known && seen.conversation_id.is_none() && !copies_notice_texts(&new.trigger_type, false) =>
         {
@@ -148,7 +150,7 @@ pub(super) async fn wake(
             arrived.seal = vault.seal(data_key.as_deref()).await?;
             arrived.sha256 = arrived.seal.hash(arrived.sha256);
             arrived.client_key = arrived.seal.text(&client_key).into_owned();
-            write::first_message(connection, new, &arrived).await
+            write::first_message(connection, vault, new, &arrived, offer).await
         }
         (_, None) => return Ok(None),
     };

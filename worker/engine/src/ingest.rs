@@ -23,7 +23,7 @@ use wakeful_store::Store;
 use wakeful_store::legacy::Imported;
 use wakeful_store::lines::{self, Front, Lines, NotReached};
 use wakeful_store::mail::{MailWakes, NewMail};
-use wakeful_store::queue::Kind;
+use wakeful_store::queue::{Kind, Offer};
 use wakeful_store::wake::{ChatWoken, NewMessage, NewSession, Woken};
 use wakeful_workflow::id::InvalidConversationId;
 
@@ -148,10 +148,11 @@ pub async fn accept_chat(ctx: &Ctx, new: NewSession, message: NewMessage) -> Res
     let span = send_span(&new.conversation_id);
     async {
         let message = NewMessage { trace_context: telemetry::trace_context(), ..message };
-        let woken = ctx.store.wake_chat(&new, &message).await?;
+        let mut offer = ctx.bus.notifier.offer(Kind::Step);
+        let woken = ctx.store.wake_chat(&new, &message, offer.as_mut()).await?;
         if let ChatWoken::Accepted(woken) = &woken {
             wakeful_store::failpoint!("K2");
-            announce(ctx, woken);
+            begin(ctx, woken, offer);
         }
         Ok(woken)
     }
@@ -183,12 +184,13 @@ async fn accept_message(
     let span = send_span(&new.conversation_id);
     async {
         let message = NewMessage { trace_context: telemetry::trace_context(), ..message };
+        let mut offer = ctx.bus.notifier.offer(Kind::Step);
         let woken = match imported {
             Some(imported) => ctx.store.wake_imported(&new, &message, imported).await?,
-            None => ctx.store.wake(&new, &message).await?,
+            None => ctx.store.wake_for(&new, &message, offer.as_mut()).await?,
         };
         wakeful_store::failpoint!("K2");
-        announce(ctx, &woken);
+        begin(ctx, &woken, offer);
         Ok(woken)
     }
     .instrument(span)
@@ -210,8 +212,9 @@ pub async fn send(
     let _permit = ctx.intake.enter_line(conversation_id).await?;
     async {
         let message = NewMessage { trace_context: telemetry::trace_context(), ..message };
-        let woken = ctx.store.send(session_id, &message).await?;
-        announce(ctx, &woken);
+        let mut offer = ctx.bus.notifier.offer(Kind::Step);
+        let woken = ctx.store.send_for(session_id, &message, offer.as_mut()).await?;
+        begin(ctx, &woken, offer);
         Ok(woken)
     }
     .instrument(send_span(conversation_id))
@@ -260,11 +263,19 @@ pub fn send_span(conversation_id: &str) -> Span {
 /// Notifies workers and readers of a committed message, and adds session and run to its span. Does not notify
 /// for a duplicate.
 pub fn announce(ctx: &Ctx, woken: &Woken) {
+    begin(ctx, woken, None);
+}
+
+/// Like [`announce`], but begins the job at once if it filled this process's offer.
+fn begin(ctx: &Ctx, woken: &Woken, offer: Option<Offer>) {
     let span = Span::current();
     span.record(names::SESSION_ID, woken.session_id.as_str());
     span.record(names::RUN_ID, woken.run_id.as_str());
+    let begun = offer.is_some_and(Offer::begin);
     if !woken.duplicate {
-        ctx.bus.notifier.job(Kind::Step);
+        if !begun {
+            ctx.bus.notifier.job(Kind::Step);
+        }
         ctx.bus.notifier.session(&woken.session_id);
     }
 }

@@ -3,6 +3,8 @@
 use super::{Arrived, Seen};
 use crate::audit::act;
 use crate::create::NewSession;
+use crate::encryption::Vault;
+use crate::queue::{Offer, Taken};
 use crate::run;
 use crate::step::to_json;
 use crate::wake::Woken;
@@ -14,12 +16,13 @@ use wakeful_workflow::event::Event;
 use wakeful_workflow::inbox::{self, Acceptance, Position};
 use wakeful_workflow::prefix::Prefix;
 use wakeful_workflow::record::Record;
-use wakeful_workflow::session::{InboxMessage, SessionStatus};
+use wakeful_workflow::session::{InboxMessage, Run, Session, SessionStatus, Totals};
+use wakeful_workflow::state::State;
 
-/// Writes a message that opens a run, after a CTE `s` that has the session. The parameters from $1 to $16 are the same for
+/// Writes a message that opens a run, after a CTE `s` that has the session. The parameters from $1 to $20 are the same for
 /// each such statement.
 macro_rules! opens_run {
-    ($with:literal, $run:expr, $($parameter:expr),+) => {
+    ($with:literal, $run:expr, $claim:expr, $($parameter:expr),+) => {
         sqlx::query!(
             "with " + $with + ", message as (
                 insert into session_inbox
@@ -46,16 +49,22 @@ macro_rules! opens_run {
                 select s.space_id, $1, s.session_id, s.conversation_id, 'running', $15, clock_timestamp(), $10
                 from s
             ), job as (
-                insert into jobs (kind, space_id, conversation_id, session_id, step_number, trace_context)
-                select 'step', s.space_id, s.conversation_id, s.session_id, $14, $15
+                insert into jobs
+                    (kind, space_id, conversation_id, session_id, step_number, trace_context, lease, worker_id,
+                     liveness_lock, run_at, stuck, attempt)
+                select 'step', s.space_id, s.conversation_id, s.session_id, $14, $15, $17, $18, $19,
+                    clock_timestamp() + make_interval(secs => $20), ($17::bigint is not null)::integer,
+                    ($17::bigint is not null)::integer
                 from s
                 -- A worker may still hold the job of the run before, as `run::start` says.
                 on conflict (session_id) where kind = 'step'
                     do update set runner = excluded.runner, step_number = excluded.step_number,
-                        trace_context = excluded.trace_context, run_at = clock_timestamp(), lease = null,
-                        worker_id = null, stuck = 0, died = 0, attempt = 0, last_error = null, outage_since = null,
+                        trace_context = excluded.trace_context, run_at = excluded.run_at, lease = excluded.lease,
+                        worker_id = excluded.worker_id, liveness_lock = excluded.liveness_lock,
+                        stuck = excluded.stuck, died = 0, attempt = excluded.attempt, last_error = null, outage_since = null,
                         outage_faults = 0, waits_for = null, waits_since = null, gate_pass = null,
                         fault_since = null, faults = 0, held_by = null, held_since = null, pause_passes = null
+                returning job_id
             ), audit as (
                 insert into audit_log
                     (actor_kind, actor, token_id, user_id, verb, target, space_id, reason, address, outcome)
@@ -65,7 +74,7 @@ macro_rules! opens_run {
                     user_id text, verb text, space_id text, reason text, address text)
                 where $16::text is not null
             )
-            select 1 / count(*) as \"written!\" from s",
+            select 1 / count(*) as \"written!\", (select job_id from job) as \"job_id!\" from s",
             $run.run_id,
             $run.inbox_id,
             $run.client_key,
@@ -82,6 +91,10 @@ macro_rules! opens_run {
             $run.record.step_number,
             $run.trace_context,
             act::row(),
+            $claim.map(|claim| claim.token),
+            $claim.map(|claim| &*claim.worker_id),
+            $claim.and_then(|claim| claim.liveness_lock),
+            $claim.map_or(0.0, |claim| claim.lease.as_secs_f64()),
             $($parameter),+
         )
     };
@@ -208,6 +221,71 @@ impl<'m> NewRun<'m> {
         }))
     }
 
+    /// Tells the offer what became of the statement, whose job has this id.
+    fn answered(
+        &self,
+        job_id: sqlx::Result<i64>,
+        offer: Option<&mut Offer>,
+        (conversation_id, session_id): (&str, &str),
+        session: Option<Box<Session>>,
+    ) -> sqlx::Result<()> {
+        let Some(offer) = offer else { return job_id.map(drop) };
+        match job_id {
+            Ok(job_id) => offer.taken(Taken {
+                job_id,
+                conversation_id: conversation_id.to_owned(),
+                session_id: session_id.to_owned(),
+                step_number: self.record.step_number,
+                trace_context: self.trace_context.map(str::to_owned),
+                session,
+            }),
+            Err(error) => {
+                // After other errors the statement may have been committed.
+                if error.as_database_error().is_some() {
+                    offer.declined();
+                }
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// The session that the first message makes, as hydration would read it. A test compares the two.
+    fn new_session(&self, new: &NewSession, session_id: &str, prefix: Prefix) -> Session {
+        let before = new.seeds.len() as i64;
+        Session {
+            session_id: session_id.into(),
+            conversation_id: new.conversation_id.as_str().into(),
+            parent_session_id: None,
+            space_id: new.space_id.clone(),
+            mailbox_id: new.mailbox_id.clone(),
+            trigger_type: new.trigger_type.clone(),
+            agent: new.agent.clone(),
+            policy: new.policy.clone(),
+            prefix: Some(prefix),
+            status: SessionStatus::Queued,
+            cancel_requested: false,
+            cancel_reason: None,
+            wake_seq: 1,
+            base_message_number: before,
+            last_message_number: self.record.message_number,
+            to_message_number: before,
+            last_event_seq: self.types.len() as i64,
+            last_step_number: 0,
+            totals: Totals::default(),
+            state: State::new(),
+            rebase: None,
+            compaction_failures: 0,
+            workspace: None,
+            run: Some(Run { run_id: self.run_id.as_str().into(), steps: 0, tokens: 0 }),
+            seeds: new.seeds.clone(),
+            records: vec![self.record.clone()],
+            calls: Vec::new(),
+            inbox: Vec::new(),
+            interrupted: Vec::new(),
+        }
+    }
+
     fn woken(self, session_id: String) -> Woken {
         Woken { session_id, run_id: self.run_id, outcome: Acceptance::NewRun, duplicate: false }
     }
@@ -218,9 +296,10 @@ pub(super) async fn open_run(
     connection: &mut PgConnection,
     seen: &Seen,
     arrived: &Arrived<'_>,
+    mut offer: Option<&mut Offer>,
 ) -> Result<Option<Woken>> {
-    let (Some(session_id), Some(last_message_number), Some(status)) =
-        (&seen.session_id, seen.last_message_number, &seen.status)
+    let (Some(conversation_id), Some(session_id), Some(last_message_number), Some(status)) =
+        (&seen.conversation_id, &seen.session_id, seen.last_message_number, &seen.status)
     else {
         return Ok(None);
     };
@@ -235,29 +314,31 @@ pub(super) async fn open_run(
         return Ok(None);
     };
     crate::failpoint!("K1");
-    opens_run!(
+    let claim = offer.as_deref_mut().map(|offer| offer.ask(session_id));
+    let written = opens_run!(
         "c as (
             update conversation_counters
             set open_run_id = $1
-            where conversation_id = $17 and open_run_id is null and last_message_number = $18
+            where conversation_id = $21 and open_run_id is null and last_message_number = $22
             returning conversation_id, last_message_number
         ), s as (
             update conversation_sessions s
             set status = 'queued', error = null, completed_at = null, cancel_requested = false,
                 cancel_reason = null,
                 -- As in `run::start`: only the first run sets where the session's numbers begin.
-                base_message_number = case when $19 then s.base_message_number else c.last_message_number end,
-                to_message_number = case when $19 then s.to_message_number else c.last_message_number end,
+                base_message_number = case when $23 then s.base_message_number else c.last_message_number end,
+                to_message_number = case when $23 then s.to_message_number else c.last_message_number end,
                 last_message_number = $10,
                 last_event_seq = s.last_event_seq + cardinality($8::text[]),
                 wake_seq = s.wake_seq + 1
             from c
-            where s.session_id = $20 and s.conversation_id = c.conversation_id and s.status = $21
-                and s.wake_seq = $22 and s.superseded = $23
+            where s.session_id = $24 and s.conversation_id = c.conversation_id and s.status = $25
+                and s.wake_seq = $26 and s.superseded = $27
             returning s.session_id, s.conversation_id, s.space_id, s.last_event_seq
         )",
         run,
-        seen.conversation_id,
+        claim,
+        conversation_id,
         last_message_number,
         seen.had_run,
         session_id,
@@ -266,15 +347,19 @@ pub(super) async fn open_run(
         seen.superseded
     )
     .fetch_one(connection)
-    .await?;
+    .await;
+    let job_id = written.map(|row| row.job_id);
+    run.answered(job_id, offer, (conversation_id, session_id), None)?;
     Ok(Some(run.woken(session_id.clone())))
 }
 
 /// The message makes a conversation, its session and its run.
 pub(super) async fn first_message(
     connection: &mut PgConnection,
+    vault: &Vault,
     new: &NewSession,
     arrived: &Arrived<'_>,
+    mut offer: Option<&mut Offer>,
 ) -> Result<Option<Woken>> {
     let trigger = (new.trigger_type.as_str(), new.trigger_id.as_str());
     // The seeds have the numbers before the first message.
@@ -296,16 +381,17 @@ pub(super) async fn first_message(
     }
     crate::failpoint!("K4");
     crate::failpoint!("K1");
-    opens_run!(
+    let claim = offer.as_deref_mut().map(|offer| offer.ask(&session_id));
+    let written = opens_run!(
         "c as (
             insert into conversation_counters
                 (conversation_id, space_id, mailbox_id, last_message_number, open_run_id, user_id, data_key)
-            values ($17, $18, $19, $20, $1, $35, $36)
+            values ($21, $22, $23, $24, $1, $39, $40)
             on conflict (conversation_id) do nothing
             returning conversation_id, space_id, mailbox_id, last_message_number, data_key
         ), prefix as (
             insert into blobs (space_id, sha256, size, media_type, bytes)
-            select c.space_id, $21, length($22::bytea), 'application/json', $22
+            select c.space_id, $25, length($26::bytea), 'application/json', $26
             from c
             on conflict (sha256, space_id) do nothing
         ), s as (
@@ -314,18 +400,19 @@ pub(super) async fn first_message(
                  model_context_window, status, policy, tool_names, seed_message_count, prefix_sha256,
                  repository_id, base_message_number, to_message_number, last_message_number, last_event_seq,
                  wake_seq, data_key)
-            select $23, c.conversation_id, c.space_id, c.mailbox_id, $24, $25, $26, $27, $28, 'queued', $29, $30,
-                $20::bigint::integer, $21, $31, c.last_message_number, c.last_message_number, $10,
+            select $27, c.conversation_id, c.space_id, c.mailbox_id, $28, $29, $30, $31, $32, 'queued', $33, $34,
+                $24::bigint::integer, $25, $35, c.last_message_number, c.last_message_number, $10,
                 cardinality($8::text[]), 1, c.data_key
             from c
             returning session_id, conversation_id, space_id, last_event_seq
         ), seeds as (
             insert into session_seed_messages (space_id, session_id, ordinal, role, content, is_new)
             select s.space_id, s.session_id, seed.ordinal - 1, seed.role, seed.content, seed.is_new
-            from s, unnest($32::text[], $33::text[], $34::boolean[])
+            from s, unnest($36::text[], $37::text[], $38::boolean[])
                 with ordinality as seed (role, content, is_new, ordinal)
         )",
         run,
+        claim,
         new.conversation_id,
         new.space_id,
         new.mailbox_id,
@@ -348,6 +435,12 @@ pub(super) async fn first_message(
         arrived.seal.key_id()
     )
     .fetch_one(connection)
-    .await?;
+    .await;
+    let job_id = written.map(|row| row.job_id);
+    if offer.is_some() {
+        vault.learn(&session_id, arrived.seal.key_id());
+    }
+    let session = offer.is_some().then(|| Box::new(run.new_session(new, &session_id, prefix)));
+    run.answered(job_id, offer, (&new.conversation_id, &session_id), session)?;
     Ok(Some(run.woken(session_id)))
 }

@@ -154,8 +154,8 @@ async fn work(ctx: &Ctx, job: &Job) -> ClaimEnd {
     }
 }
 
-/// Hop 2: reads the session once. [`run_steps`] then takes step after step with this copy in memory, which is kept for the next
-/// claim if it is what was committed last.
+/// Hop 2: reads the session once, unless the message that made it has left it with the job. [`run_steps`] then takes step after step
+/// with this copy in memory, which is kept for the next claim if it is what was committed last.
 async fn hydrate_and_run(
     ctx: &Ctx,
     job: &Job,
@@ -166,10 +166,10 @@ async fn hydrate_and_run(
     withdraw(ctx, job, &SessionId::from(session_id), counts).await?;
     // A replay runs its session once.
     let once = !job.runner.is_empty();
-    let mut hydrated = if once {
-        ctx.store.hydrate_to_keep(session_id).await?
-    } else {
-        ctx.warm.hydrate(&ctx.store, session_id).await?
+    let mut hydrated = match job.take_session() {
+        Some(session) => session.into(),
+        None if once => ctx.store.hydrate_to_keep(session_id).await?,
+        None => ctx.warm.hydrate(&ctx.store, session_id).await?,
     };
     counts.tries.warn_of_deaths(&hydrated.session);
     let span = span::of_run(ctx, &hydrated.session);

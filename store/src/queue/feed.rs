@@ -1,0 +1,280 @@
+//! The way of a claimed job to apalis, and the offer: a free slot of this process that an incoming message fills.
+//!
+//! A message that opens a run inserts a job. If a queue of the same process rests, the process would claim that job a
+//! millisecond later, with a statement and a commit of its own. So the message's statement claims it: the process
+//! offers a slot, and the job is inserted with the lease of that offer ([`Offer`]).
+//!
+//! The lease's token is known before the statement runs. So if nobody learns what became of the statement (its answer
+//! was lost, or its caller went away), the process gives the job back by that token, if there is one.
+
+use super::{ClaimedRow, Hold, Holdings, Job, Lease, Outage, Room, Settings, Slot, boottime_ms, delay};
+use crate::Store;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc, watch};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, warn};
+use wakeful_workflow::session::Session;
+
+/// What the jobs of one queue need on their way.
+#[derive(Debug)]
+pub(super) struct Feed {
+    pub store: Store,
+    pub settings: Settings,
+    pub worker_id: Arc<str>,
+    pub holdings: Arc<Holdings>,
+    pub room: Arc<Room>,
+    /// Fires when a slot became free.
+    pub freed: Arc<Notify>,
+    pub jobs: mpsc::Sender<Job>,
+}
+
+impl Feed {
+    /// Hands over a job that a claim took. A suspect has a slot of its own, so it takes none from other jobs.
+    pub async fn claimed(&self, mut row: ClaimedRow, ends_ms: u64) {
+        let permit = if row.suspect { None } else { Arc::clone(&self.room.slots).try_acquire_owned().ok() };
+        row.last_error = self.store.reveal_some(row.last_error).await;
+        let job = self.job(row, permit, ends_ms, None);
+        // If sending fails, the drain began during the claim and the channel has no receiver any more. Give
+        // the job back.
+        if let Err(mpsc::error::SendError(job)) = self.jobs.send(job).await {
+            release(&self.store, &job.lease).await;
+        }
+    }
+
+    fn job(
+        &self,
+        row: ClaimedRow,
+        permit: Option<OwnedSemaphorePermit>,
+        ends_ms: u64,
+        session: Option<Box<Session>>,
+    ) -> Job {
+        let hold = Arc::new(Hold {
+            lost: CancellationToken::new(),
+            commits: watch::Sender::new(0),
+            ends_ms: AtomicU64::new(ends_ms),
+        });
+        self.holdings.insert(row.job_id, row.token, Arc::clone(&hold));
+        let slot = Slot {
+            job_id: row.job_id,
+            token: row.token,
+            suspect: row.suspect,
+            held: Arc::clone(&self.holdings),
+            freed: Arc::clone(&self.freed),
+            permit,
+            room: Arc::clone(&self.room),
+        };
+        Job {
+            lease: Lease {
+                job_id: row.job_id,
+                token: row.token,
+                worker_id: Arc::clone(&self.worker_id),
+                trace_context: row.trace_context,
+                hold,
+            },
+            kind: self.settings.kind,
+            runner: Arc::clone(&self.settings.runner),
+            conversation_id: row.conversation_id,
+            session_id: row.session_id,
+            step_number: row.step_number.unwrap_or(0),
+            channel: row.channel,
+            attempt: row.attempt,
+            stuck: row.stuck,
+            died: row.died,
+            last_error: row.last_error,
+            outage: Outage {
+                faults: row.outage_faults.into(),
+                lasted: row.outage_s.map(|s| Duration::from_secs_f64(s.max(0.0))),
+            },
+            gate_pass: row.gate_pass,
+            pause_passes: row.pause_passes.unwrap_or_default(),
+            session: Arc::new(Mutex::new(session)),
+            slot: Arc::new(slot),
+        }
+    }
+
+    /// Offers a free slot. The caller has seen that no other job waits for it.
+    pub fn offer(self: &Arc<Feed>) -> Option<Offer> {
+        if self.room.free() == 0 || self.jobs.is_closed() {
+            return None;
+        }
+        let permit = Arc::clone(&self.room.slots).try_acquire_owned().ok()?;
+        // The clock is read before the statement, so this value is never later than the lease's end in the database.
+        let ends_ms = boottime_ms() + self.settings.lease.as_millis() as u64;
+        let claim = Claim {
+            token: new_token(),
+            worker_id: Arc::clone(&self.worker_id),
+            liveness_lock: self.holdings.lock(),
+            lease: self.settings.lease,
+        };
+        Some(Offer { feed: Arc::clone(self), permit: Some(permit), ends_ms, claim, state: State::Unused })
+    }
+}
+
+/// A token that no claim has used. The sequence of the other tokens gives positive ones.
+fn new_token() -> i64 {
+    // 62 of these bits are random.
+    let (_, random) = uuid::Uuid::now_v7().as_u64_pair();
+    -1 - (random & (u64::MAX >> 2)) as i64
+}
+
+/// What the statement writes into the job's row.
+#[derive(Debug)]
+pub(crate) struct Claim {
+    pub token: i64,
+    pub worker_id: Arc<str>,
+    pub liveness_lock: Option<i32>,
+    pub lease: Duration,
+}
+
+/// A slot of this process for the job of a message. Dropping it frees the slot, and gives back a job that was not handed
+/// over.
+#[derive(Debug)]
+pub struct Offer {
+    feed: Arc<Feed>,
+    permit: Option<OwnedSemaphorePermit>,
+    ends_ms: u64,
+    claim: Claim,
+    state: State,
+}
+
+#[derive(Debug)]
+enum State {
+    /// No statement has used it.
+    Unused,
+    /// A statement for this session is under way, or nobody knows what became of it.
+    Asked { session_id: String },
+    /// The job is in the database, under this lease.
+    Taken(Box<Taken>),
+    /// The job is on its way.
+    Over,
+}
+
+/// A job that a message inserted under the lease of an offer.
+#[derive(Debug)]
+pub(crate) struct Taken {
+    pub job_id: i64,
+    pub conversation_id: String,
+    pub session_id: String,
+    pub step_number: i64,
+    pub trace_context: Option<String>,
+    /// The session, if the statement made it.
+    pub session: Option<Box<Session>>,
+}
+
+impl Offer {
+    /// What a statement that is about to run for this session writes. Call [`Offer::taken`] or [`Offer::declined`] when its
+    /// answer is known.
+    pub(crate) fn ask(&mut self, session_id: &str) -> &Claim {
+        self.state = State::Asked { session_id: session_id.to_owned() };
+        &self.claim
+    }
+
+    /// The statement is committed.
+    pub(crate) fn taken(&mut self, taken: Taken) {
+        self.state = State::Taken(Box::new(taken));
+    }
+
+    /// The statement wrote nothing.
+    pub(crate) fn declined(&mut self) {
+        self.state = State::Unused;
+    }
+
+    /// Begins the job that a message inserted under this offer's lease. `false`: none did, so the message's job is to be
+    /// announced.
+    pub fn begin(mut self) -> bool {
+        let taken = match std::mem::replace(&mut self.state, State::Over) {
+            State::Taken(taken) => taken,
+            other => {
+                self.state = other;
+                return false;
+            }
+        };
+        let row = ClaimedRow {
+            job_id: taken.job_id,
+            token: self.claim.token,
+            suspect: false,
+            conversation_id: taken.conversation_id,
+            session_id: Some(taken.session_id),
+            channel: None,
+            step_number: Some(taken.step_number),
+            attempt: 1,
+            stuck: 1,
+            died: 0,
+            last_error: None,
+            outage_faults: 0,
+            outage_s: None,
+            gate_pass: None,
+            pause_passes: None,
+            trace_context: taken.trace_context,
+            age_s: None,
+        };
+        let job = self.feed.job(row, self.permit.take(), self.ends_ms, taken.session);
+        self.feed.holdings.written(&self.feed.store, self.claim.liveness_lock);
+        // There is a place for the job of each slot. So this fails only if the process drains.
+        if let Err(refused) = self.feed.jobs.try_send(job) {
+            let (job, store) = (refused.into_inner(), self.feed.store.clone());
+            tokio::spawn(async move { release(&store, &job.lease).await });
+        }
+        true
+    }
+}
+
+impl Drop for Offer {
+    fn drop(&mut self) {
+        if let Some(permit) = self.permit.take() {
+            drop(permit);
+            self.feed.freed.notify_one();
+        }
+        let session_id = match std::mem::replace(&mut self.state, State::Over) {
+            State::Unused | State::Over => return,
+            State::Asked { session_id } => session_id,
+            State::Taken(taken) => taken.session_id,
+        };
+        // Without a runtime the process ends, and its liveness lock is free.
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            let (store, token, ends_ms) = (self.feed.store.clone(), self.claim.token, self.ends_ms);
+            runtime.spawn(async move { give_back(&store, &session_id, token, ends_ms).await });
+        }
+    }
+}
+
+/// Gives a job back that was not begun.
+async fn release(store: &Store, lease: &Lease) {
+    if let Err(error) = store.release(lease).await {
+        warn!(%error, "A job was not released; it is free when its lease ends");
+    }
+}
+
+/// Gives a job back by its token. The statement that inserts it may still be under way, so this tries until the lease ends.
+async fn give_back(store: &Store, session_id: &str, token: i64, ends_ms: u64) {
+    for tries in 0..i32::MAX {
+        match store.release_offered(session_id, token).await {
+            Ok(true) => return,
+            Ok(false) => {}
+            Err(error) => debug!(%error, "A job of an offer was not given back; trying again"),
+        }
+        if boottime_ms() >= ends_ms {
+            return;
+        }
+        tokio::time::sleep(delay(tries + 1, None).min(Duration::from_secs(2))).await;
+    }
+}
+
+impl Store {
+    /// Gives back the job that this token holds. `false`: it holds none.
+    async fn release_offered(&self, session_id: &str, token: i64) -> Result<bool, sqlx::Error> {
+        let released = sqlx::query!(
+            "update jobs
+            set lease = null, worker_id = null, run_at = clock_timestamp(),
+                stuck = greatest(stuck - 1, 0), attempt = greatest(attempt - 1, 0)
+            where session_id = $1 and kind = 'step' and lease = $2",
+            session_id,
+            token
+        )
+        .execute(&self.pool)
+        .await?;
+        Ok(released.rows_affected() == 1)
+    }
+}
