@@ -186,7 +186,7 @@ impl Store {
     }
 
     /// Brings a copy up to date, in one statement that reads only what the copy lacks. `None`: the copy cannot be brought up to
-    /// date, and the caller hydrates. See [`warm`].
+    /// date, and the caller hydrates. [`Warm`] says when.
     ///
     /// # Errors
     /// [`Error::Corrupt`], [`Error::Database`].

@@ -1,22 +1,4 @@
 //! A copy of a session that its worker keeps between two turns.
-//!
-//! Most of a long session never changes: its messages, its seeds and its pinned prefix. A [`Warm`] copy has these and nothing else.
-//! [`Store::catch_up`](crate::Store::catch_up) reads all other parts as hydration does, and the messages that the copy lacks. So what
-//! others did meanwhile (steps of other workers, messages, cancels, answers, a rebuilt state, another policy) needs no check: it is read.
-//!
-//! Only the kept parts need one. The logs are append-only: an erasure is the one act that deletes messages, and its first transaction
-//! deletes the session's row. So the copy is good while these stay as they were (`basis`, and the last message):
-//!
-//! - the row. One that was made again under the same id has another `ordinal`, and one of a restored dump is in another table;
-//! - the hash of the prefix, and the prefix itself;
-//! - the number of seeds: a chat about a notice gets more of them when its first run begins;
-//! - the server, by the time of its start. One that takes over after a failover may lack the last commits, and have others in
-//!   their stead. For the same reason the copy's last message is read again, and must be the same.
-//!
-//! If one of them differs, the copy is dropped, and the session is hydrated. A session whose texts are sealed is never kept.
-//!
-//! The fences of the step commit hold besides: a step that was planned on an old copy would be refused as `Moved`. But no model call
-//! relies on that.
 
 use super::parts::Parts;
 use crate::Result;
@@ -38,6 +20,24 @@ pub struct Hydrated {
 }
 
 /// What a later claim of a session need not read again.
+///
+/// Most of a long session never changes: its messages, its seeds and its pinned prefix. A copy has these and nothing else.
+/// [`Store::catch_up`](crate::Store::catch_up) reads all other parts as hydration does, and the messages that the copy lacks. So what
+/// others did meanwhile (steps of other workers, messages, cancels, answers, a rebuilt state, another policy) needs no check: it is read.
+///
+/// Only the kept parts need one. The logs are append-only: an erasure is the one act that deletes messages, and its first transaction
+/// deletes the session's row. So the copy is good while these stay as they were (`basis`, and the last message):
+///
+/// - the row. One that was made again under the same id has another `ordinal`, and one of a restored dump is in another table;
+/// - the hash of the prefix, and the prefix itself;
+/// - the number of seeds: a chat about a notice gets more of them when its first run begins;
+/// - the server, by the time of its start. One that takes over after a failover may lack the last commits, and have others in
+///   their stead. For the same reason the copy's last message is read again, and must be the same.
+///
+/// If one of them differs, the copy is dropped, and the session is hydrated. A session whose texts are sealed is never kept.
+///
+/// The fences of the step commit hold besides: a step that was planned on an old copy would be refused as `Moved`. But no model call
+/// relies on that.
 #[derive(Clone, Debug)]
 pub struct Warm {
     session_id: SessionId,

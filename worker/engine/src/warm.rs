@@ -2,7 +2,7 @@
 //!
 //! A claim takes its session's copy out, so no two claims have it, and puts it back when it ends with a commit whose outcome is
 //! known. [`wakeful_store::hydrate::Warm`] says what a copy has and when it is good; one that is not is dropped, and the session is
-//! hydrated. Only sessions that this process worked on are here, at most [`KEPT`] long, within `queue.warm_mb`.
+//! hydrated. Only sessions that this process worked on are here, for an hour at most, within `queue.warm_mb`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
