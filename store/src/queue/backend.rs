@@ -23,9 +23,9 @@ use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 /// While jobs wait, a claim waits until this part of the slots is free, or for this long: for one job it costs as much as
-/// for several.
+/// for several. The other slots work meanwhile, and a job that waits for a slot has waited for longer.
 const ENOUGH: usize = 4;
-const GATHER: Duration = Duration::from_millis(5);
+const GATHER: Duration = Duration::from_millis(30);
 /// How often a worker looks for steps that others left, if it hears of none.
 const LEFT_EVERY: Duration = Duration::from_secs(30);
 

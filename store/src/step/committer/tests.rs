@@ -1,7 +1,20 @@
 //! Which commits share a statement, and when a lane takes them.
 
+use super::waiting::{Queue, Writing};
 use super::*;
 use futures::FutureExt;
+use std::collections::VecDeque;
+
+/// What a lane takes now, after it has let others join.
+async fn now(waiting: &Waiting) -> Option<(Vec<Request>, Writing<'_>)> {
+    let mut next = std::pin::pin!(waiting.next());
+    for _ in 0..=YIELDS {
+        if let Some(taken) = next.as_mut().now_or_never() {
+            return taken;
+        }
+    }
+    None
+}
 
 fn request(session: &str, bytes: usize) -> (Request, oneshot::Receiver<Reported>) {
     let (report, reported) = oneshot::channel();
@@ -46,20 +59,45 @@ async fn commits_gather_while_a_lane_writes_until_they_are_many_or_one_is_late()
     let (taken, first_lane) = waiting.next().await.unwrap();
     assert_eq!(taken.len(), 1, "a lone commit waits for nothing");
     let mut reports: Vec<_> = (1..ENOUGH).map(|number| push(&format!("s{number:02}"))).collect();
-    assert!(waiting.next().now_or_never().is_none(), "they wait for the lane that writes");
+    assert!(now(&waiting).await.is_none(), "they wait for the lane that writes");
     reports.push(push("last"));
-    let (taken, second_lane) = waiting.next().now_or_never().unwrap().unwrap();
+    let (taken, second_lane) = now(&waiting).await.unwrap();
     assert_eq!(taken.len(), ENOUGH, "they are many");
 
     let _late = push("late");
     drop(second_lane);
-    assert!(waiting.next().now_or_never().is_none(), "the first lane still writes");
+    assert!(now(&waiting).await.is_none(), "the first lane still writes");
     waiting.lock().late = true;
-    let (taken, third) = waiting.next().now_or_never().unwrap().unwrap();
+    let (taken, third) = now(&waiting).await.unwrap();
     assert_eq!(taken.len(), 1);
     drop((third, first_lane));
     let _next = push("next");
-    assert!(waiting.next().now_or_never().is_some());
+    assert!(now(&waiting).await.is_some());
+}
+
+#[tokio::test]
+async fn tasks_that_can_run_join_the_statement_of_a_lane_that_is_about_to_write() {
+    let waiting = Arc::new(Waiting::default());
+    let push = |name: &'static str| {
+        let waiting = Arc::clone(&waiting);
+        async move {
+            let (request, reported) = request(name, 1);
+            waiting.lock().requests.push_back(request);
+            reported
+        }
+    };
+    let _first = push("first").await;
+    let joins = tokio::spawn(push("second"));
+    let (taken, lane) = waiting.next().await.unwrap();
+    assert_eq!(taken.len(), 2);
+    assert_eq!(waiting.lock().gathering, 0);
+    drop((taken, lane, joins.await.unwrap()));
+
+    let _first = push("first").await;
+    let mut next = std::pin::pin!(waiting.next());
+    assert!(next.as_mut().now_or_never().is_none());
+    assert_eq!(waiting.lock().gathering, 1, "others see that a statement is about to be written");
+    assert_eq!(next.await.unwrap().0.len(), 1);
 }
 
 #[tokio::test(start_paused = true)]
