@@ -6,7 +6,7 @@ use futures::FutureExt;
 use std::collections::VecDeque;
 
 /// What a lane takes now, after it has let others join.
-async fn now(waiting: &Waiting) -> Option<(Vec<Request>, Writing<'_>)> {
+fn now(waiting: &Waiting) -> Option<(Vec<Request>, Writing<'_>)> {
     let mut next = std::pin::pin!(waiting.next());
     for _ in 0..=YIELDS {
         if let Some(taken) = next.as_mut().now_or_never() {
@@ -59,41 +59,41 @@ async fn commits_gather_while_a_lane_writes_until_they_are_many_or_one_is_late()
     let (taken, first_lane) = waiting.next().await.unwrap();
     assert_eq!(taken.len(), 1, "a lone commit waits for nothing");
     let mut reports: Vec<_> = (1..ENOUGH).map(|number| push(&format!("s{number:02}"))).collect();
-    assert!(now(&waiting).await.is_none(), "they wait for the lane that writes");
+    assert!(now(&waiting).is_none(), "they wait for the lane that writes");
     reports.push(push("last"));
-    let (taken, second_lane) = now(&waiting).await.unwrap();
+    let (taken, second_lane) = now(&waiting).unwrap();
     assert_eq!(taken.len(), ENOUGH, "they are many");
 
     let _late = push("late");
     drop(second_lane);
-    assert!(now(&waiting).await.is_none(), "the first lane still writes");
+    assert!(now(&waiting).is_none(), "the first lane still writes");
     waiting.lock().late = true;
-    let (taken, third) = now(&waiting).await.unwrap();
+    let (taken, third) = now(&waiting).unwrap();
     assert_eq!(taken.len(), 1);
     drop((third, first_lane));
     let _next = push("next");
-    assert!(now(&waiting).await.is_some());
+    assert!(now(&waiting).is_some());
 }
 
 #[tokio::test]
 async fn tasks_that_can_run_join_the_statement_of_a_lane_that_is_about_to_write() {
     let waiting = Arc::new(Waiting::default());
-    let push = |name: &'static str| {
-        let waiting = Arc::clone(&waiting);
-        async move {
-            let (request, reported) = request(name, 1);
-            waiting.lock().requests.push_back(request);
-            reported
-        }
+    let push = |waiting: &Waiting, name: &str| {
+        let (request, reported) = request(name, 1);
+        waiting.lock().requests.push_back(request);
+        Some(reported)
     };
-    let _first = push("first").await;
-    let joins = tokio::spawn(push("second"));
+    let _first = push(&waiting, "first");
+    let joins = tokio::spawn({
+        let waiting = Arc::clone(&waiting);
+        async move { push(&waiting, "second") }
+    });
     let (taken, lane) = waiting.next().await.unwrap();
     assert_eq!(taken.len(), 2);
     assert_eq!(waiting.lock().gathering, 0);
     drop((taken, lane, joins.await.unwrap()));
 
-    let _first = push("first").await;
+    let _first = push(&waiting, "first");
     let mut next = std::pin::pin!(waiting.next());
     assert!(next.as_mut().now_or_never().is_none());
     assert_eq!(waiting.lock().gathering, 1, "others see that a statement is about to be written");
