@@ -104,7 +104,7 @@ async fn what_does_not_exist_is_404_and_what_is_not_taken_is_405() {
         (Method::POST, "/v1/sessions", "GET"),
         (Method::POST, "/healthz", "GET"),
     ] {
-        let request = reqwest::Client::new().request(method.clone(), format!("{}{path}", client.url));
+        let request = crate::support::http().request(method.clone(), format!("{}{path}", client.url));
         let headers = refused(request, StatusCode::METHOD_NOT_ALLOWED, path).await.unwrap();
         let allow = headers.get(header::ALLOW).unwrap_or_else(|| panic!("{method} {path}: no Allow"));
         assert!(allow.to_str().unwrap().contains(allowed), "{method} {path}: {allow:?}");

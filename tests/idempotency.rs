@@ -2,7 +2,7 @@
 
 use crate::access::stage::TOKEN;
 use crate::support::{Database, Options, Process, eventually};
-use reqwest::{Client, Method, StatusCode};
+use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 use sqlx::Row;
 use wakeful_store::idempotency::{KeyUse, Keyed};
@@ -48,7 +48,7 @@ impl Scene {
 }
 
 async fn ask(url: String, token: &str, key: &str, path: &str, body: &Value) -> Told {
-    let request = Client::new().request(Method::POST, format!("{url}{path}")).bearer_auth(token);
+    let request = crate::support::http().request(Method::POST, format!("{url}{path}")).bearer_auth(token);
     let request = if key.is_empty() { request } else { request.header("idempotency-key", key) };
     let answer = request.body(body.to_string()).send().await.expect("the server answers");
     Told {
@@ -126,7 +126,7 @@ async fn while_the_first_request_is_at_work_the_second_waits_and_if_its_process_
     let mut holds = database.pool.begin().await.unwrap();
     sqlx::query("select from schedules for update").execute(&mut *holds).await.unwrap();
     let url = format!("{}{PAUSE}", one.url());
-    let request = Client::new().post(url).bearer_auth(TOKEN).header("idempotency-key", "k1").body("{}");
+    let request = crate::support::http().post(url).bearer_auth(TOKEN).header("idempotency-key", "k1").body("{}");
     let first = tokio::spawn(async move { request.send().await.map(|answer| answer.status()) });
     eventually("the first request to claim its key", || async {
         let keys = sqlx::query("select from idempotency_keys").fetch_all(&database.pool).await.unwrap();
@@ -157,7 +157,7 @@ async fn a_request_whose_client_goes_away_runs_to_its_end_and_its_answer_is_kept
     scene.ask(&scene.one, TOKEN, "", "/v1/schedules", &daily("a")).await;
     let mut holds = database.pool.begin().await.unwrap();
     sqlx::query("select from schedules for update").execute(&mut *holds).await.unwrap();
-    let request = Client::new().post(format!("{}{PAUSE}", scene.one.url()));
+    let request = crate::support::http().post(format!("{}{PAUSE}", scene.one.url()));
     let request = request.bearer_auth(TOKEN).header("idempotency-key", "k1").body("{}");
     let first = tokio::spawn(request.send());
     eventually("the first request to wait for the row", || async {

@@ -4,7 +4,7 @@ use crate::access::routes;
 use crate::access::stage::TOKEN;
 use crate::support::documented::document;
 use crate::support::{Database, Options};
-use reqwest::{Client, Method};
+use reqwest::Method;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -136,7 +136,7 @@ async fn a_server_knows_the_parameters_and_fields_that_the_document_names() {
     let database = Database::new().await;
     let options = Options::new().model("openai/test").env("OPENAI_BASE_URL", "http://127.0.0.1:1");
     let process = options.env("WAKEFUL_TOKEN", TOKEN).serve(&database).await;
-    let client = Client::new();
+    let client = crate::support::http();
     let ask = async |method: &str, path: &str, query: &str, body: String| -> (u16, Value) {
         let url = format!("{}{}{query}", process.url(), path.replace(['{', '}'], ""));
         let method: Method = method.parse().unwrap();

@@ -61,7 +61,7 @@ async fn a_whole_session_runs_in_the_runtime_role_which_can_rewrite_no_log() {
         let (got, body) = client.post(&path, &body).await;
         assert_eq!(got.as_u16(), status, "{path}: {body}");
     }
-    let deleted = reqwest::Client::new().delete(format!("{}/v1/schedules/s", process.url())).send().await;
+    let deleted = crate::support::http().delete(format!("{}/v1/schedules/s", process.url())).send().await;
     assert_eq!(deleted.expect("the server answers").status().as_u16(), 204);
     assert!(!process.log().contains("permission denied"), "{}", process.log());
     let mut doctor = world.options.clone();

@@ -315,7 +315,7 @@ async fn ten_thousand_unknown_keys_are_one_fetch() {
     let key = Key::ec("k1");
     let keys = Keys::serve(vec![key.public()]);
     let stage = Stage::new(&keys.config("")).await;
-    let client = reqwest::Client::new();
+    let client = crate::support::http();
     let url = format!("{}/v1/sessions", stage.process.url());
     let count = crate::trial::share(10_000);
     for many in (0..count).collect::<Vec<_>>().chunks(50) {

@@ -70,7 +70,7 @@ impl Stage {
     }
 
     pub fn request(&self, token: &str, method: Method, path: &str) -> RequestBuilder {
-        reqwest::Client::new().request(method, format!("{}{path}", self.process.url())).bearer_auth(token)
+        crate::support::http().request(method, format!("{}{path}", self.process.url())).bearer_auth(token)
     }
 
     pub async fn get(&self, token: &str, path: &str) -> (StatusCode, Value) {

@@ -68,7 +68,7 @@ async fn a_revoked_and_an_expired_token_are_refused_at_once_by_every_process() {
     let expiring = stage.run(&["token", "create", "--scope", "read", "--expires", "1h"]).await;
     let text = |made: &Value, key: &str| made[key].as_str().unwrap().to_owned();
     let status = async |token: &str| {
-        let request = |url: &str| reqwest::Client::new().get(format!("{url}/v1/sessions")).bearer_auth(token);
+        let request = |url: &str| crate::support::http().get(format!("{url}/v1/sessions")).bearer_auth(token);
         let (first, _) = send(request(&stage.process.url())).await;
         let (second, body) = send(request(&other.url())).await;
         assert_eq!(first, second);

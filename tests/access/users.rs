@@ -65,12 +65,12 @@ async fn a_token_of_a_user_is_short_lived_and_cannot_be_forged() {
     let stage = Stage::new("").await;
     let ann = stage.user(TOKEN, "ann").await;
     let other = stage.options.serve(&stage.database).await;
-    let request = reqwest::Client::new().get(format!("{}/v1/sessions", other.url())).bearer_auth(&ann);
+    let request = crate::support::http().get(format!("{}/v1/sessions", other.url())).bearer_auth(&ann);
     assert_eq!(send(request).await.0, StatusCode::OK, "each process has the same key");
     // The configuration's token is replaced: what it signed for ends with it.
     let rotated = stage.options.clone().env("WAKEFUL_TOKEN", "another-configured-token-of-the-tests");
     let rotated = rotated.serve(&stage.database).await;
-    let request = reqwest::Client::new().get(format!("{}/v1/sessions", rotated.url())).bearer_auth(&ann);
+    let request = crate::support::http().get(format!("{}/v1/sessions", rotated.url())).bearer_auth(&ann);
     let (status, refused) = send(request).await;
     assert_eq!(status, StatusCode::UNAUTHORIZED, "{refused}");
     let (body, signature) = ann.strip_prefix("wku_").unwrap().split_once('.').unwrap();

@@ -17,7 +17,7 @@ async fn two_hundred_open_pages_of_sixteen_sessions_cost_one_look_for_all_of_the
     let recorder = Recorder::start(&scene.database.url);
     let api = Options::new().model("openai/test").arg("--roles=api").spawn(&recorder.url);
     api.wait_for_log("\"Listening\"").await;
-    let client = reqwest::Client::new();
+    let client = crate::support::http();
     let open = (0..PAGES).map(|number| {
         let url = format!("{}/console/sessions/{}/stream", api.url(), sessions[number % sessions.len()]);
         let request = client.get(url).send();

@@ -101,7 +101,7 @@ async fn schedules_are_made_changed_paused_resumed_triggered_and_deleted_by_http
 
     let put = |name: &str, body: Value| {
         let url = format!("{}/v1/schedules/{name}", client.url);
-        async move { reqwest::Client::new().put(url).body(body.to_string()).send().await.unwrap() }
+        async move { crate::support::http().put(url).body(body.to_string()).send().await.unwrap() }
     };
     let changed = put("weekly", other.clone()).await;
     assert_eq!(changed.status(), StatusCode::OK);
@@ -117,7 +117,7 @@ async fn schedules_are_made_changed_paused_resumed_triggered_and_deleted_by_http
     assert!(refused.contains("the file decides"), "{refused}");
     let delete = |name: &str| {
         let url = format!("{}/v1/schedules/{name}", client.url);
-        async move { reqwest::Client::new().delete(url).send().await.unwrap().status() }
+        async move { crate::support::http().delete(url).send().await.unwrap().status() }
     };
     assert_eq!(delete("nightly").await, StatusCode::CONFLICT);
     assert_eq!(client.post("/v1/schedules/nightly/pause", &Value::Null).await.1["state"], "paused");

@@ -230,7 +230,7 @@ async fn what_another_space_uses_shows_in_no_answer() {
     let database = two_spaces().await;
     let (process, token) = server_for_acme(&database).await;
     let ask = async |path: &str| -> (u16, Value) {
-        let request = reqwest::Client::new().get(format!("{}{path}", process.url())).bearer_auth(&token);
+        let request = crate::support::http().get(format!("{}{path}", process.url())).bearer_auth(&token);
         let response = request.send().await.expect("the server answers");
         (response.status().as_u16(), response.json().await.unwrap_or(json!(null)))
     };
@@ -260,7 +260,7 @@ async fn a_request_reads_under_its_callers_space_whatever_its_statements_say() {
         create policy probe on session_steps as restrictive for select using (probe());";
     sqlx::raw_sql(probe).execute(&database.pool).await.unwrap();
     let (process, token) = server_for_acme(&database).await;
-    let request = reqwest::Client::new().get(format!("{}/v1/sessions/sess_acme/steps", process.url()));
+    let request = crate::support::http().get(format!("{}/v1/sessions/sess_acme/steps", process.url()));
     let answer = request.bearer_auth(&token).send().await.expect("the server answers");
     assert_eq!(answer.status().as_u16(), 200);
     let steps: Value = answer.json().await.unwrap();
@@ -295,7 +295,7 @@ async fn a_token_of_the_installation_sees_the_space_that_it_asks_for_and_one_of_
     let process = options.spawn(&database.as_role("wakeful_runtime"));
     process.wait_for_log("\"Listening\"").await;
     let ask = async |token: &str, space: &str, path: &str| -> (u16, Value) {
-        let request = reqwest::Client::new().get(format!("{}{path}", process.url())).bearer_auth(token);
+        let request = crate::support::http().get(format!("{}{path}", process.url())).bearer_auth(token);
         let response = request.header("X-Wakeful-Space", space).send().await.expect("the server answers");
         (response.status().as_u16(), response.json().await.unwrap_or(json!(null)))
     };
@@ -307,7 +307,7 @@ async fn a_token_of_the_installation_sees_the_space_that_it_asks_for_and_one_of_
     let (_, pauses) = ask(configured, "default", "/v1/pauses").await;
     assert_eq!(pauses["items"][0]["waiting"], 2, "{pauses}");
     let post = async |path: &str, body: &Value| -> (u16, Value) {
-        let request = reqwest::Client::new().post(format!("{}{path}", process.url())).bearer_auth(configured);
+        let request = crate::support::http().post(format!("{}{path}", process.url())).bearer_auth(configured);
         let response = request.body(body.to_string()).send().await.expect("the server answers");
         (response.status().as_u16(), response.json().await.unwrap_or(json!(null)))
     };

@@ -91,6 +91,29 @@ async fn a_delivery_that_meets_an_uncommitted_claim_is_not_sent() {
 }
 
 #[tokio::test]
+async fn a_suspect_is_claimed_at_once_though_queues_of_both_kinds_look() {
+    let world = World::new().await;
+    // They look when they hear of work, and then not for an hour.
+    let poll = Duration::from_secs(3600);
+    let deliveries = Claims::start_with_poll(&world.store, Kind::Deliver, 1, LEASE, poll);
+    let mut steps = deliveries.beside(&world.store, Kind::Step, LEASE, poll);
+    let notifier = Notifier::start(world.store.clone(), &steps.news);
+    // The first ones may be found because the process begins to listen.
+    for _ in 0..5 {
+        world
+            .run_sql(
+                "insert into jobs (kind, space_id, conversation_id, session_id, step_number, stuck, lease)
+                values ('step', 'default', 'default/c1', 'sess_1', 1, 2, nextval('leases'))",
+            )
+            .await;
+        notifier.any_job();
+        assert_eq!(steps.next().await.stuck, 3);
+        world.run_sql("delete from jobs").await;
+    }
+    deliveries.stop();
+}
+
+#[tokio::test]
 async fn eight_claimers_at_once_never_get_one_job_twice() {
     const JOBS: i64 = 400;
     let world = World::new().await;

@@ -278,6 +278,7 @@ pub(super) struct Claims {
     pub(super) queue: Queue,
     pub(super) context: WorkerContext,
     pub(super) news: News,
+    holdings: Arc<Holdings>,
     pub(super) stop: CancellationToken,
 }
 
@@ -295,12 +296,29 @@ impl Claims {
     ) -> Claims {
         let stop = CancellationToken::new();
         let news = News::listen(store, stop.clone());
+        Claims::of_process(store, kind, concurrency, lease, poll, (news, Arc::default(), stop))
+    }
+
+    /// A queue of the same process for another kind of work.
+    pub(super) fn beside(&self, store: &Store, kind: Kind, lease: Duration, poll: Duration) -> Claims {
+        let process = (self.news.clone(), Arc::clone(&self.holdings), self.stop.clone());
+        Claims::of_process(store, kind, 1, lease, poll, process)
+    }
+
+    fn of_process(
+        store: &Store,
+        kind: Kind,
+        concurrency: usize,
+        lease: Duration,
+        poll: Duration,
+        (news, holdings, stop): (News, Arc<Holdings>, CancellationToken),
+    ) -> Claims {
         let settings =
             Settings { kind, runner: Arc::from(""), concurrency, lease, poll, agents: Arc::default() };
         let worker_id = Arc::from(&new_id("w")[..20]);
-        let holdings = Arc::new(Holdings::default());
-        let queue = Queue::start(store.clone(), settings, worker_id, holdings, &news, stop.clone());
-        Claims { queue, context: WorkerContext::new("test"), news, stop }
+        let queue =
+            Queue::start(store.clone(), settings, worker_id, Arc::clone(&holdings), &news, stop.clone());
+        Claims { queue, context: WorkerContext::new("test"), news, holdings, stop }
     }
 
     pub(super) async fn next(&mut self) -> Job {

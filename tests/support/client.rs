@@ -5,6 +5,15 @@ use eventsource_stream::{Event, Eventsource};
 use futures::{Stream, StreamExt};
 use reqwest::{Method, RequestBuilder, StatusCode};
 use serde_json::{Value, json};
+use std::sync::OnceLock;
+
+/// The client of this test's process: to make one takes 20 ms. Each request has a connection of its own, since the servers
+/// of tests are killed.
+pub fn http() -> reqwest::Client {
+    static CLIENT: OnceLock<reqwest::Client> = OnceLock::new();
+    let make = || reqwest::Client::builder().pool_max_idle_per_host(0).build().expect("a client");
+    CLIENT.get_or_init(make).clone()
+}
 
 #[derive(Clone)]
 pub struct Client {

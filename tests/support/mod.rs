@@ -27,7 +27,7 @@ pub mod wire;
 pub mod wire_rules;
 pub mod world;
 
-pub use client::Client;
+pub use client::{Client, http};
 pub use database::Database;
 pub use end::End;
 pub use model::{Answer, ModelServer};

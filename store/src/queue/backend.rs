@@ -152,15 +152,15 @@ impl Claimer {
                 only_here.tell_others();
                 None
             } else {
-                // All queues of a process together may hold one suspect. Reserve that right before the claim,
-                // and give it back if the claim found none.
-                let take_suspect = !holdings.suspect.swap(true, Ordering::AcqRel);
-                let lock = holdings.lock();
-                let reach = horizon.reach(began_ms);
+                // All queues of a process together may hold one suspect.
+                let looking = holdings.suspect.look().await;
+                let (take_suspect, lock, reach) =
+                    (looking.is_some(), holdings.lock(), horizon.reach(began_ms));
                 let claimed = store.claim(settings, worker_id, free, take_suspect, reach, lock).await;
-                let found_suspect = claimed.as_ref().is_ok_and(|rows| rows.iter().any(|row| row.suspect));
-                if take_suspect && !found_suspect {
-                    holdings.suspect.store(false, Ordering::Release);
+                if let Some(looking) = looking
+                    && claimed.as_ref().is_ok_and(|rows| rows.iter().any(|row| row.suspect))
+                {
+                    looking.found();
                 }
                 match claimed {
                     Ok(rows) => {

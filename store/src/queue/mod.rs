@@ -24,6 +24,7 @@ mod notify;
 mod proven;
 mod readers;
 mod room;
+mod suspect;
 mod workers;
 
 pub use backend::Queue;
@@ -43,9 +44,10 @@ use crate::{Result, Store};
 use room::Room;
 use rustix::time::{ClockId, clock_gettime};
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use suspect::SuspectPlace;
 use tokio::sync::{Notify, OwnedSemaphorePermit, watch};
 use tokio_util::sync::CancellationToken;
 use wakeful_workflow::session::Session;
@@ -236,7 +238,7 @@ impl Drop for Slot {
     fn drop(&mut self) {
         self.held.remove(self.job_id, self.token);
         if self.suspect {
-            self.held.suspect.store(false, Ordering::Release);
+            self.held.suspect.leave();
         }
         // Free the slot before the claimer is notified. Otherwise it finds no free slot and waits for its
         // next poll.
@@ -249,7 +251,7 @@ impl Drop for Slot {
 #[derive(Debug, Default)]
 pub struct Holdings {
     leases: Mutex<HashMap<(i64, i64), Arc<Hold>>>,
-    suspect: AtomicBool,
+    suspect: SuspectPlace,
     /// Key of the liveness lock that this process holds. 0: it holds none.
     liveness_lock: AtomicI32,
     /// Fires when the jobs of this process do not name its present lock.
