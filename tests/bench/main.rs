@@ -147,6 +147,7 @@ async fn run(arguments: &Arguments) -> Result<()> {
     let mut report = Report::new(server.describe().await?);
     // A part that fails does not lose the figures of the parts before it.
     let measured = measure(arguments, &mut server, &mut report, &mut progress).await;
+    process::remove_sites();
     progress.clear();
     report.print();
     if let Some(file) = &arguments.json {

@@ -3,6 +3,7 @@
 use anyhow::{Context, Result, bail};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use tokio::process::{Child, Command};
@@ -16,9 +17,19 @@ pub const STEPS: usize = 5;
 /// The file that every tool step reads.
 pub const FILE: &str = "notes.txt";
 
+/// The folders of all sites. They are removed when the bench ends: for a minute after a file is deleted, ext4 looks at its
+/// inode's place each time a file is made. A worker spent a quarter of its CPU there when the part before had just deleted
+/// thousands of files.
+static SITES: Mutex<Vec<TempDir>> = Mutex::new(Vec::new());
+
+/// Removes what the sites of this bench have left.
+pub fn remove_sites() {
+    SITES.lock().unwrap_or_else(PoisonError::into_inner).clear();
+}
+
 /// A folder with the configuration and the scenario of the scripted model, for all processes of one part.
 pub struct Site {
-    dir: TempDir,
+    dir: PathBuf,
 }
 
 impl Site {
@@ -42,7 +53,8 @@ impl Site {
 
     fn with_model(model: &str, more: &str) -> Result<Site> {
         let dir = TempDir::with_prefix("wakeful-bench-")?;
-        let path = dir.path();
+        let path = dir.path().to_owned();
+        SITES.lock().unwrap_or_else(PoisonError::into_inner).push(dir);
         std::fs::create_dir(path.join("scenarios"))?;
         std::fs::write(path.join("scenarios/bench.toml"), scenario())?;
         std::fs::write(
@@ -53,19 +65,19 @@ impl Site {
                  model = \"{model}\"\ntools = [\"read_file\"]\n{more}"
             ),
         )?;
-        Ok(Site { dir })
+        Ok(Site { dir: path })
     }
 
     /// Gives a session the file that its steps read.
     pub fn furnish(&self, session_id: &str) -> Result<()> {
-        let workspace = self.dir.path().join("workspaces").join(session_id);
+        let workspace = self.dir.join("workspaces").join(session_id);
         std::fs::create_dir_all(&workspace)?;
         Ok(std::fs::write(workspace.join(FILE), text())?)
     }
 
     /// Starts `wakeful serve` with its default settings, and waits until its log says that it works or listens.
     pub async fn serve(&self, database_url: &str, roles: &str) -> Result<Serve> {
-        let log = tempfile::NamedTempFile::new_in(self.dir.path())?;
+        let log = tempfile::NamedTempFile::new_in(&self.dir)?;
         let mut command = Command::new(binary()?);
         for (name, _) in std::env::vars() {
             if ["WAKEFUL_", "ANTHROPIC_", "OPENAI_", "OTEL_", "DATABASE_URL"]
@@ -78,9 +90,9 @@ impl Site {
         let began = Instant::now();
         let child = command
             .args(["serve", "--roles", roles, "--config"])
-            .arg(self.dir.path().join("wakeful.toml"))
+            .arg(self.dir.join("wakeful.toml"))
             .env("DATABASE_URL", database_url)
-            .current_dir(self.dir.path())
+            .current_dir(&self.dir)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log.reopen()?)
