@@ -19,6 +19,7 @@ help: ## List the targets
 
 .PHONY: dev
 dev: postgres ## Run Wakeful with a Postgres of its own and samples
+	@test -e target/debug/wakeful || echo "The first build takes some minutes."
 	$(CARGO) run --locked -p wakeful -- dev $(ARGS)
 
 .PHONY: demo

@@ -196,6 +196,34 @@ async fn a_killed_dev_goes_on_where_it_stood() {
 }
 
 #[tokio::test]
+async fn a_killed_worker_of_dev_is_followed_by_another_one() {
+    let place = Place::new();
+    let mut dev = place.dev(&["--no-samples"]);
+    let client = up(&dev).await;
+    let line = dev.line("kill -9 ").await;
+    let first: i32 = line.trim().strip_prefix("kill -9 ").unwrap().parse().unwrap();
+    assert_ne!(first, dev.pid(), "the console stays");
+    let woken = client.chat("c1", "Write a note about the meeting").await;
+    let session_id = woken["session_id"].as_str().unwrap();
+    eventually("the first step", || async {
+        let session = client.session(session_id).await;
+        (!session["steps"].as_array().unwrap().is_empty()).then_some(())
+    })
+    .await;
+    // SAFETY: no memory is involved, and the process is the one that the banner named.
+    assert_eq!(unsafe { libc::kill(first, libc::SIGKILL) }, 0);
+    dev.error_line("Another one starts").await;
+    client.wait_for(session_id, "completed").await;
+    let session = client.session(session_id).await;
+    let steps = session["steps"].as_array().unwrap();
+    assert_eq!(steps.len(), 4);
+    assert_ne!(steps[0]["worker_id"], steps[3]["worker_id"]);
+    assert_eq!(place.mails(), 1);
+    dev.signal(libc::SIGINT);
+    assert_eq!(dev.end().await, 0, "the new worker drains");
+}
+
+#[tokio::test]
 async fn fresh_and_reset_empty_the_data_and_nothing_else() {
     let place = Place::new();
     assert_eq!(place.dev(&["--once", "--no-samples"]).end().await, 0);

@@ -225,11 +225,13 @@ pub async fn takeovers(server: &Server, times: usize) -> Result<Vec<f64>> {
     let site = Site::new()?;
     let mut connection = database.connect().await?;
     let store = database.store(2).await?;
-    let session_id = wake(&store, "held", "hold").await?;
     let mut workers =
         vec![site.serve(&database.url, "worker").await?, site.serve(&database.url, "worker").await?];
     let mut waits = Vec::new();
-    for _ in 0..times {
+    for number in 0..times {
+        // Each kill has a session of its own: a job that has killed several workers is given up.
+        let session_id = wake(&store, &format!("held-{number}"), "hold").await?;
+        store.announce(&session_id).await?;
         // A step must have begun: a job that was only claimed may be on its way back.
         let pid = loop {
             let holder: Option<i32> = sqlx::query_scalar(

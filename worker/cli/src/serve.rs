@@ -22,11 +22,6 @@ pub enum Role {
     Scheduler,
 }
 
-impl Role {
-    /// All roles: one process does everything.
-    pub const ALL: [Role; 3] = [Role::Api, Role::Worker, Role::Scheduler];
-}
-
 /// The address is in use, or this process may not use it.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot listen on {listen} (`--listen ADDRESS` chooses another address)")]

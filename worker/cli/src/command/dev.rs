@@ -1,5 +1,7 @@
 //! `wakeful dev`.
 
+mod worker;
+
 use super::{Exit, Usage};
 use crate::App;
 use crate::dev::{Banner, Cluster, DATABASE, Home, Options, Style, samples};
@@ -11,12 +13,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 use wakeful_config::{AgentSettings, Config, DEFAULT_AGENT, DEFAULT_DEPLOYMENT, Queue};
 use wakeful_engine::ctx::Ctx;
 use wakeful_engine::telemetry::{self, Format};
 use wakeful_store::Store;
 use wakeful_workflow::session::SessionStatus;
+use worker::Workers;
 
 /// Longest time that the banner waits for the samples. A real model may be slow.
 const SAMPLES_REST: Duration = Duration::from_secs(90);
@@ -42,6 +46,9 @@ pub(super) struct Args {
     /// Stop when the samples are done, with status 1 if one failed.
     #[arg(long)]
     once: bool,
+    /// Be the worker of the `wakeful dev` that starts this.
+    #[arg(long, hide = true)]
+    as_worker: bool,
 }
 
 #[derive(Debug, clap::Subcommand)]
@@ -56,6 +63,9 @@ enum Verb {
 
 pub(super) async fn run(app: App, config: Config, args: Args) -> anyhow::Result<Exit> {
     let home = Home::at(args.data_dir.as_deref())?;
+    if args.as_worker {
+        return worker::run(app, config, &args, home).await;
+    }
     let Some(verb) = &args.verb else { return start(app, config, args, home).await };
     if args.listen.is_some() || args.no_samples || args.fresh || args.once {
         return Err(Usage("`wakeful dev url`, `stop` and `reset` take --data-dir only".to_owned()).into());
@@ -129,29 +139,39 @@ async fn start(app: App, mut config: Config, args: Args, home: Home) -> anyhow::
     configure(&mut config, &app, &home, &url, !args.no_samples)?;
     config.check_serve(true, true)?;
     let ctx = app.context(config, &url).await?;
+    let (show_log, shown_yet) = watch::channel(false);
+    let workers = Workers::new(&url, shown_yet);
+    let worker = workers.pid();
+    let working = async {
+        let kept = workers.keep(&ctx.shutdown.draining).await;
+        ctx.shutdown.draining.cancel();
+        kept
+    };
     let serving = async {
-        let served = serve::run(&app, Arc::clone(&ctx), &Role::ALL, Some(listener)).await;
+        let served = serve::run(&app, Arc::clone(&ctx), &[Role::Api, Role::Scheduler], Some(listener)).await;
         // The server has ended, so the banner has nothing left to wait for.
         ctx.shutdown.draining.cancel();
         served
     };
     let showing = async {
         let shown = tokio::select! {
-            shown = show(&ctx, listen, &args, &home, given.is_some()) => shown.map(Some),
+            shown = show(&ctx, listen, &args, &home, given.is_some(), worker) => shown.map(Some),
             () = ctx.shutdown.draining.cancelled() => Ok(None),
         };
         screen.open.store(!args.once, Ordering::Relaxed);
+        show_log.send_replace(!args.once);
         if args.once || shown.is_err() {
             ctx.shutdown.draining.cancel();
         }
         shown
     };
-    let (served, shown) = tokio::join!(serving, showing);
+    let (served, shown, worked) = tokio::join!(serving, showing, working);
     if let Some(cluster) = cluster {
         spawn_blocking(move || cluster.stop()).await??;
     }
     drop((telemetry, lock));
     served?;
+    worked?;
     if !args.once {
         eprintln!("stopped; the data in {} stays", home.dir().display());
     }
@@ -256,7 +276,14 @@ pub(super) fn apply_if_dev_database(config: &mut Config, app: &App) -> anyhow::R
 }
 
 /// Sends the samples if this is the first start, waits for them, and prints the banner.
-async fn show(ctx: &Ctx, listen: SocketAddr, args: &Args, home: &Home, given: bool) -> anyhow::Result<Exit> {
+async fn show(
+    ctx: &Ctx,
+    listen: SocketAddr,
+    args: &Args,
+    home: &Home,
+    given: bool,
+    mut worker: watch::Receiver<Option<i32>>,
+) -> anyhow::Result<Exit> {
     let agent = ctx.config.agent(DEFAULT_AGENT);
     if !args.no_samples
         && let Ok(agent) = &agent
@@ -281,8 +308,10 @@ async fn show(ctx: &Ctx, listen: SocketAddr, args: &Args, home: &Home, given: bo
         (None, Some(smtp)) => format!("by SMTP to {}:{}", smtp.host, smtp.port),
         (maildir, _) => shown_path(maildir),
     };
+    let worker = *worker.wait_for(Option::is_some).await?;
     let banner = Banner {
         listen,
+        worker,
         home,
         model: agent.as_ref().ok().map(|agent| agent.model.as_str()),
         given_database: given,

@@ -93,7 +93,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Run everything in one process with a Postgres of its own, and send sample messages of every kind.
+    /// Run everything with a Postgres of its own, and send sample messages of every kind.
     Dev(dev::Args),
     /// Kill a worker in the middle of a chat, and watch another one go on. Needs no setup and leaves nothing
     /// behind.

@@ -12,6 +12,8 @@ use super::style::{Style, one_line};
 #[derive(Debug)]
 pub struct Banner<'a> {
     pub listen: SocketAddr,
+    /// The worker's pid.
+    pub worker: Option<i32>,
     pub home: &'a Home,
     /// The model of the default agent, if there is one.
     pub model: Option<&'a str>,
@@ -70,6 +72,7 @@ impl fmt::Display for Banner<'_> {
         row(f, "Log", &self.home.log().display().to_string())?;
         self.samples(f)?;
         self.to_try(f, &url)?;
+        self.to_kill(f)?;
         if self.once {
             return writeln!(f, "\nThis was --once: stopping. The data stays.");
         }
@@ -104,6 +107,16 @@ impl Banner<'_> {
             writeln!(f, "    {} session show {}", self.program, state.session_id)?;
         }
         Ok(())
+    }
+
+    fn to_kill(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (Some(pid), false) = (self.worker, self.once) else { return Ok(()) };
+        writeln!(f, "\n{}", self.style.bold("Kill the worker while it works: another one goes on"))?;
+        if self.model.is_some_and(|model| model.starts_with("scripted/")) {
+            writeln!(f, "  In the console's chat say \"{}\", and while it is written:", samples::REPORT)?;
+        }
+        writeln!(f, "  kill -9 {pid}")?;
+        writeln!(f, "  The session's timeline shows what was lost and what was kept.")
     }
 
     fn to_try(&self, f: &mut fmt::Formatter<'_>, url: &str) -> fmt::Result {

@@ -17,6 +17,7 @@ mod style;
 
 pub use banner::Banner;
 pub use binaries::Binaries;
+pub use child::Child;
 pub use directory::{default_data_dir, reachable};
 pub use exec::{Throwaway, exec};
 pub use home::{DATABASE, Home, Lock};

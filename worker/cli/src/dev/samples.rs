@@ -57,6 +57,8 @@ pub const COLOUR: Sample = Sample {
     text: "Help me choose a colour for the bike shed. Ask me which one I like.",
     kind: TriggerKind::Chat,
 };
+/// What the scripted model takes its time for. It is not among the samples.
+pub const REPORT: &str = "Write a report";
 /// A mail.
 pub const EMAIL: Sample =
     Sample { conversation: "sample-email", text: "What time is it?", kind: TriggerKind::Email };

@@ -316,6 +316,11 @@ async fn every_branch_of_the_demo_is_reachable() {
             &["write_file", "read_file", "compose_email"],
             "[compose_email]",
         ),
+        (
+            "Write a report",
+            &["write_file", "write_file", "write_file", "current_time"],
+            "Done, at [current_time]",
+        ),
         ("Help me choose", &["ask_user"], "[ask_user]"),
         ("Hello there", &[], "You said: Hello there"),
     ] {
