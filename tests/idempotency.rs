@@ -126,7 +126,8 @@ async fn while_the_first_request_is_at_work_the_second_waits_and_if_its_process_
     let mut holds = database.pool.begin().await.unwrap();
     sqlx::query("select from schedules for update").execute(&mut *holds).await.unwrap();
     let url = format!("{}{PAUSE}", one.url());
-    let request = crate::support::http().post(url).bearer_auth(TOKEN).header("idempotency-key", "k1").body("{}");
+    let request =
+        crate::support::http().post(url).bearer_auth(TOKEN).header("idempotency-key", "k1").body("{}");
     let first = tokio::spawn(async move { request.send().await.map(|answer| answer.status()) });
     eventually("the first request to claim its key", || async {
         let keys = sqlx::query("select from idempotency_keys").fetch_all(&database.pool).await.unwrap();
