@@ -5,6 +5,7 @@ pub(crate) mod browser;
 mod bulk;
 pub(crate) mod hostile;
 mod live;
+mod newcomer;
 
 use crate::support::{Answer, Database, ModelServer, Options, Process, eventually};
 use browser::Browser;
@@ -216,6 +217,7 @@ async fn a_newcomer_talks_to_an_agent_answers_its_question_and_forks_without_jav
     client.wait_for(&session, "waiting_input").await;
     let page = browser.get(&page.path).await;
     assert!(page.html.contains("The agent asks") && page.html.contains("Which colour?"), "{}", page.html);
+    assert!(browser.open("/").await.html.contains("<b>1</b><span>waits for input</span>"));
     let page = browser.press(&page, "/chat/my%20desk%2F1", &[("text", "Green, please.")]).await;
     client.wait_for(&session, "completed").await;
     let page = browser.get(&page.path).await;
@@ -276,7 +278,7 @@ async fn the_overview_has_the_figures_of_the_last_day_and_an_error_those_of_its_
     let in_hours = day["hours"].as_array().unwrap().iter().map(|hour| hour["runs"].as_i64().unwrap());
     assert_eq!(in_hours.sum::<i64>(), 3, "{overview}");
     let page = scene.browser().open("/").await;
-    for shown in ["33.3 %", "2 failed", "until the first reply, p95"] {
+    for shown in ["33.3 %", "2 failed", "until the first reply, p95", "no run took longer"] {
         assert!(page.html.contains(shown), "{shown}: {}", page.html);
     }
     // A moment later the failures are counted.

@@ -17,7 +17,7 @@ pub struct Counted {
     pub count: i64,
 }
 
-/// The queue as one reading found it; in a history, the highest readings of five minutes.
+/// The queue as one reading found it; in a history, the highest readings of five minutes, at the time of the first of them.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct QueueSample {
@@ -215,11 +215,11 @@ impl Store {
         Ok(sqlx::query_as!(
             QueueSample,
             r#"
-            select date_bin('5 minutes', at, 'epoch'::timestamptz) as "at!", max(ready) as "ready!", max(leased) as "leased!",
-                max(delayed) as "delayed!", max(oldest_ready_s) as "oldest_ready_s!"
+            select min(at) as "at!", max(ready) as "ready!", max(leased) as "leased!", max(delayed) as "delayed!",
+                max(oldest_ready_s) as "oldest_ready_s!"
             from queue_samples
             where at > now() - interval '1 day'
-            group by 1
+            group by date_bin('5 minutes', at, 'epoch'::timestamptz)
             order by 1
             "#
         )

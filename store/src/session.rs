@@ -1,6 +1,7 @@
 //! Sessions as people see them: rows, messages and steps for the API and the command line.
 
 mod earlier;
+mod first_message;
 mod parts;
 
 pub use earlier::EarlierMessage;

@@ -10,7 +10,7 @@ const { failed, pages, chat } = JSON.parse(given);
 const root = base + "/console";
 
 const browser = await chromium.launch({ executablePath: process.env.CHROMIUM || "/usr/bin/chromium", args: ["--no-sandbox"] });
-const told = { clicks: {}, serious: [], elsewhere: [], ran: [], broken: [], wide: [], whilePaused: [], live: false };
+const told = { clicks: {}, serious: [], elsewhere: [], ran: [], broken: [], wide: [], covered: [], whilePaused: [], live: false };
 
 async function person(options) {
   const context = await browser.newContext({ viewport: { width: 1280, height: 800 }, ...options });
@@ -132,6 +132,13 @@ for (const path of ["/", `/chat/${chat}`]) {
   };
   await page.context().setOffline(true);
   told.away = [await away("visible")];
+  // The notice lies over nothing that can be pressed.
+  told.covered = await page.evaluate(() => [...document.querySelectorAll("main :is(a, button, input, textarea)")]
+    .filter((one) => {
+      const { left, top, width, height } = one.getBoundingClientRect();
+      const over = width > 0 && document.elementFromPoint(left + width / 2, top + height / 2);
+      return over && over.closest("[data-away]");
+    }).map((one) => one.outerHTML));
   await page.context().setOffline(false);
   told.away.push(await away("hidden"));
   await page.context().close();

@@ -102,7 +102,7 @@ async fn a_person_finds_and_retries_a_failed_run_and_nothing_hinders_or_harms_an
     for (way, clicks) in told["clicks"].as_object().expect("the ways") {
         assert!(clicks.as_i64().is_some_and(|clicks| clicks <= 4), "{way}: {clicks}");
     }
-    let wrong: Vec<&Value> = ["serious", "elsewhere", "ran", "broken", "wide", "whilePaused"]
+    let wrong: Vec<&Value> = ["serious", "elsewhere", "ran", "broken", "wide", "covered", "whilePaused"]
         .iter()
         .map(|what| &told[what])
         .filter(|found| **found != json!([]))

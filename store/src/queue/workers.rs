@@ -38,6 +38,17 @@ impl WorkerView {
         self.beat_age_s < silent_after_s
     }
 
+    /// `alive` or `draining`. Without a heartbeat: `silent` while it holds jobs, which wait for their leases to end, and `gone` when
+    /// it holds none, so that nothing waits for it.
+    pub fn state(&self, silent_after_s: f64) -> &'static str {
+        match (self.is_fresh(silent_after_s), self.drain_asked_at) {
+            (true, None) => "alive",
+            (true, Some(_)) => "draining",
+            (false, _) if self.leases > 0 => "silent",
+            (false, _) => "gone",
+        }
+    }
+
     /// Whether it takes steps of this agent's sessions in `space_id`.
     pub fn has_agent(&self, agent: &str, space_id: &str) -> bool {
         let of_space = format!("{space_id}/{agent}");
@@ -161,5 +172,34 @@ impl Store {
         sqlx::query!("select pg_notify($1, 'drain')", GATES).execute(&mut *tx).await?;
         tx.commit().await?;
         Ok(asked)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_without_a_heartbeat_is_silent_while_it_holds_jobs_and_gone_when_it_holds_none() {
+        let worker = |beat_age_s: f64, leases: i64, drain_asked_at: Option<DateTime<Utc>>| WorkerView {
+            worker_id: "one".into(),
+            host: "host".into(),
+            pid: 1,
+            version: "0.1.0".into(),
+            concurrency: 4,
+            started_at: Utc::now(),
+            beat_age_s,
+            leases,
+            schema_number: None,
+            agents: None,
+            drain_asked_at,
+            drain_asked_by: None,
+        };
+        let state = |worker: WorkerView| worker.state(30.0);
+        assert_eq!([state(worker(1.0, 0, None)), state(worker(40.0, 2, None))], ["alive", "silent"]);
+        assert_eq!(
+            [state(worker(1.0, 1, Some(Utc::now()))), state(worker(40.0, 0, None))],
+            ["draining", "gone"]
+        );
     }
 }

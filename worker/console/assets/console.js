@@ -61,10 +61,11 @@
     return changed;
   }
 
-  // Says that the server is away, without moving what a person reads.
+  // Says that the server is away, above all that can be pressed. Nothing on the page looks as if it went on.
   const away = document.querySelector("[data-away]");
   function isAway(yes) {
     away.hidden = !yes;
+    document.documentElement.classList.toggle("is-away", yes);
   }
 
   // The words of forms differ from page to page and say nothing.
@@ -169,6 +170,20 @@
     });
   }
 
+  // An example is a link that loads the page with its text in the box. Here it fills the box, and the page stays.
+  document.querySelectorAll("a[data-fill]").forEach((one) => {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.className = one.className;
+    button.textContent = one.textContent;
+    button.addEventListener("click", () => {
+      const box = document.getElementById(one.dataset.fill);
+      box.value = one.textContent;
+      box.focus();
+    });
+    one.replaceWith(button);
+  });
+
   // Keys.
   let before = "";
   const rows = () => [...document.querySelectorAll(".row-link")].filter((one) => one.offsetParent);
@@ -199,7 +214,7 @@
     else if (event.key === "j") step(1);
     else if (event.key === "k") step(-1);
     else if (event.key === "a") {
-      const act = document.querySelector("main form[method=post] button");
+      const act = document.querySelector("main form[method=post] button:not([type=button])");
       if (act) act.focus();
     }
     else if (event.key === "p" && (body.dataset.live || body.dataset.refresh)) toggleUpdates();

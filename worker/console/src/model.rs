@@ -29,6 +29,8 @@ pub(crate) struct Session {
     pub completed_at: Option<Moment>,
     pub error: Option<String>,
     pub question: Option<String>,
+    /// What a person first said to it. Only lists have it.
+    pub first_message: Option<String>,
     pub job: Option<Job>,
 }
 
@@ -76,6 +78,16 @@ impl Session {
             _ => String::new(),
         };
         crate::text::cut(&text, 140)
+    }
+
+    /// What a person first said, in quotes: ids of conversations do not tell sessions apart.
+    pub fn begins_with(&self) -> Option<String> {
+        self.first_message.as_ref().map(|said| format!("“{}”", crate::text::cut(said, 110)))
+    }
+
+    /// The agent is at work, or will be.
+    pub fn is_busy(&self) -> bool {
+        matches!(self.status.as_str(), "queued" | "running")
     }
 
     pub fn took(&self) -> String {
@@ -315,11 +327,17 @@ pub(crate) struct Worker {
     pub beat_age_s: f64,
     pub leases: i64,
     pub alive: bool,
+    pub state: String,
 }
 
 impl Worker {
     pub fn badge(&self) -> Badge {
-        badge(if self.alive { "alive" } else { "silent" })
+        badge(&self.state)
+    }
+
+    /// It has died, and nothing waits for it.
+    pub fn is_gone(&self) -> bool {
+        self.state == "gone"
     }
 }
 
@@ -332,7 +350,7 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
-    /// When the first sample of the history was read.
+    /// When the first reading of the history was made.
     pub fn since(&self) -> Option<Moment> {
         self.history.first().map(|one| one.at)
     }

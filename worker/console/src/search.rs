@@ -10,9 +10,9 @@ use serde_json::{Map, Value, json};
 #[serde(default)]
 pub(crate) struct Search {
     pub status: String,
+    pub text: String,
     pub conversation: String,
     pub trigger: String,
-    pub text: String,
     pub user: String,
     pub from: String,
     pub tool: String,
@@ -25,16 +25,16 @@ pub(crate) struct Search {
 }
 
 /// How many of the fields every form shows; the others are behind “More filters”.
-const PLAIN: usize = 3;
+const PLAIN: usize = 4;
 
 impl Search {
     /// Each field: its name in an address, its name in the API, and its value.
     fn fields(&self) -> [(&'static str, &'static str, &str); 13] {
         [
             ("status", "status", &self.status),
+            ("text", "text", &self.text),
             ("conversation", "conversation_id", &self.conversation),
             ("trigger", "trigger_type", &self.trigger),
-            ("text", "text", &self.text),
             ("user", "user", &self.user),
             ("from", "from", &self.from),
             ("tool", "tool", &self.tool),
@@ -117,6 +117,21 @@ impl Search {
         Search { status: status.to_owned(), ..self.clone() }
     }
 
+    /// The same words, looked for in what was said: a person may have typed them where an id is asked for. `None`: they were.
+    pub fn in_what_was_said(&self) -> Option<Search> {
+        let misplaced = !self.conversation.trim().is_empty() && self.text.trim().is_empty();
+        misplaced.then(|| Search {
+            text: self.conversation.clone(),
+            conversation: String::new(),
+            ..self.clone()
+        })
+    }
+
+    /// Whether the index that is filled beside the steps was asked.
+    pub fn looks_beside(&self) -> bool {
+        self.has_more() || !self.text.trim().is_empty()
+    }
+
     /// The query of the API.
     pub fn asked(&self, more: &[(&str, &str)]) -> String {
         let fields = self.fields().map(|(_, of_api, value)| (of_api, moment(of_api, value)));
@@ -195,5 +210,10 @@ mod tests {
         let sent = Search::of_form(|name| if name == "trigger" { "chat".to_owned() } else { String::new() });
         assert_eq!(sent, Search { trigger: "chat".into(), ..Search::default() });
         assert!(search.has_more() && !sent.has_more() && !sent.is_empty() && Search::default().is_empty());
+        let words =
+            Search { conversation: "table for two".into(), trigger: "chat".into(), ..Search::default() };
+        let said = words.in_what_was_said().unwrap();
+        assert_eq!(said.link(&[]), "?text=table+for+two&trigger=chat");
+        assert!(said.in_what_was_said().is_none() && said.looks_beside() && !said.has_more());
     }
 }

@@ -96,9 +96,26 @@ pub(super) async fn list(
     let Query(query) = query?;
     let filter = query.filter_for(&ctx.store, &caller).await?;
     let space = filter.space_id.as_deref().unwrap_or(caller.space());
-    let items = within(Scope::of(space), ctx.store.sessions(&filter)).await?;
-    let next = next_page(&items, filter.limit, |last| json!(last.session_id));
-    page(&items, next)
+    let found = async {
+        let sessions = ctx.store.sessions(&filter).await?;
+        let ids: Vec<String> = sessions.iter().map(|one| one.session_id.clone()).collect();
+        Ok::<_, Error>((sessions, ctx.store.first_messages(&ids).await?))
+    };
+    let (sessions, mut said) = within(Scope::of(space), found).await?;
+    let next = next_page(&sessions, filter.limit, |last| json!(last.session_id));
+    let listed =
+        |session: SessionSummary| Listed { first_message: said.remove(&session.session_id), session };
+    page(&sessions.into_iter().map(listed).collect::<Vec<_>>(), next)
+}
+
+/// A session of a list.
+#[derive(Serialize, JsonSchema)]
+pub(super) struct Listed {
+    #[serde(flatten)]
+    session: SessionSummary,
+    /// The beginning of what a user first said to it, on one line: 200 characters at most. Null: nobody said anything, it is very
+    /// large, or its key cannot be had.
+    first_message: Option<String>,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -366,10 +383,10 @@ pub(crate) fn operations() -> Vec<Operation> {
     vec![
         Operation::get("/v1/sessions", "Sessions that match all parameters, newest first")
             .query::<Search>()
-            .lists::<SessionSummary>(),
+            .lists::<Listed>(),
         Operation::get("/v1/replays", "Replays of sessions, newest first")
             .query::<ReplaysQuery>()
-            .lists::<SessionSummary>(),
+            .lists::<Listed>(),
         Operation::get("/v1/sessions/{id}", "A session with its runs, messages, steps, calls and deliveries")
             .answers(
                 StatusCode::OK,

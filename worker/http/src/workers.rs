@@ -25,6 +25,7 @@ pub(super) async fn list(State(ctx): State<Arc<Ctx>>) -> Answer {
         .map(|worker| {
             let mut shown = json!(worker);
             shown["alive"] = json!(worker.is_fresh(silent_after_s));
+            shown["state"] = json!(worker.state(silent_after_s));
             shown
         })
         .collect();

@@ -96,14 +96,6 @@ pub(super) fn silent_after_s(config: &Config) -> f64 {
     config.queue.heartbeat.as_secs_f64() * 3.0
 }
 
-fn state(worker: &WorkerView, silent_after_s: f64) -> &'static str {
-    match (worker.is_fresh(silent_after_s), worker.drain_asked_at) {
-        (true, None) => "alive",
-        (true, Some(_)) => "draining",
-        (false, _) => "silent",
-    }
-}
-
 fn pretty(output: &Output, depth: &[Depth], workers: &[WorkerView], silent_after_s: f64) -> String {
     let mut queues = Table::new(&[
         Column::fixed("QUEUE"),
@@ -150,7 +142,8 @@ pub(super) fn worker_table(workers: &[WorkerView], silent_after_s: f64) -> Table
         Column::flexible("HOST"),
     ]);
     for worker in workers {
-        let state = state(worker, silent_after_s);
+        let state = worker.state(silent_after_s);
+        let up = if state == "gone" { "-".to_owned() } else { age(worker.started_at) };
         table.row([
             worker.worker_id.as_str().into(),
             Cell::new(
@@ -158,13 +151,14 @@ pub(super) fn worker_table(workers: &[WorkerView], silent_after_s: f64) -> Table
                 match state {
                     "alive" => Tone::Good,
                     "draining" => Tone::Busy,
+                    "gone" => Tone::Faint,
                     _ => Tone::Bad,
                 },
             ),
             span(worker.beat_age_s).into(),
             worker.leases.into(),
             worker.concurrency.into(),
-            age(worker.started_at).into(),
+            up.into(),
             worker.version.as_str().into(),
             worker.host.as_str().into(),
         ]);
@@ -187,7 +181,7 @@ fn plain(depth: &[Depth], workers: &[WorkerView], silent_after_s: f64) -> String
             text,
             "worker\t{}\t{}\t{:.0}\t{}\t{}\t{}",
             printable(&worker.worker_id),
-            state(worker, silent_after_s),
+            worker.state(silent_after_s),
             worker.beat_age_s,
             worker.leases,
             worker.concurrency,

@@ -15,12 +15,81 @@ use axum::extract::{Path, Query};
 use axum::response::Response;
 use serde::Deserialize;
 use serde_json::{Map, Value};
+use std::collections::BTreeMap;
+
+/// The agent of those who name none.
+const DEFAULT_AGENT: &str = "default";
+/// The offline model of `wakeful dev`, and what its scenario answers: `worker/engine/scenarios/demo.toml`.
+const DEMO: &str = "scripted/demo";
+const EXAMPLES: [&str; 3] = ["What time is it?", "Write a note about the meeting", "Help me choose"];
 
 #[derive(Template)]
 #[template(path = "chats.html")]
 struct Chats {
     frame: Frame,
     items: Vec<Session>,
+    /// What the box begins with.
+    text: String,
+    /// Empty: the visitor may not know them.
+    agents: Vec<Offered>,
+    /// The agent that is chosen and its model, if that needs no provider.
+    offline: Option<(String, String)>,
+    /// Texts that the offline model answers, each with the link that fills the box.
+    examples: Vec<(&'static str, String)>,
+}
+
+impl Chats {
+    /// Whether the visitor may name an agent. A token of one agent speaks to that one.
+    fn names_agent(&self) -> bool {
+        self.frame.me.as_ref().is_some_and(|me| me.agent.is_none())
+    }
+}
+
+/// An agent that may be chosen.
+struct Offered {
+    name: String,
+    model: String,
+    is_chosen: bool,
+}
+
+impl Offered {
+    /// Nobody is named for the default: a conversation that goes on keeps its own agent.
+    fn value(&self) -> &str {
+        if self.name == DEFAULT_AGENT { "" } else { &self.name }
+    }
+}
+
+/// `GET /v1/capabilities`.
+#[derive(Deserialize)]
+struct Capabilities {
+    agents: BTreeMap<String, Capable>,
+}
+
+#[derive(Deserialize)]
+struct Capable {
+    model: String,
+    /// The only spaces that have it.
+    spaces: Option<Vec<String>>,
+}
+
+impl Capabilities {
+    /// The agents of a space, one of which is chosen if there are any.
+    fn offered(self, space: &str, asked: &str) -> Vec<Offered> {
+        let here =
+            |one: &Capable| one.spaces.as_ref().is_none_or(|spaces| spaces.iter().any(|own| own == space));
+        let mut agents: Vec<Offered> = self
+            .agents
+            .into_iter()
+            .filter(|(_, one)| here(one))
+            .map(|(name, one)| Offered { name, model: one.model, is_chosen: false })
+            .collect();
+        let at = |name: &str| agents.iter().position(|one| one.name == name);
+        let chosen = at(asked).or_else(|| at(DEFAULT_AGENT)).unwrap_or(0);
+        if let Some(one) = agents.get_mut(chosen) {
+            one.is_chosen = true;
+        }
+        agents
+    }
 }
 
 #[derive(Template)]
@@ -36,11 +105,6 @@ struct Chat {
 }
 
 impl Chat {
-    /// The agent is at work, or will be.
-    fn is_busy(&self) -> bool {
-        self.session.as_ref().is_some_and(|one| matches!(one.status.as_str(), "queued" | "running"))
-    }
-
     fn listens(&self) -> bool {
         self.session.as_ref().is_none_or(Session::listens)
     }
@@ -52,9 +116,34 @@ pub(crate) struct Asked {
     before: String,
 }
 
-pub(crate) async fn list(visit: Visit) -> Result<Response, Refusal> {
+/// What the page of all chats is asked for: how its form is filled in.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Filled {
+    text: String,
+    agent: String,
+}
+
+pub(crate) async fn list(visit: Visit, Query(filled): Query<Filled>) -> Result<Response, Refusal> {
     let mut frame = Frame::of(&visit, Nav::Chat, "Chat").await?;
     frame.refresh_s = 5;
+    let visit = visit.again(&frame);
+    let agents = match &frame.me {
+        Some(me) if me.everywhere && me.agent.is_none() => {
+            let found: Capabilities = visit.api.get("/v1/capabilities").await?;
+            found.offered(&me.space_id, &filled.agent)
+        }
+        Some(_) | None => Vec::new(),
+    };
+    let chosen = agents.iter().find(|one| one.is_chosen && one.model.starts_with("scripted/"));
+    let offline = chosen.map(|one| (one.name.clone(), one.model.clone()));
+    let link = |text: &'static str| {
+        (text, format!("{}/chat{}", frame.base, query(&[("text", text), ("agent", &filled.agent)])))
+    };
+    let examples = match &offline {
+        Some((_, model)) if model == DEMO => EXAMPLES.map(link).to_vec(),
+        Some(_) | None => Vec::new(),
+    };
     let found: List<Session> = visit.api.get("/v1/sessions?trigger_type=chat&limit=50").await?;
     let mut items: Vec<Session> = Vec::new();
     for one in found.items {
@@ -62,7 +151,7 @@ pub(crate) async fn list(visit: Visit) -> Result<Response, Refusal> {
             items.push(one);
         }
     }
-    Ok(page(&Chats { frame, items }))
+    Ok(page(&Chats { frame, items, text: filled.text, agents, offline, examples }))
 }
 
 /// Begins a conversation with its first message.
@@ -121,4 +210,23 @@ pub(crate) async fn show(
         messages = found.items;
     }
     Ok(page(&Chat { frame, conversation, session, said: said(messages), older, earlier }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_agents_of_a_space_are_offered_and_one_is_chosen() {
+        let all = r#"{"agents": {"acmes": {"model": "openai/x", "spaces": ["acme"]}, "default": {"model": "scripted/demo",
+            "spaces": null}, "sales": {"model": "openai/x"}}}"#;
+        let offered = |space: &str, asked: &str| -> Vec<String> {
+            let found: Capabilities = serde_json::from_str(all).unwrap();
+            let one = |one: Offered| format!("{}{}", if one.is_chosen { "*" } else { "" }, one.name);
+            found.offered(space, asked).into_iter().map(one).collect()
+        };
+        assert_eq!(offered("default", ""), ["*default", "sales"]);
+        assert_eq!(offered("acme", "sales"), ["acmes", "default", "*sales"]);
+        assert_eq!(offered("bolt", "acmes"), ["*default", "sales"], "an agent of another space is none here");
+    }
 }

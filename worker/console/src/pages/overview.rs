@@ -73,7 +73,7 @@ struct Day {
     is_partial: bool,
 }
 
-#[derive(Deserialize)]
+#[derive(Clone, Deserialize)]
 struct Runs {
     hour: Option<DateTime<Utc>>,
     runs: i64,
@@ -123,7 +123,7 @@ impl Day {
             Figure {
                 name: "until the first reply, p95",
                 value: all.first_reply_p95_ms.map_or_else(|| "-".to_owned(), span),
-                about: "19 of 20 runs took no longer".to_owned(),
+                about: no_longer(all),
                 spark: Spark::of(
                     "Time until the first reply",
                     &hours(&|one| one.first_reply_p95_ms.unwrap_or(0)),
@@ -140,6 +140,16 @@ impl Day {
             },
         ]
     }
+}
+
+/// Of fewer than 20 runs the 95th percentile is the longest.
+fn no_longer(all: &Runs) -> String {
+    let said = match (all.first_reply_p95_ms, all.runs) {
+        (None, _) => "no run has replied",
+        (Some(_), ..20) => "no run took longer",
+        (Some(_), _) => "19 of 20 runs took no longer",
+    };
+    said.to_owned()
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -243,7 +253,7 @@ async fn fleet(visit: &Visit) -> Result<Fleet, Refusal> {
     let depths: Vec<f64> = queue.history.iter().map(|one| (one.ready + one.leased) as f64).collect();
     Ok(Fleet {
         alive: alive.len(),
-        silent: workers.items.len() - alive.len(),
+        silent: workers.items.iter().filter(|worker| worker.state == "silent").count(),
         ready,
         oldest: if ready > 0 { seconds(oldest_s) } else { "none".to_owned() },
         is_late: oldest_s > 60.0,
@@ -284,5 +294,8 @@ mod tests {
             ]
         );
         assert_eq!(figures[0].spark.columns[0].title, "22 h ago, 9\u{2009}998");
+        let few = |runs, first_reply_p95_ms| Runs { runs, first_reply_p95_ms, ..day.all.clone() };
+        let said = [few(19, Some(1)), few(20, Some(1)), few(3, None)].map(|all| no_longer(&all));
+        assert_eq!(said, ["no run took longer", "19 of 20 runs took no longer", "no run has replied"]);
     }
 }

@@ -23,7 +23,7 @@ struct QueuePage {
 }
 
 pub(crate) async fn show(visit: Visit) -> Result<Response, Refusal> {
-    let mut frame = Frame::of(&visit, Nav::Queue, "Queue").await?;
+    let mut frame = Frame::of(&visit, Nav::Queue, "Queue and workers").await?;
     frame.refresh_s = 5;
     let visit = visit.again(&frame);
     let (queue, workers, pauses) = tokio::try_join!(

@@ -41,6 +41,14 @@ struct Sessions {
     batch: String,
 }
 
+impl Sessions {
+    /// Words that stand where an id is asked for, and the link that looks for them in what was said.
+    fn in_what_was_said(&self) -> Option<(String, String)> {
+        let other = self.search.in_what_was_said()?;
+        Some((other.text.trim().to_owned(), other.link(&[])))
+    }
+}
+
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Asked {

@@ -32,9 +32,15 @@ pub(super) fn check<'a>(
     versions.sort_unstable();
     versions.dedup();
     let versions = versions.join(", ");
-    let gone = match silent.len() {
+    let (held, gone): (Vec<&WorkerView>, Vec<&WorkerView>) =
+        silent.iter().copied().partition(|worker| worker.state(silent_after_s) == "silent");
+    let held = match held.len() {
         0 => String::new(),
-        gone => format!(", {gone} gone silent within a day"),
+        held => format!(", {held} silent with jobs"),
+    };
+    let gone = match gone.len() {
+        0 => held,
+        gone => format!("{held}, {gone} gone within a day"),
     };
     // A beat comes late under load, by no more than this.
     let late_s = (heartbeat.as_secs_f64() * 1.5).max(heartbeat.as_secs_f64() + 2.0);
@@ -99,8 +105,13 @@ mod tests {
         assert!(killed.contains("1 alive (version 0.1.0); two silent for 18s"), "{killed}");
         assert!(killed.contains("warning"), "{killed}");
         let many = said(&[20.0, 20.0, 20.0, 20.0, 40.0]);
-        assert!(many.contains("0 alive (version 0.1.0), 1 gone silent within a day; one silent"), "{many}");
+        assert!(many.contains("0 alive (version 0.1.0), 1 gone within a day; one silent"), "{many}");
         assert!(many.contains("three silent for 20s, 1 more"), "{many}");
+        let held = [worker("one", 1.0), WorkerView { leases: 2, ..worker("two", 40.0) }];
+        let mut report = Report::default();
+        check(&held, Duration::from_secs(10), &mut report);
+        let told = serde_json::to_value(&report.checks).expect("checks are JSON")[0].to_string();
+        assert!(told.contains("1 alive (version 0.1.0), 1 silent with jobs\""), "{told}");
         assert!(said(&[31.0]).contains("none is alive; the last beat was 31s ago"), "{}", said(&[31.0]));
     }
 }
