@@ -21,7 +21,8 @@ use std::collections::BTreeMap;
 const DEFAULT_AGENT: &str = "default";
 /// The offline model of `wakeful dev`, and what its scenario answers: `worker/engine/scenarios/demo.toml`.
 const DEMO: &str = "scripted/demo";
-const EXAMPLES: [&str; 3] = ["What time is it?", "Write a note about the meeting", "Help me choose"];
+const EXAMPLES: [&str; 4] =
+    ["What time is it?", "Write a note about the meeting", "Help me choose", "Write a report"];
 
 #[derive(Template)]
 #[template(path = "chats.html")]
