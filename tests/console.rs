@@ -231,8 +231,38 @@ async fn a_newcomer_talks_to_an_agent_answers_its_question_and_forks_without_jav
     assert_ne!(new, session);
     client.wait_for(&new, "completed").await;
     let tree = browser.open(&format!("/sessions/{new}?tab=forks")).await;
+    // The note after the fork leads there too, and so do the fork's facts.
+    let of_both = format!("/compare?left={session}");
+    assert!(forked.html.contains("Compare it with its parent"), "{}", forked.html);
+    assert_eq!(forked.link(&of_both), tree.link(&of_both));
     let compared = browser.get(&tree.link("/compare?")).await;
+    for shown in
+        ["They part in turn", "message 2 was edited", "Parent: <a", "Fork: <a", "<ins>Hello", "<dt>took</dt>"]
+    {
+        assert!(compared.html.contains(shown), "{shown}: {}", compared.html);
+    }
+    // Without ids: one is picked from the list, and then the other.
+    let picked = browser.get(&browser.open("/compare").await.link("/compare?left=")).await;
+    let compared = browser.get(&picked.link("&#38;right=").replace("&#38;", "&")).await;
     assert!(compared.html.contains("They part in turn"), "{}", compared.html);
+}
+
+#[tokio::test]
+async fn a_dry_fork_says_of_its_calls_that_they_were_not_carried_out() {
+    let scene = Scene::new("").await;
+    let session = scene.session("desk", "write a note", "completed").await;
+    let client = scene.process.client();
+    let fork = json!({"at": 2, "text": "write another note", "tool_mode": "dry"});
+    let (_, forked) = client.post(&format!("/v1/sessions/{session}/fork"), &fork).await;
+    let forked = forked["session_id"].as_str().unwrap_or_else(|| panic!("{forked}")).to_owned();
+    client.wait_for(&forked, "completed").await;
+    let browser = scene.browser();
+    for tab in ["", "effects"] {
+        for (id, is_dry) in [(&session, false), (&forked, true)] {
+            let page = browser.open(&format!("/sessions/{id}?tab={tab}")).await;
+            assert_eq!(page.html.contains("dry: not carried out"), is_dry, "{}", page.html);
+        }
+    }
 }
 
 #[tokio::test]

@@ -85,7 +85,7 @@ impl Form {
             Ok(outcome) => Ok(self.lead(&outcome)),
             Err(refusal) if is_of_the_moment(refusal.status) => {
                 let said = format!("Nothing was done: {}", refusal.detail);
-                Ok(self.lead(&Outcome { to: back.to_owned(), said, went_well: false }))
+                Ok(self.lead(&Outcome { to: back.to_owned(), said, went_well: false, next: None }))
             }
             Err(refusal) => Err(refusal),
         }
@@ -94,7 +94,7 @@ impl Form {
     fn lead(&self, outcome: &Outcome) -> Response {
         let mut response = see_other(&outcome.to);
         if !outcome.said.is_empty() {
-            let note = self.visit.leave_note(&outcome.said, outcome.went_well);
+            let note = self.visit.leave_note(&outcome.said, outcome.went_well, outcome.next.clone());
             response.headers_mut().append(SET_COOKIE, note);
         }
         response
@@ -133,5 +133,5 @@ pub(crate) fn see_other(to: &str) -> Response {
 
 /// An act that went well.
 pub(crate) fn done(to: impl Into<String>, said: impl Into<String>) -> Outcome {
-    Outcome { to: to.into(), said: said.into(), went_well: true }
+    Outcome { to: to.into(), said: said.into(), went_well: true, next: None }
 }

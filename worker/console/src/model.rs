@@ -112,6 +112,19 @@ impl Session {
         self.policy["tool_mode"].as_str().unwrap_or("live")
     }
 
+    /// What a call of a rehearsal did not do, or an empty text.
+    pub fn rehearsed(&self, call: &Call) -> &'static str {
+        // The effect of this tool is the mail, which only a live session sends.
+        let acts = call.effect != "pure" || call.name == "compose_email";
+        match self.tool_mode() {
+            "dry" if acts => "dry: not carried out",
+            "dry" => "dry",
+            "recorded" if acts => "recorded: not carried out",
+            "recorded" => "recorded",
+            _ => "",
+        }
+    }
+
     /// The verbs that the session accepts now, as `worker/http` has them.
     pub fn verbs(&self) -> &'static [&'static str] {
         match self.status.as_str() {

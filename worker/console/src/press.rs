@@ -17,6 +17,8 @@ pub(crate) struct Outcome {
     pub to: String,
     pub said: String,
     pub went_well: bool,
+    /// What a person may want to look at then: its words, and where it is.
+    pub next: Option<(String, String)>,
 }
 
 #[derive(Default)]
@@ -62,7 +64,7 @@ mod tests {
     #[tokio::test]
     async fn a_press_acts_once_and_a_failed_one_may_be_repeated() {
         let (presses, acts) = (Presses::default(), AtomicUsize::new(0));
-        let outcome = Outcome { to: "/".to_owned(), said: String::new(), went_well: true };
+        let outcome = Outcome { to: "/".to_owned(), said: String::new(), went_well: true, next: None };
         let press = async |fails: bool| {
             let act = async {
                 acts.fetch_add(1, Ordering::SeqCst);

@@ -56,6 +56,9 @@ impl Login {
 pub(crate) struct Note {
     pub said: String,
     pub went_well: bool,
+    /// Words, and where they lead.
+    #[serde(default)]
+    pub next: Option<(String, String)>,
 }
 
 /// One request of a browser.
@@ -196,8 +199,8 @@ impl Visit {
     }
 
     /// The cookie with what the next page says.
-    pub fn leave_note(&self, said: &str, went_well: bool) -> HeaderValue {
-        let note = Note { said: said.chars().take(500).collect(), went_well };
+    pub fn leave_note(&self, said: &str, went_well: bool, next: Option<(String, String)>) -> HeaderValue {
+        let note = Note { said: said.chars().take(500).collect(), went_well, next };
         let sealed = self.console.seal.seal(NOTE, &note).unwrap_or_default();
         cookie_header(NOTE, &sealed, "; HttpOnly; SameSite=Strict; Max-Age=60", "")
     }

@@ -11,4 +11,4 @@ pub(crate) use line::{Bars, Line};
 pub(crate) use share::Shares;
 pub(crate) use spark::Spark;
 pub(crate) use tries::{Tries, Try};
-pub(crate) use waterfall::Waterfall;
+pub(crate) use waterfall::{Known, Waterfall};

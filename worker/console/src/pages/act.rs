@@ -1,7 +1,8 @@
 //! What a person does to a session from its page.
 
-use crate::api::part;
+use crate::api::{part, query};
 use crate::form::{Form, done};
+use crate::press::Outcome;
 use crate::refusal::Refusal;
 use axum::extract::Path;
 use axum::http::StatusCode;
@@ -130,8 +131,11 @@ pub(crate) async fn fork(Path(id): Path<String>, form: Form) -> Result<Response,
         let path = format!("/v1/sessions/{}/fork", part(&id));
         let forked = form.visit.api.post(&path, &Value::Object(body), Some(&form.key())).await?;
         let new = forked["session_id"].as_str().unwrap_or_default();
-        let to = format!("{}/sessions/{}", form.visit.base(), part(new));
-        Ok(done(to, "This is the fork. Compare it with its parent under “Forks”."))
+        let base = form.visit.base();
+        let compare = query(&[("left", &id), ("right", new)]);
+        let next = ("Compare it with its parent".to_owned(), format!("{base}/compare{compare}"));
+        let done = done(format!("{base}/sessions/{}", part(new)), "This is the fork.");
+        Ok(Outcome { next: Some(next), ..done })
     })
     .await
 }

@@ -1,11 +1,11 @@
 //! Talk with an agent: a page per conversation. The answer comes live; without JavaScript the page is loaded again.
 
-use super::session::{Block, Said, said};
+use super::session::{Block, Said, said, survived};
 use crate::api::{part, query};
 use crate::form::{Form, done};
 use crate::frame::{Frame, Nav, page};
 use crate::list::List;
-use crate::model::{Event, Message, Session};
+use crate::model::{Event, Message, Session, Step};
 use crate::refusal::Refusal;
 use crate::seal::random_word;
 use crate::text::visible;
@@ -103,6 +103,8 @@ struct Chat {
     older: String,
     /// Earlier sessions of the conversation.
     earlier: Vec<Session>,
+    /// A worker died, and another one went on.
+    survived: bool,
 }
 
 impl Chat {
@@ -193,7 +195,7 @@ pub(crate) async fn show(
     let mut sessions = visit.api.get::<List<Session>>(&format!("/v1/sessions{of}")).await?.items;
     let earlier = if sessions.is_empty() { Vec::new() } else { sessions.split_off(1) };
     let session = sessions.pop();
-    let (mut messages, mut older) = (Vec::new(), String::new());
+    let (mut messages, mut older, mut is_survivor) = (Vec::new(), String::new(), false);
     if let Some(session) = &session {
         let path = format!("/v1/sessions/{}", part(&session.session_id));
         let newest: List<Event> = visit.api.get(&format!("{path}/events?newest=true&limit=1")).await?;
@@ -209,8 +211,11 @@ pub(crate) async fn show(
             older = query(&[("before", &next)]);
         }
         messages = found.items;
+        let steps: List<Step> = visit.api.get(&format!("{path}/steps")).await?;
+        is_survivor = survived(&visit, &path, &steps.items).await?;
     }
-    Ok(page(&Chat { frame, conversation, session, said: said(messages), older, earlier }))
+    let said = said(messages);
+    Ok(page(&Chat { frame, conversation, session, said, older, earlier, survived: is_survivor }))
 }
 
 #[cfg(test)]

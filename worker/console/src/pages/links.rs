@@ -102,6 +102,6 @@ pub(crate) async fn act(Path(token): Path<String>, form: Form) -> Result<Respons
         Err(refusal) => return Err(refusal),
     };
     let mut response = see_other(&back);
-    response.headers_mut().append(SET_COOKIE, form.visit.leave_note(&said, went_well));
+    response.headers_mut().append(SET_COOKIE, form.visit.leave_note(&said, went_well, None));
     Ok(response)
 }

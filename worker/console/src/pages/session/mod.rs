@@ -1,17 +1,19 @@
 //! A session: what happened, why, and what a person can do about it.
 
+mod crash;
 mod fill;
 mod transcript;
 
-pub(super) use transcript::{Block, Said, said};
+pub(super) use crash::survived;
+pub(super) use transcript::{Block, Said, said, said_in};
 
 use self::fill::Fills;
 use crate::api::{part, query};
-use crate::draw::{Bars, Waterfall};
+use crate::draw::{Bars, Known, Waterfall};
 use crate::form::see_other;
 use crate::frame::{Frame, Nav, page};
 use crate::list::List;
-use crate::model::{Branch, Call, Delivery, Detail, Event, Message};
+use crate::model::{Branch, Call, Delivery, Detail, Event, Message, Worker};
 use crate::refusal::Refusal;
 use crate::text::{count, dollars};
 use crate::visit::Visit;
@@ -46,6 +48,8 @@ struct SessionPage {
     /// The calls that wait for approval.
     unapproved: Vec<Call>,
     fall: Option<Waterfall>,
+    /// A worker died, and another one went on.
+    survived: bool,
     bars: Option<Bars>,
     context: Option<Context>,
     fills: Option<Fills>,
@@ -185,6 +189,7 @@ pub(crate) async fn show(
         older: String::new(),
         is_newest: asked.before.is_empty(),
         fall: None,
+        survived: false,
         bars: None,
         context: None,
         fills: None,
@@ -204,12 +209,17 @@ pub(crate) async fn show(
             if !next.is_empty() {
                 shown.older = query(&[("before", &next)]);
             }
-            shown.said = said(messages.items);
+            shown.said = said_in(messages.items, &shown.one);
         }
         Tab::Timeline => {
             let events: List<Event> =
                 visit.api.get(&format!("{path}/events?newest=true&limit={DRAWN}")).await?;
-            shown.fall = Some(Waterfall::of(&events.items, Utc::now()));
+            // Not every visitor may see the workers, and the drawing does without.
+            let workers = visit.api.get::<List<Worker>>("/v1/workers").await;
+            let workers = workers.map(|found| found.items).unwrap_or_default();
+            let (events, steps) = (events.items, &shown.one.steps);
+            shown.fall =
+                Some(Waterfall::of(&Known { events: &events, steps, workers: &workers, now: Utc::now() }));
             shown.bars = (!shown.one.steps.is_empty()).then(|| tokens(&shown.one));
         }
         Tab::Effects => {}
@@ -236,6 +246,10 @@ pub(crate) async fn show(
             shown.entries = events.items;
         }
     }
+    shown.survived = match &shown.fall {
+        Some(fall) => fall.survived,
+        None => survived(&visit, &path, &shown.one.steps).await?,
+    };
     Ok(page(&shown))
 }
 

@@ -1,6 +1,6 @@
 //! Messages as a person reads them: who said what, which tools were called, and what came of it.
 
-use crate::model::Message;
+use crate::model::{Detail, Message};
 use crate::text::{Moment, cut};
 use serde_json::Value;
 
@@ -34,6 +34,9 @@ pub(crate) enum Block {
         glance: String,
         details: String,
         is_error: bool,
+        id: String,
+        /// What a rehearsal says of it: “dry: not carried out”.
+        rehearsed: &'static str,
     },
     /// What only its provider reads.
     Provider(String),
@@ -42,6 +45,20 @@ pub(crate) enum Block {
 /// The messages of a page.
 pub(crate) fn said(messages: Vec<Message>) -> Vec<Said> {
     messages.into_iter().map(one).collect()
+}
+
+/// The messages of a page of this session. The results of its own calls say so if they are a rehearsal's; those of the messages
+/// that a fork copied are real.
+pub(crate) fn said_in(messages: Vec<Message>, of: &Detail) -> Vec<Said> {
+    let mut said = said(messages);
+    for block in said.iter_mut().flat_map(|message| &mut message.blocks) {
+        if let Block::Result { id, rehearsed, .. } = block
+            && let Some(call) = of.tool_calls.iter().find(|call| call.call_id == *id)
+        {
+            *rehearsed = of.session.rehearsed(call);
+        }
+    }
+    said
 }
 
 fn one(message: Message) -> Said {
@@ -87,6 +104,8 @@ fn block(block: &Value) -> Option<Block> {
                 text: content,
                 details: if details.is_null() { String::new() } else { format!("{details:#}") },
                 is_error: block["is_error"] == true,
+                id: text("call_id"),
+                rehearsed: "",
             })
         }
         kind => Some(Block::Provider(format!("{kind}: {:#}", block["raw"]))),
