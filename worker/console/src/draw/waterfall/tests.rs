@@ -33,7 +33,7 @@ fn step(number: i64, attempt: i64, worker: &str, from: f64, to: f64) -> Step {
 /// A worker that was heard of at `beat`, and is silent since.
 fn silent(worker: &str, beat: f64) -> Worker {
     let row = json!({"worker_id": worker, "host": "h", "pid": 1, "version": "1", "concurrency": 1, "started_at": at(0.0),
-        "beat_age_s": 100.0 - beat, "leases": 0, "alive": false});
+        "beat_age_s": 100.0 - beat, "leases": 0, "alive": false, "state": "gone"});
     serde_json::from_value(row).unwrap()
 }
 
