@@ -253,6 +253,10 @@ async fn what_is_sealed_is_in_no_table_no_wal_and_no_base_backup_and_its_key_goe
     assert_eq!(status, Some(0), "{verified}{said}");
     let session = client.session(&sessions[0]).await;
     assert!(texts(&session, "user").contains(&planted(1)), "{session}");
+    let (_, listed) = client.get("/v1/sessions").await;
+    let listed =
+        listed["items"].as_array().unwrap().iter().find(|one| one["session_id"] == sessions[0].as_str());
+    assert!(listed.unwrap()["first_message"].as_str().unwrap().contains(&planted(1)), "{listed:?}");
     let (_, listed, _) =
         run(&options, &database, &["session", "list", "--text", &planted(1), "-o", "json"]).await;
     assert_eq!(listed.trim(), "[]", "encrypted texts are not searched");

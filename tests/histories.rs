@@ -4,6 +4,7 @@
 use crate::support::model::turns_since_user;
 use crate::support::{Answer, Database, ModelServer, Options, eventually, world};
 use serde_json::{Value, json};
+use sqlx::postgres::PgListener;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 use wakeful_store::Store;
@@ -89,7 +90,9 @@ impl World {
             let text = message(history, 0);
             ids.push(world::wake(&store, &format!("h{history}"), "openai/test", &text).await);
         }
-        let mut talking = tokio::spawn(talk(store.clone(), ids.clone()));
+        let mut news = PgListener::connect(&database.url).await.unwrap();
+        news.listen("wakeful_sessions").await.unwrap();
+        let mut talking = tokio::spawn(talk(store.clone(), ids.clone(), news));
         let mut killed = 0;
         while killed < kills && !talking.is_finished() {
             let mut process = options.spawn(&database.url);
@@ -111,7 +114,7 @@ impl World {
 }
 
 /// Posts each talk's next message after the previous one is answered, until all talks end.
-async fn talk(store: Store, ids: Vec<String>) {
+async fn talk(store: Store, ids: Vec<String>, mut news: PgListener) {
     let mut said = vec![1; ids.len()];
     loop {
         let mut open = 0;
@@ -137,8 +140,8 @@ async fn talk(store: Store, ids: Vec<String>) {
         if open == 0 {
             return;
         }
-        // Polls all talks at this interval. Correctness does not depend on it.
-        tokio::time::sleep(Duration::from_millis(50)).await;
+        // A worker that is killed after a commit tells nobody of it.
+        let _ = tokio::time::timeout(Duration::from_secs(1), news.recv()).await;
     }
 }
 

@@ -1,12 +1,16 @@
 //! Processes of the release binary `wakeful`, and what the kernel knows of a process: CPU time and memory.
 
 use anyhow::{Context, Result, bail};
+use captured::Captured;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use tokio::process::{Child, Command};
+
+#[path = "../support/captured.rs"]
+mod captured;
 
 /// The text of a message of 2 KB.
 const MESSAGE_BYTES: usize = 2000;
@@ -77,7 +81,8 @@ impl Site {
 
     /// Starts `wakeful serve` with its default settings, and waits until its log says that it works or listens.
     pub async fn serve(&self, database_url: &str, roles: &str) -> Result<Serve> {
-        let log = tempfile::NamedTempFile::new_in(&self.dir)?;
+        // To make one takes longer than a look whether the process is ready.
+        let client = reqwest::Client::new();
         let mut command = Command::new(binary()?);
         for (name, _) in std::env::vars() {
             if ["WAKEFUL_", "ANTHROPIC_", "OPENAI_", "OTEL_", "DATABASE_URL"]
@@ -88,22 +93,24 @@ impl Site {
             }
         }
         let began = Instant::now();
-        let child = command
+        let mut child = command
             .args(["serve", "--roles", roles, "--config"])
             .arg(self.dir.join("wakeful.toml"))
             .env("DATABASE_URL", database_url)
             .current_dir(&self.dir)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
-            .stderr(log.reopen()?)
+            .stderr(Stdio::piped())
             .kill_on_drop(true)
             .spawn()
             .context("wakeful does not start")?;
+        let log = child.stderr.take().context("it is piped")?.into_owned_fd()?;
+        let log = Captured::of(std::fs::File::from(log));
         let mut serve = Serve { child, log, began, ready_ms: 0.0 };
         serve.wait_for(if roles.contains("worker") { "Working" } else { "Listening" }).await?;
         if roles.contains("api") {
             let url = format!("{}/readyz", serve.url()?);
-            while !reqwest::get(&url).await.is_ok_and(|answer| answer.status().is_success()) {
+            while !client.get(&url).send().await.is_ok_and(|answer| answer.status().is_success()) {
                 serve.check()?;
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
@@ -116,7 +123,7 @@ impl Site {
 /// A running `wakeful serve`. Dropping it kills it.
 pub struct Serve {
     child: Child,
-    log: tempfile::NamedTempFile,
+    log: Captured,
     began: Instant,
     /// From the start of the process until it is ready.
     pub ready_ms: f64,
@@ -135,12 +142,14 @@ impl Serve {
     }
 
     pub fn log_text(&self) -> String {
-        std::fs::read_to_string(self.log.path()).unwrap_or_default()
+        self.log.text()
     }
 
     /// `kill -9`, and waits for its end.
     pub async fn kill(mut self) -> Result<()> {
-        Ok(self.child.kill().await?)
+        self.child.kill().await?;
+        self.log.join();
+        Ok(())
     }
 
     fn check(&mut self) -> Result<()> {
@@ -154,12 +163,17 @@ impl Serve {
     }
 
     async fn wait_for(&mut self, text: &str) -> Result<()> {
-        while !self.log_text().contains(text) {
-            self.check()?;
-            tokio::time::sleep(Duration::from_millis(1)).await;
+        if self.log.line(text).await.is_none() {
+            let status = self.child.try_wait()?;
+            bail!("wakeful does not say {text:?} (ended: {status:?}):\n{}", self.log_text());
         }
         Ok(())
     }
+}
+
+/// How long a process may take to say what is waited for.
+fn timeout() -> Duration {
+    Duration::from_secs(60)
 }
 
 /// The release binary. `make bench` builds it in the same way as this program.

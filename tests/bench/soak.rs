@@ -12,8 +12,9 @@ use crate::worker;
 use anyhow::{Context, Result, ensure};
 use sqlx::{Connection, PgConnection};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+use tokio::sync::watch;
 use wakeful_store::Store;
 
 const SECTION: &str = "Soak at half the peak";
@@ -118,16 +119,14 @@ async fn peak(server: &Server) -> Result<f64> {
     let database = Database::create(server.url(), "peak").await?;
     let site = Arc::new(Site::new()?);
     let process = site.serve(&database.url, "worker").await?;
-    let has_room = Arc::new(AtomicBool::new(true));
+    let (has_room, room) = watch::channel(true);
     let mut feeders = tokio::task::JoinSet::new();
     for feeder in 0..FEEDERS {
         let (store, site) = (database.store(2).await?, Arc::clone(&site));
-        let has_room = Arc::clone(&has_room);
+        let mut room = room.clone();
         feeders.spawn(async move {
             for number in 0_u64.. {
-                while !has_room.load(Ordering::Relaxed) {
-                    tokio::time::sleep(Duration::from_millis(5)).await;
-                }
+                room.wait_for(|has_room| *has_room).await?;
                 worker::bring_in(&store, &site, &format!("peak-{feeder}-{number}")).await?;
             }
             anyhow::Ok(())
@@ -138,7 +137,7 @@ async fn peak(server: &Server) -> Result<f64> {
     let steps = "select sum(last_step_number)::float8 from conversation_sessions";
     let peak = loop {
         let open: i64 = sqlx::query_scalar("select count(*) from jobs").fetch_one(&mut connection).await?;
-        has_room.store(open < OPEN, Ordering::Relaxed);
+        has_room.send_replace(open < OPEN);
         if before.is_none() && began.elapsed() > WARM_UP {
             let steps: f64 = sqlx::query_scalar(steps).fetch_one(&mut connection).await?;
             before = Some((Instant::now(), steps));

@@ -6,6 +6,7 @@ use crate::process::{self, STEPS, Serve, Site};
 use crate::provider::Provider;
 use crate::server::{Server, Spent};
 use anyhow::{Context, Result, bail, ensure};
+use sqlx::postgres::PgListener;
 use sqlx::{Connection, PgConnection};
 use std::time::{Duration, Instant};
 use wakeful_engine::tool::registry::Registry;
@@ -148,6 +149,9 @@ pub async fn pick_ups(server: &Server, times: usize) -> Result<Vec<f64>> {
     let site = Site::new()?;
     let process = site.serve(&database.url, "api,worker").await?;
     let mut connection = database.connect().await?;
+    // The process tells of each commit. So the bench asks nothing of the database while it measures.
+    let mut news = PgListener::connect(&database.url).await?;
+    news.listen("wakeful_sessions").await?;
     let (client, url) = (reqwest::Client::new(), process.url()?);
     let mut waits = Vec::new();
     // The first posts prepare statements and open connections.
@@ -172,13 +176,16 @@ pub async fn pick_ups(server: &Server, times: usize) -> Result<Vec<f64>> {
             .await?;
             match began {
                 Some(began) => break began,
-                None => tokio::time::sleep(Duration::from_millis(5)).await,
+                None => {
+                    let told = tokio::time::timeout(Duration::from_secs(30), news.recv());
+                    told.await.context("no step was committed")??;
+                }
             }
         };
         if number >= 5 {
             waits.push((began - posted).num_microseconds().context("a short time")? as f64 / 1e3);
         }
-        // The process is idle again, and its notifications are sent.
+        // No signal says that the process is idle again. Its notifications are sent then, too.
         tokio::time::sleep(Duration::from_millis(150)).await;
     }
     process.kill().await?;
@@ -211,7 +218,7 @@ pub async fn first_bytes(server: &Server, times: usize) -> Result<Vec<f64>> {
         if number >= 5 {
             waits.push((came - posted).as_secs_f64() * 1e3);
         }
-        // The process is idle again, and its notifications are sent.
+        // As above.
         tokio::time::sleep(Duration::from_millis(150)).await;
     }
     process.kill().await?;

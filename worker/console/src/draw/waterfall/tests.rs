@@ -58,14 +58,7 @@ fn a_step_waits_calls_and_runs_its_tools() {
     let events = [
         event(1, 0.0, "state_transition", None, json!({"from_state": "created", "to_state": "queued"})),
         event(2, 1.0, "state_transition", Some(1), json!({"from_state": "queued", "to_state": "running"})),
-        event(
-            3,
-            3.0,
-            "LLM_CALLED",
-            Some(1),
-            json!({"generation_id": "g1", "model": "m", "attempt": 1,
-            "prompt_tokens": 7, "started_at": at(1.0)}),
-        ),
+        call(3, 1, 1, 1.0, 3.0, Some(7)),
         event(4, 3.0, "TOOL_INVOKED", Some(1), json!({"call_id": "c1", "name": "reserve"})),
         event(5, 4.5, "TOOL_RESULT", Some(1), json!({"call_id": "c1", "ok": false, "text": "no table"})),
         event(6, 5.0, "invocation_result", Some(1), json!({"ok": true, "status": "completed"})),
@@ -167,22 +160,8 @@ fn a_failed_attempt_is_followed_by_its_back_off() {
             json!({"model": "m", "fault": "overloaded", "reason": "529",
             "attempt": 1, "retry_in_ms": 3000}),
         ),
-        event(
-            2,
-            9.0,
-            "LLM_CALLED",
-            Some(1),
-            json!({"generation_id": "g1", "model": "m", "attempt": 1,
-            "prompt_tokens": null, "started_at": at(0.0)}),
-        ),
-        event(
-            3,
-            9.0,
-            "LLM_CALLED",
-            Some(1),
-            json!({"generation_id": "g2", "model": "m", "attempt": 2,
-            "prompt_tokens": 9, "started_at": at(5.0)}),
-        ),
+        call(2, 1, 1, 0.0, 9.0, None),
+        call(3, 1, 2, 5.0, 9.0, Some(9)),
     ];
     let expected = [
         row("model", "bad", "+0 ms", "2.0 s"),
@@ -209,14 +188,7 @@ fn a_wait_of_hours_leaves_room_for_the_work() {
     let events = [
         event(1, 0.0, "TOOL_INVOKED", Some(1), json!({"call_id": "c1", "name": "ask_user"})),
         event(2, 90.0, "TOOL_RESULT", Some(1), json!({"call_id": "c1", "ok": true, "text": "green"})),
-        event(
-            3,
-            92.0,
-            "LLM_CALLED",
-            Some(2),
-            json!({"generation_id": "g", "model": "m", "attempt": 1,
-            "prompt_tokens": 9, "started_at": at(90.0)}),
-        ),
+        call(3, 2, 1, 90.0, 92.0, Some(9)),
     ];
     let drawn = fall(&events, &[], &[]);
     assert!(drawn.shortened);
