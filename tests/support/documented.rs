@@ -1,8 +1,10 @@
 //! Compares every answer that a test gets with the OpenAPI document: its status, and its body's schema.
 
+use jsonschema::Validator;
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
-use std::sync::OnceLock;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, OnceLock};
 
 /// The document, as a server without a base path serves it.
 pub fn document() -> &'static Value {
@@ -26,6 +28,29 @@ fn template(path: &str) -> Option<&'static str> {
     paths.filter(|one| fits(one)).min_by_key(|one| one.matches('{').count()).map(String::as_str)
 }
 
+/// What checks the body of an answer as `answer` describes it. None: it has no body, or its body is text.
+///
+/// Building a validator takes 10 ms in a debug build. A test that sends 400 requests at once would block its thread for
+/// seconds, and the server closes connections that stay silent that long. So each is built once in a process.
+fn validator(answer: &'static Value) -> Option<Arc<Validator>> {
+    static VALIDATORS: Mutex<BTreeMap<String, Arc<Validator>>> = Mutex::new(BTreeMap::new());
+    let answer = match answer["$ref"].as_str() {
+        Some(refers) => document().pointer(refers.trim_start_matches('#')).expect("it is there"),
+        None => answer,
+    };
+    let (_, content) = answer["content"].as_object()?.iter().next()?;
+    let schema = &content["schema"];
+    if *schema == json!({"type": "string"}) {
+        return None;
+    }
+    let mut validators = VALIDATORS.lock().expect("no builder panics");
+    let made = validators.entry(schema.to_string()).or_insert_with(|| {
+        let schema = json!({"allOf": [schema], "components": document()["components"]});
+        Arc::new(jsonschema::validator_for(&schema).expect("the schema is valid"))
+    });
+    Some(Arc::clone(made))
+}
+
 /// Checks one answer. Routes and methods that the document does not know are not its matter.
 ///
 /// # Panics
@@ -44,18 +69,7 @@ pub fn check(method: &Method, path: &str, status: StatusCode, body: &Value) {
         "{method} {template} answered {status}, which the OpenAPI document does not know: add it to the `operations()` of the \
          handler's module (`answers` for a success, `refuses` for a refusal)\n{body}"
     );
-    let answer = match answer["$ref"].as_str() {
-        Some(refers) => document().pointer(refers.trim_start_matches('#')).expect("it is there"),
-        None => answer,
-    };
-    let Some((_, content)) = answer["content"].as_object().and_then(|content| content.iter().next()) else {
-        return;
-    };
-    if content["schema"] == json!({"type": "string"}) {
-        return;
-    }
-    let schema = json!({"allOf": [content["schema"]], "components": document()["components"]});
-    let validator = jsonschema::validator_for(&schema).expect("the schema is valid");
+    let Some(validator) = validator(answer) else { return };
     let errors: Vec<String> =
         validator.iter_errors(body).map(|error| format!("{}: {error}", error.instance_path())).collect();
     assert!(
