@@ -186,7 +186,10 @@ async fn k36_code_that_takes_every_thread_ends_the_process_too() {
         process.client().wait_for(session_id, "completed").await;
         // A session without a thread may have been cut off inside its charge. Then the charge is not repeated.
         let charges = ward.effects("charge", session_id);
-        assert!(charges == 1 || charges == 0 && !named.contains(&session_id), "{charges}, {session_id}: {last}");
+        assert!(
+            charges == 1 || charges == 0 && !named.contains(&session_id),
+            "{charges}, {session_id}: {last}"
+        );
     }
     assert!(process.terminate().success());
 }

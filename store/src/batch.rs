@@ -3,6 +3,7 @@
 //! | to | read |
 //! |---|---|
 //! | choose the members, and make a batch | `create` |
+//! | say what a batch would do | `preview` |
 //! | act on the next members, each once | `act` |
 //! | choose effects, and what is said of each | `resolve` |
 //! | see how retried members end, and stop when the failure comes back | `watch` |
@@ -14,11 +15,13 @@
 
 mod act;
 mod create;
+mod preview;
 mod prove;
 mod resolve;
 mod watch;
 
-pub use create::{Chosen, NewBatch, Preview};
+pub use create::{Chosen, NewBatch};
+pub use preview::Preview;
 pub use resolve::{BulkDecision, EffectsPreview};
 
 use crate::audit::act::{Act, because, current, does};

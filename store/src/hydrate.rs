@@ -167,14 +167,24 @@ impl Store {
     }
 
     /// Rebuilds the session to weigh its context, and for nothing else: its messages have no blocks, but the
-    /// [`Outline`](wakeful_workflow::record::Outline) of what they say. Of a long session that is read in half the time.
+    /// [`Outline`](wakeful_workflow::record::Outline) of what they say. Of a long session that is read in half the time. Of a
+    /// session of which there is a `copy`, of an earlier call of this function, only what is new is read.
     ///
     /// # Errors
     /// Like [`Store::hydrate`].
-    pub async fn hydrate_outlined(&self, session_id: &str) -> Result<Session> {
+    pub async fn hydrate_outlined(&self, session_id: &str, copy: Option<Warm>) -> Result<Hydrated> {
+        if let Some(copy) = copy {
+            let rows =
+                rows!(self, r#"null::json as "content?: Stored<Outlined>""#, session_id, from copy.last());
+            if let Some(hydrated) = copy.joined(self.read(session_id, rows).await?)? {
+                return Ok(hydrated);
+            }
+        }
         self.knows_key(session_id).await?;
         let rows = rows!(self, r#"null::json as "content?: Stored<Outlined>""#, session_id);
-        self.read(session_id, rows).await?.session()
+        let parts = self.read(session_id, rows).await?;
+        let basis = parts.fixed.basis();
+        Ok(Hydrated::new(parts.session()?, basis))
     }
 
     /// Asks the key store before a connection is taken, not while one waits.

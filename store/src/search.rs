@@ -63,8 +63,21 @@ impl Store {
     where
         T: for<'r> FromRow<'r, PgRow> + Send + Unpin,
     {
+        self.find_within(("", columns, ""), filter).await
+    }
+
+    /// The rows of a statement that has the search for these columns inside, between its beginning and its end.
+    pub(crate) async fn find_within<T>(
+        &self,
+        (before, columns, after): (&'static str, &'static str, &'static str),
+        filter: &SessionFilter,
+    ) -> Result<Vec<T>>
+    where
+        T: for<'r> FromRow<'r, PgRow> + Send + Unpin,
+    {
         let beside = self.beside(filter).await?;
-        let mut statement = statement(columns, filter, &beside);
+        let mut statement = statement((before, columns), filter, &beside);
+        statement.push(after);
         let query = statement.build_query_as::<T>().persistent(false);
         if !looks_beside(filter, &beside) {
             return Ok(query.fetch_all(&self.pool).await?);
@@ -90,7 +103,7 @@ impl Store {
     #[doc(hidden)]
     pub async fn explain_sessions(&self, filter: &SessionFilter) -> Result<Value> {
         let beside = self.beside(filter).await?;
-        let mut statement = statement(IDS, filter, &beside);
+        let mut statement = statement(("", IDS), filter, &beside);
         if !looks_beside(filter, &beside) {
             return explain(&mut statement, &mut *self.pool.acquire().await?).await;
         }
@@ -212,10 +225,14 @@ fn joins_beside(filter: &SessionFilter, beside: &Beside) -> bool {
         || filter.by_activity
 }
 
-/// The statement of a filter.
-fn statement(columns: &'static str, filter: &SessionFilter, beside: &Beside) -> QueryBuilder<Postgres> {
-    let mut sql = QueryBuilder::new("select ");
-    sql.push(columns).push(" from conversation_sessions s");
+/// The statement of a filter, which begins with `before`.
+fn statement(
+    (before, columns): (&str, &str),
+    filter: &SessionFilter,
+    beside: &Beside,
+) -> QueryBuilder<Postgres> {
+    let mut sql = QueryBuilder::new(before);
+    sql.push("select ").push(columns).push(" from conversation_sessions s");
     for (n, user) in [&filter.user_id, &filter.user].into_iter().flatten().enumerate() {
         if beside.talks_much {
             // Postgres does not turn around what has a limit: the sessions are read in their order.
@@ -351,8 +368,9 @@ mod tests {
     #[test]
     fn a_statement_has_only_what_was_asked_for() {
         let filter = SessionFilter { limit: 1, ..SessionFilter::default() };
-        let text =
-            |filter: &SessionFilter| statement(IDS, filter, &Beside::default()).sql().as_str().to_owned();
+        let text = |filter: &SessionFilter| {
+            statement(("", IDS), filter, &Beside::default()).sql().as_str().to_owned()
+        };
         assert!(!text(&filter).contains("join"));
         let filter =
             SessionFilter { tool: Some("reserve".to_owned()), text: Some("two".to_owned()), ..filter };

@@ -57,6 +57,32 @@ async fn catching_up_takes_one_statement_and_reads_no_message_again_but_the_last
 }
 
 #[tokio::test]
+async fn an_outline_that_was_kept_and_brought_up_to_date_is_that_of_a_cold_read() {
+    let world = World::new().await;
+    let (session_id, _) = turn(&world, "c1").await;
+    let outline =
+        world.store.hydrate_outlined(&session_id, None).await.unwrap().keep().expect("nothing is sealed");
+    world.send(&session_id, "And now?").await;
+    answer(&world, &session_id, "As before.").await;
+    let recorder = Recorder::start(&world.database.url);
+    let store = Store::connect(&recorder.url, 2, "wakeful test").await.unwrap();
+    let cold = store.hydrate_outlined(&session_id, None).await.unwrap();
+    assert!(
+        cold.session.records.iter().all(|record| record.content.is_empty() && record.content.bytes() > 0)
+    );
+    recorder.take();
+    let warm = store.hydrate_outlined(&session_id, Some(outline.clone())).await.unwrap();
+    let statements: Vec<String> =
+        recorder.take().into_iter().filter(|one| !one.is_ping).map(|one| one.sql).collect();
+    assert!(statements.len() == 1 && statements[0].contains("m.message_number >= $2"), "{statements:#?}");
+    assert_eq!(warm.session, cold.session);
+    // One that is outdated is read anew.
+    world.run_sql("update conversation_sessions set seed_message_count = seed_message_count + 1").await;
+    let again = store.hydrate_outlined(&session_id, Some(outline)).await.unwrap();
+    assert_eq!((recorder.take().iter().filter(|one| !one.is_ping).count(), again.session), (2, cold.session));
+}
+
+#[tokio::test]
 async fn what_was_erased_is_not_served_from_memory_although_its_session_was_made_again() {
     let world = World::new().await;
     world.database.with_roles().await;

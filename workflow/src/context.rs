@@ -18,5 +18,5 @@ mod properties;
 mod tests;
 
 pub use input::{Context, Message};
-pub use select::{Built, build, build_again, build_as, full, numbered, weigh_as};
+pub use select::{Built, build, build_again, build_as, full, head, numbered, weigh_as};
 pub use weight::{Weight, weigh};

@@ -1,12 +1,11 @@
-//! Chooses the members of a batch and makes it, or only says what they would be.
+//! Chooses the members of a batch and makes it.
 
 use super::{Batch, BulkDecision, EVERYWHERE, MEMBERS, STOP_SHARE, Verb};
 use crate::audit::act;
 use crate::effect::{EffectFilter, EffectKind, EffectName};
 use crate::fork::Model;
-use crate::session::{SessionFilter, SessionSummary};
+use crate::session::SessionFilter;
 use crate::{Error, Result, Store, new_id};
-use serde::Serialize;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, HashSet};
@@ -52,37 +51,24 @@ pub struct NewBatch {
     pub client_key: Option<String>,
 }
 
-/// What a batch would do.
-#[derive(Clone, Debug, Serialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct Preview {
-    pub verb: Verb,
-    pub members: i64,
-    pub by_status: BTreeMap<String, i64>,
-    /// What was asked for and the verb does not take, by status.
-    pub skipped: BTreeMap<String, i64>,
-    /// Ten of the members.
-    pub sample: Vec<SessionSummary>,
-}
-
 /// The sessions or effects that were chosen, by whether the verb takes them.
-struct Found {
+pub(super) struct Found {
     /// Oldest first.
-    members: Vec<Candidate>,
-    by_status: BTreeMap<String, i64>,
-    skipped: BTreeMap<String, i64>,
+    pub members: Vec<Candidate>,
+    pub by_status: BTreeMap<String, i64>,
+    pub skipped: BTreeMap<String, i64>,
 }
 
 /// A member that is to be.
-struct Candidate {
-    session_id: String,
+pub(super) struct Candidate {
+    pub session_id: String,
     space_id: String,
     /// Of a resolve.
     effect: Option<(EffectKind, String)>,
 }
 
 /// What a verb looks at, of a session `s`.
-const STANDING: &str = "s.session_id, s.space_id, s.status, s.runner = '' as idle,
+pub(super) const STANDING: &str = "s.session_id, s.space_id, s.status, s.runner = '' as idle,
     s.error is not distinct from 'cancelled' as cancelled";
 
 /// A session as a verb looks at it.
@@ -97,24 +83,6 @@ struct Standing {
 }
 
 impl Store {
-    /// Says what [`Store::create_batch`] would do. Writes nothing.
-    ///
-    /// # Errors
-    /// [`Error::Batch`] if there are too many, [`Error::Database`].
-    pub async fn preview_batch(&self, new: &NewBatch) -> Result<Preview> {
-        let found = self.choose(new).await?;
-        let step = found.members.len().div_ceil(10).max(1);
-        let sample: Vec<String> =
-            found.members.iter().step_by(step).map(|member| member.session_id.clone()).collect();
-        Ok(Preview {
-            verb: new.verb,
-            members: found.members.len() as i64,
-            by_status: found.by_status,
-            skipped: found.skipped,
-            sample: self.sessions_by_id(&sample).await?,
-        })
-    }
-
     /// Makes a batch. `true`: the same key made it before, and nothing is written.
     ///
     /// # Errors
@@ -234,7 +202,7 @@ impl Store {
         }
     }
 
-    async fn choose(&self, new: &NewBatch) -> Result<Found> {
+    pub(super) async fn choose(&self, new: &NewBatch) -> Result<Found> {
         if new.verb == Verb::Resolve {
             let found = self.choose_effects(new).await?;
             let members = found.members.into_iter().map(|effect| {
@@ -248,13 +216,8 @@ impl Store {
         let rows = match &new.chosen {
             Chosen::Filter(filter) => {
                 // One more than may be, so that too many are noticed and not left out.
-                let filter = SessionFilter { limit: MEMBERS + 1, before: None, ..(**filter).clone() };
-                let mut rows = self.find::<Standing>(STANDING, &filter).await?;
-                if rows.len() as i64 > MEMBERS {
-                    return Err(
-                        new.refused(format!("the filter finds more than {MEMBERS} sessions: narrow it"))
-                    );
-                }
+                let mut rows = self.find::<Standing>(STANDING, &all_of(filter)).await?;
+                new.is_not_too_large(rows.len() as i64)?;
                 rows.sort_unstable_by(|a, b| a.session_id.cmp(&b.session_id));
                 rows
             }
@@ -274,10 +237,7 @@ impl Store {
         };
         let mut found = Found { members: Vec::new(), by_status: BTreeMap::new(), skipped: BTreeMap::new() };
         for row in rows {
-            let taken = new.verb.takes().contains(&row.status.as_str())
-                && row.idle
-                && !(new.verb == Verb::Retry && row.cancelled);
-            let status = if row.cancelled { "cancelled".to_owned() } else { row.status };
+            let (taken, status) = new.verb.looks_at(row.status, row.idle, row.cancelled);
             let counts = if taken { &mut found.by_status } else { &mut found.skipped };
             *counts.entry(status).or_default() += 1;
             if taken {
@@ -322,6 +282,14 @@ impl NewBatch {
         if self.verb == Verb::Resolve { "effect" } else { "session" }
     }
 
+    /// Checks the number of sessions that a filter found.
+    pub(super) fn is_not_too_large(&self, found: i64) -> Result<()> {
+        if found > MEMBERS {
+            return Err(self.refused(format!("the filter finds more than {MEMBERS} sessions: narrow it")));
+        }
+        Ok(())
+    }
+
     pub(super) fn refused(&self, reason: impl Into<String>) -> Error {
         Error::Batch { batch_id: self.verb.as_str().to_owned(), reason: reason.into() }
     }
@@ -355,6 +323,20 @@ impl NewBatch {
         }
         hex::encode(Sha256::digest(asked.as_bytes()))
     }
+}
+
+impl Verb {
+    /// Whether it takes such a session, and what the status of the session is called. See [`STANDING`].
+    pub(super) fn looks_at(self, status: String, idle: bool, cancelled: bool) -> (bool, String) {
+        let taken = self.takes().contains(&status.as_str()) && idle && !(self == Verb::Retry && cancelled);
+        (taken, if cancelled { "cancelled".to_owned() } else { status })
+    }
+}
+
+/// The same filter without a cursor. It finds one session more than a batch may have, so that too many are noticed and not left
+/// out.
+pub(super) fn all_of(filter: &SessionFilter) -> SessionFilter {
+    SessionFilter { limit: MEMBERS + 1, before: None, ..filter.clone() }
 }
 
 /// The stage of the member at this place.

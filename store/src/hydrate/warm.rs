@@ -6,7 +6,7 @@ use serde_json::Value;
 use std::mem::size_of;
 use wakeful_workflow::id::SessionId;
 use wakeful_workflow::prefix::Prefix;
-use wakeful_workflow::record::{Block, Record};
+use wakeful_workflow::record::{Block, Outline, Record};
 use wakeful_workflow::seed::Seed;
 use wakeful_workflow::session::Session;
 
@@ -128,14 +128,17 @@ fn bytes_of_prefix(prefix: &Prefix) -> usize {
     prefix.system.len() + tools.sum::<usize>()
 }
 
-/// Counts what the model sees, which the message knows already, and what it does not see of a tool's result.
+/// Counts what the model sees, which the message knows already, and what it does not see of a tool's result. A message without
+/// blocks is an outline: its texts are not here.
 fn bytes_of_record(record: &Record) -> usize {
+    let texts = if record.content.is_empty() { 0 } else { record.content.bytes() };
     let details = record.tool_results().filter_map(|result| result.details.as_ref());
     let attachments =
         record.details.attachments.iter().map(|one| size_of_val(one) + one.file_name.len() + 128);
     size_of::<Record>()
         + record.content.len() * size_of::<Block>()
-        + record.content.bytes()
+        + size_of::<Outline>()
+        + texts
         + details.map(bytes_of).sum::<usize>()
         + attachments.sum::<usize>()
 }

@@ -24,7 +24,7 @@ use wakeful_engine::perform::{Chunks, CutCalls};
 use wakeful_engine::replay::Recordings;
 use wakeful_engine::tool::Tool;
 use wakeful_engine::tool::registry::Registry;
-use wakeful_engine::warm::WarmSessions;
+use wakeful_engine::warm::{OUTLINES_MB, WarmSessions};
 use wakeful_engine::watchdog::Watchdog;
 use wakeful_engine::web::Web;
 use wakeful_engine::workspace::{Settings, Workspaces};
@@ -208,6 +208,7 @@ impl App {
             recordings: Recordings::default(),
             renderings: Renderings::default(),
             warm: Arc::new(WarmSessions::new(config.queue.warm_mb)),
+            outlines: WarmSessions::new(OUTLINES_MB),
             identity: Identity::of_this_process(),
             web: Web::new(&config.web)?,
             workspaces: Workspaces::new(Settings::of(&config.workspace)),

@@ -53,6 +53,8 @@ pub struct Ctx {
     pub renderings: Renderings,
     /// What this process keeps of the sessions that it worked on.
     pub warm: Arc<WarmSessions>,
+    /// Outlines of the sessions whose contexts were looked at last.
+    pub outlines: WarmSessions,
     pub identity: Identity,
     /// What tools fetch through.
     pub web: Web,

@@ -3,6 +3,9 @@
 //! A claim takes its session's copy out, so no two claims have it, and puts it back when it ends with a commit whose outcome is
 //! known. [`wakeful_store::hydrate::Warm`] says what a copy has and when it is good; one that is not is dropped, and the session is
 //! hydrated. Only sessions that this process worked on are here, for an hour at most, within `queue.warm_mb`.
+//!
+//! A process of the API keeps outlines in the same way, of the sessions whose contexts were looked at last: an open page looks again
+//! at each step.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,6 +21,9 @@ const KEPT: Duration = Duration::from_secs(3600);
 
 /// How often a worker drops the copies that are older.
 const SWEEP: Duration = Duration::from_secs(60);
+
+/// The most that the outlines of a process take, in megabytes. That of 20,000 messages takes about 8.
+pub const OUTLINES_MB: usize = 24;
 
 /// The copies of this process.
 pub struct WarmSessions {
@@ -62,15 +68,26 @@ impl WarmSessions {
         store.hydrate_to_keep(session_id).await
     }
 
+    /// Reads the outline of the session: what is new of it, if this process has a good copy, and otherwise all of it.
+    ///
+    /// # Errors
+    /// Those of [`Store::hydrate`].
+    pub async fn hydrate_outlined(&self, store: &Store, session_id: &str) -> wakeful_store::Result<Hydrated> {
+        let copy = self.kept().take(&session_id.into()).filter(Copy::is_young);
+        store.hydrate_outlined(session_id, copy.map(|copy| copy.value)).await
+    }
+
     /// Keeps what does not change of a session whose claim has ended. Its messages must be those of its last commit.
-    pub(crate) fn keep(&self, hydrated: Hydrated) {
+    pub fn keep(&self, hydrated: Hydrated) {
         if self.most_bytes == 0 {
             return;
         }
         let Some(warm) = hydrated.keep() else { return };
         let (session_id, bytes) = (warm.session_id().clone(), warm.bytes());
         // Freed after the lock is given back.
-        let _dropped = self.kept().put(session_id, bytes, warm, self.most_bytes);
+        let mut kept = self.kept();
+        let _dropped = (kept.too_old(), kept.put(session_id, bytes, warm, self.most_bytes));
+        drop(kept);
     }
 
     /// Drops the copies that are too old, again and again.

@@ -18,10 +18,10 @@ use wakeful_config::Config;
 use wakeful_engine::ctx::Ctx;
 use wakeful_engine::model::Models;
 use wakeful_engine::tool::registry::Registry;
-use wakeful_store::{Error, Store};
 use wakeful_workflow::agent::ToolDefinition;
 use wakeful_workflow::context::{self, Weight, compaction};
 use wakeful_workflow::record::{Content, Usage};
+use wakeful_workflow::session::Session;
 use wakeful_workflow::strategy::{ContextPolicy, Rebase, Strategy};
 
 /// A preview of a session's next model call.
@@ -81,15 +81,10 @@ pub struct Outlook {
     pub cached_cost_micros: i64,
 }
 
-/// Why the preview cannot be made.
+/// Why the preview cannot be made: the configuration lacks something that the session needs.
 #[derive(Debug, thiserror::Error)]
-pub enum ViewError {
-    #[error(transparent)]
-    Store(#[from] Error),
-    /// The configuration lacks something that the session needs.
-    #[error("{0}")]
-    NotConfigured(String),
-}
+#[error("{0}")]
+pub struct NotConfigured(String);
 
 /// Which parts of a [`View`] are made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,40 +97,35 @@ pub enum Part {
 }
 
 /// The result of `GET /v1/sessions/{id}/context` and `wakeful session context`. `strategy` replaces the
-/// agent's own.
+/// agent's own. For [`Part::Sizes`], an outline of the session is enough.
 ///
 /// # Errors
-/// [`ViewError`].
-pub async fn view(
-    (store, config, registry, models): (&Store, &Config, &Registry, &Models),
-    session_id: &str,
+/// [`NotConfigured`].
+pub fn view(
+    (config, registry, models): (&Config, &Registry, &Models),
+    session: &Session,
     strategy: Option<Strategy>,
     part: Part,
-) -> Result<View, ViewError> {
-    let session = match part {
-        Part::Sizes => store.hydrate_outlined(session_id).await?,
-        Part::Messages | Part::Request => store.hydrate(session_id).await?,
-    };
-    let unconfigured = |error: String| ViewError::NotConfigured(error);
+) -> Result<View, NotConfigured> {
     let agent = config.agent_in(&session.space_id, &session.agent);
-    let agent = agent.map_err(|error| unconfigured(error.to_string()))?;
+    let agent = agent.map_err(|error| NotConfigured(error.to_string()))?;
     let agent = session.policy.of(agent);
     let configured = match session.prefix {
         Some(_) => Vec::new(),
-        None => registry.definitions(&agent.tools).map_err(|error| unconfigured(error.to_string()))?,
+        None => registry.definitions(&agent.tools).map_err(|error| NotConfigured(error.to_string()))?,
     };
     let window_tokens = config.context_window(&agent.model);
     let price = config.price(&agent.model);
     let asked = strategy.unwrap_or(agent.context.strategy);
-    let weigh = |strategy| context::weigh_as(&session, &configured, &agent.context, window_tokens, strategy);
+    let weigh = |strategy| context::weigh_as(session, &configured, &agent.context, window_tokens, strategy);
     let summarises = ContextPolicy { strategy: Strategy::Compaction, ..agent.context };
-    let due = compaction::is_due(&session, &configured, &summarises, window_tokens);
+    let due = compaction::is_due(session, &configured, &summarises, window_tokens);
     let strategies = Strategy::ALL
         .into_iter()
         .map(|strategy| {
             let weight = match strategy {
-                Strategy::Compaction if due => compaction::estimate(&session, &configured, window_tokens),
-                strategy => weigh(strategy),
+                Strategy::Compaction if due => compaction::estimate(session, &configured, window_tokens),
+                strategy => weigh(strategy).0,
             };
             let usage =
                 |cached_tokens| Usage { input_tokens: weight.tokens, cached_tokens, ..Usage::default() };
@@ -149,27 +139,27 @@ pub async fn view(
             }
         })
         .collect();
-    let weight = weigh(asked);
-    let built = context::build_as(&session, configured.clone(), &agent.context, window_tokens, asked);
-    let request = (part == Part::Request)
-        .then(|| models.get(&agent.model).map(|model| model.request(&built.context).body))
-        .transpose()
-        .map_err(|fault| unconfigured(fault.to_string()))?;
-    let rebased_now = built.rebase.is_some();
+    let (weight, moved) = weigh(asked);
+    let rebased_now = moved.is_some();
     let standing = session.rebase.clone().filter(|_| asked == agent.context.strategy);
-    let rebase = built.rebase.or(standing).filter(|rebase| !rebase.is_nothing());
-    let shown = (part != Part::Sizes).then(|| {
-        let numbers = context::numbered(&session, rebase.as_ref());
-        let messages = numbers.into_iter().zip(built.context.messages);
-        messages
-            .map(|(message_number, message)| Shown {
-                message_number,
-                role: message.role.as_str(),
-                bytes: message.bytes(),
-                content: message.content,
-            })
-            .collect()
-    });
+    let rebase = moved.or(standing).filter(|rebase| !rebase.is_nothing());
+    let (system, tools) = context::head(session, configured.clone());
+    let (mut shown, mut request) = (None, None);
+    if part != Part::Sizes {
+        let context = context::build_as(session, configured, &agent.context, window_tokens, asked).context;
+        if part == Part::Request {
+            let body = models.get(&agent.model).map(|model| model.request(&context).body);
+            request = Some(body.map_err(|fault| NotConfigured(fault.to_string()))?);
+        }
+        let numbers = context::numbered(session, rebase.as_ref());
+        let messages = numbers.into_iter().zip(context.messages).map(|(message_number, message)| Shown {
+            message_number,
+            role: message.role.as_str(),
+            bytes: message.bytes(),
+            content: message.content,
+        });
+        shown = Some(messages.collect());
+    }
     Ok(View {
         session_id: session.session_id.to_string(),
         agent: agent.name,
@@ -181,8 +171,8 @@ pub async fn view(
         rebased_now,
         compaction_due: asked == Strategy::Compaction && due,
         compaction_failures: session.compaction_failures,
-        system: built.context.system,
-        tools: built.context.tools.to_vec(),
+        system,
+        tools: tools.to_vec(),
         shown,
         strategies,
         request,
@@ -222,16 +212,20 @@ pub(super) async fn show(
     let Query(query) = query?;
     let asked = query.strategy.as_deref().map(strategy).transpose().map_err(Problem::bad_request)?;
     ctx.store.session_within(&caller.reach, &id).await?;
-    let parts = (&ctx.store, &ctx.config, &ctx.plugins.tools, &ctx.plugins.models);
     let part = match query {
         ContextQuery { raw: true, .. } => Part::Request,
         ContextQuery { messages: Some(false), .. } => Part::Sizes,
         ContextQuery { .. } => Part::Messages,
     };
-    let view = view(parts, &id, asked, part).await.map_err(|error| match error {
-        ViewError::Store(error) => error.into(),
-        ViewError::NotConfigured(text) => Problem::new(StatusCode::CONFLICT, text),
-    })?;
+    let read = match part {
+        Part::Sizes => ctx.outlines.hydrate_outlined(&ctx.store, &id).await?,
+        Part::Messages | Part::Request => ctx.store.hydrate_to_keep(&id).await?,
+    };
+    let view = view((&ctx.config, &ctx.plugins.tools, &ctx.plugins.models), &read.session, asked, part);
+    if part == Part::Sizes {
+        ctx.outlines.keep(read);
+    }
+    let view = view.map_err(|NotConfigured(text)| Problem::new(StatusCode::CONFLICT, text))?;
     Ok(match view.request {
         Some(body) => ([(header::CONTENT_TYPE, "application/json")], body).into_response(),
         None => Json(view).into_response(),

@@ -156,7 +156,7 @@ impl World {
         for strategy in Selection::ALL {
             let policy = &self.agent.context;
             let other = build_as(&self.session, Vec::new(), policy, WINDOW_TOKENS, strategy).context;
-            let weight = weigh_as(&self.session, &[], policy, WINDOW_TOKENS, strategy);
+            let (weight, _) = weigh_as(&self.session, &[], policy, WINDOW_TOKENS, strategy);
             assert_eq!(
                 (weight.messages, weight.bytes),
                 (other.messages.len(), bytes(&other)),

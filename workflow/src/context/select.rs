@@ -55,23 +55,31 @@ pub fn build_as(
     build(session, tools, &ContextPolicy { strategy, ..*policy }, window_tokens)
 }
 
-/// Weighs the context that [`build_as`] builds, without building it.
+/// Weighs the context that [`build_as`] builds, without building it. Also returns the rebase that is decided for it.
 pub fn weigh_as(
     session: &Session,
     tools: &[ToolDefinition],
     policy: &ContextPolicy,
     window_tokens: i64,
     strategy: Strategy,
-) -> Weight {
+) -> (Weight, Option<Rebase>) {
     let begun = &of(session, policy, strategy);
     let rebase = decide(begun, tools, &ContextPolicy { strategy, ..*policy }, window_tokens);
     if begun.rebase == session.rebase {
-        return weight::weigh(session, tools, rebase.as_ref());
+        return (weight::weigh(session, tools, rebase.as_ref()), rebase);
     }
     let rate = Rate::of(session, tools);
     let Size { messages, bytes } = size(begun, tools, rebase.as_ref());
     // The provider's last count is for the session's own selection, so all of this one is estimated from its bytes.
-    Weight { messages, bytes, tokens: rate.tokens(bytes) }
+    (Weight { messages, bytes, tokens: rate.tokens(bytes) }, rebase)
+}
+
+/// The system prompt and the tools of each context of `session`.
+pub fn head(session: &Session, tools: impl Into<Tools>) -> (String, Tools) {
+    match &session.prefix {
+        Some(prefix) => (prefix.system.clone(), prefix.tools.clone()),
+        None => (system_of(&session.seeds), tools.into()),
+    }
 }
 
 /// The session as `strategy` would begin with it: without the rebase of another strategy. Most sessions have no rebase, and a
@@ -100,10 +108,7 @@ pub fn numbered(session: &Session, rebase: Option<&Rebase>) -> Vec<Option<i64>> 
 
 /// Returns the context that `rebase` selects. `None`: the whole session.
 pub(super) fn select(session: &Session, tools: Tools, rebase: Option<&Rebase>) -> Context {
-    let (system, tools) = match &session.prefix {
-        Some(prefix) => (prefix.system.clone(), prefix.tools.clone()),
-        None => (system_of(&session.seeds), tools),
-    };
+    let (system, tools) = head(session, tools);
     let readable = tools.iter().any(|tool| tool.name == READ_OUTPUT);
     let trim_before = rebase.and_then(|rebase| rebase.trim_results_before).unwrap_or(0);
     let text =

@@ -7,7 +7,7 @@ use crate::App;
 use std::fmt::Write as _;
 use std::io::Write as _;
 use wakeful_config::Config;
-use wakeful_http::context::{Part, View, ViewError, strategy, view};
+use wakeful_http::context::{Part, View, strategy, view};
 use wakeful_store::Store;
 use wakeful_workflow::record::{Block, text_of};
 use wakeful_workflow::strategy::Strategy;
@@ -39,11 +39,9 @@ pub(super) async fn context(
     let config = Config { fallback_model: Some(session.model_id), ..config.clone() };
     let (registry, models) = (app.registry()?, app.models(&config)?);
     let part = if args.raw { Part::Request } else { Part::Messages };
-    let view = view((store, &config, &registry, &models), &args.id, args.strategy, part).await;
-    let view = view.map_err(|error| match error {
-        ViewError::Store(error) => anyhow::Error::from(error),
-        ViewError::NotConfigured(text) => Usage(text).into(),
-    })?;
+    let read = store.hydrate(&args.id).await?;
+    let view = view((&config, &registry, &models), &read, args.strategy, part);
+    let view = view.map_err(|error| Usage(error.to_string()))?;
     match &view.request {
         Some(body) => {
             // Exactly the bytes of the request, so do not add a newline.
