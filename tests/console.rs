@@ -6,6 +6,7 @@ mod bulk;
 pub(crate) mod hostile;
 mod live;
 mod newcomer;
+mod presses;
 
 use crate::support::{Answer, Database, ModelServer, Options, Process, eventually};
 use browser::Browser;

@@ -167,8 +167,8 @@ impl Store {
     }
 
     /// Rebuilds the session to weigh its context, and for nothing else: its messages have no blocks, but the
-    /// [`Outline`](wakeful_workflow::record::Outline) of what they say. Of a long session that is read in half the time. Of a
-    /// session of which there is a `copy`, of an earlier call of this function, only what is new is read.
+    /// [`Outline`](wakeful_workflow::record::Outline) of what they say. Of a long session that is read in half the time. With
+    /// a `copy` of an earlier call, only what is new is read.
     ///
     /// # Errors
     /// Like [`Store::hydrate`].

@@ -66,7 +66,7 @@ impl Store {
         self.find_within(("", columns, ""), filter).await
     }
 
-    /// The rows of a statement that has the search for these columns inside, between its beginning and its end.
+    /// Puts `before` and `after` around the search's statement, and returns the rows of the whole.
     pub(crate) async fn find_within<T>(
         &self,
         (before, columns, after): (&'static str, &'static str, &'static str),

@@ -132,7 +132,7 @@ async fn a_token_that_only_reads_sees_no_button_and_pressing_one_by_hand_is_refu
     let browser = logged_in(&stage, &stage.token(&["--scope", "read", "--name", "looker"]).await).await;
     for path in pages(&session, "desk", &session, "none", "none") {
         let page = browser.get(&format!("/console{path}")).await;
-        let own = ["/theme", "/space", "/logout", "/fork"];
+        let own = ["/theme", "/space", "/logout"];
         let buttons: Vec<String> = page
             .forms()
             .into_iter()
@@ -159,6 +159,8 @@ async fn a_token_that_only_reads_sees_no_button_and_pressing_one_by_hand_is_refu
         "chat".to_owned(),
         "deliveries/none/resend".to_owned(),
         "schedules/none/pause".to_owned(),
+        "schedules/none/resume".to_owned(),
+        "notifications/none/resend".to_owned(),
         "schedules/none/trigger".to_owned(),
         "tokens".to_owned(),
         "tokens/none/revoke".to_owned(),

@@ -60,13 +60,28 @@ async fn said(text: &str, short: &str) -> (BTreeSet<String>, String) {
     let batch = batch["batch_id"].as_str().unwrap_or_else(|| panic!("{batch}")).to_owned();
     client.post(&format!("/v1/batches/{batch}/cancel"), &json!({"reason": reason})).await;
     client.post("/v1/pauses", &json!({"kind": "tool", "name": "none", "reason": reason})).await;
-    let mail = format!(
-        "From: x <x@example.com>\r\nTo: w@localhost\r\nSubject: =?utf-8?B?{}?=\r\nMessage-ID: <m@example.com>\r\n\r\n{plain}\r\n",
-        base64::Engine::encode(&base64::prelude::BASE64_STANDARD, plain.as_bytes())
-    );
+    let encoded = |text: &str| base64::Engine::encode(&base64::prelude::BASE64_STANDARD, text.as_bytes());
+    for kind in ["plain", "html"] {
+        let (name, body) = (encoded(&plain), encoded(text));
+        let body: Vec<&str> =
+            body.as_bytes().chunks(76).map(|line| std::str::from_utf8(line).unwrap()).collect();
+        let mail = format!(
+            "From: =?utf-8?B?{name}?= <x@example.com>\r\nTo: w@localhost\r\nSubject: =?utf-8?B?{name}?=\r\n\
+             Message-ID: <{kind}@example.com>\r\nContent-Type: text/{kind}; charset=utf-8\r\n\
+             Content-Transfer-Encoding: base64\r\n\r\n{}\r\n",
+            body.join("\r\n")
+        );
+        let mailed = client.post_request("/v1/triggers/email/raw").header("content-type", "message/rfc822");
+        assert!(mailed.body(mail).send().await.unwrap().status().is_success());
+    }
+    let (_, mailed) = client.get("/v1/sessions?trigger_type=email").await;
     let mailed =
-        client.post_request("/v1/triggers/email/raw").header("content-type", "message/rfc822").body(mail);
-    assert!(mailed.send().await.unwrap().status().is_success());
+        mailed["items"].as_array().unwrap().iter().map(|one| one["session_id"].as_str().unwrap().to_owned());
+    let mailed: Vec<String> = mailed.collect();
+    assert_eq!(mailed.len(), 2, "both mails begin a session");
+    let name: String = plain.chars().take(60).collect();
+    let (made, token) = client.post("/v1/tokens", &json!({"scope": "read", "name": name})).await;
+    assert!(made.is_success(), "{token}");
     let first = async |path: &str, key: &str| {
         let (_, list) = client.get(path).await;
         list["items"][0][key].as_str().unwrap_or_else(|| panic!("{path}: {list}")).to_owned()
@@ -76,7 +91,7 @@ async fn said(text: &str, short: &str) -> (BTreeSet<String>, String) {
     let browser = Browser::new(&process.url());
     let (mut tags, mut all) = (BTreeSet::new(), String::new());
     let mut paths = pages(&session, &conversation, &asks, &delivery, &schedule);
-    for id in [&asks, &broken] {
+    for id in [&asks, &broken].into_iter().chain(&mailed) {
         paths.extend(["", "timeline", "journal"].map(|tab| format!("/sessions/{id}?tab={tab}")));
     }
     paths.extend(["/errors?muted=all".to_owned(), format!("/errors/{group}"), format!("/batches/{batch}")]);

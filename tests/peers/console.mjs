@@ -10,7 +10,7 @@ const { failed, pages, chat } = JSON.parse(given);
 const root = base + "/console";
 
 const browser = await chromium.launch({ executablePath: process.env.CHROMIUM || "/usr/bin/chromium", args: ["--no-sandbox"] });
-const told = { clicks: {}, serious: [], elsewhere: [], ran: [], broken: [], wide: [], covered: [], whilePaused: [], live: false };
+const told = { clicks: {}, serious: [], elsewhere: [], ran: [], broken: [], wide: [], covered: [], whilePaused: [], live: false, first: "", streams: false, ended: false };
 
 async function person(options) {
   const context = await browser.newContext({ viewport: { width: 1280, height: 800 }, ...options });
@@ -144,12 +144,49 @@ for (const path of ["/", `/chat/${chat}`]) {
   await page.context().close();
 }
 
+// A stream that a proxy refuses is opened again, and a page whose login has ended says so.
+{
+  const page = await (await browser.newContext()).newPage();
+  await page.clock.install();
+  let opened = 0;
+  const isStream = (url) => url.pathname.endsWith("/stream");
+  await page.route(isStream, (route) => {
+    opened += 1;
+    return opened === 1 ? route.fulfill({ status: 502, body: "" }) : route.continue();
+  });
+  await page.goto(`${root}/chat/${chat}`);
+  await page.waitForSelector("[data-away]", { state: "visible" });
+  const again = page.waitForRequest((request) => isStream(new URL(request.url())), { timeout: 20_000 });
+  await page.clock.fastForward(6_000);
+  told.streams = await again.then(() => true, () => false);
+  await page.goto(root + "/");
+  await page.route(root + "/", (route) => route.fulfill({ status: 403, contentType: "text/html", body: "<p>no</p>" }));
+  await page.clock.fastForward(30_000);
+  told.ended = await page.waitForSelector("[data-ended]", { state: "visible", timeout: 20_000 }).then(() => true, () => false);
+  await page.context().close();
+}
+
 // A call waits for approval. It would be the first card of the overview, so it comes after the presses above.
 {
   const asked = await fetch(`${base}/v1/chat/till/messages`, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify({ text: "charge me" }) });
   const { session_id } = await asked.json();
   while (await status(session_id) !== "needs_attention") await new Promise((done) => setTimeout(done, 50));
   pages.push(`/sessions/${session_id}`, "/chat/till");
+  // Enter in the field of the reason decides nothing, with a script or without. The key leads to the first button that is seen.
+  for (const options of [{}, { javaScriptEnabled: false }]) {
+    const page = await person(options);
+    await page.goto(`${root}/sessions/${session_id}`);
+    await page.fill(".asks input[name=reason]", "too dear");
+    await page.keyboard.press("Enter");
+    if (options.javaScriptEnabled !== false) {
+      await page.evaluate(() => document.activeElement.blur());
+      await page.keyboard.press("a");
+      told.first = await page.evaluate(() => document.activeElement.textContent);
+    }
+    await page.goto(`${root}/sessions/${session_id}`);
+    if (await status(session_id) !== "needs_attention") told.broken.push("Enter decided for a call");
+    await page.context().close();
+  }
 }
 
 // Every page in both themes, wide and narrow.

@@ -110,4 +110,7 @@ async fn a_person_finds_and_retries_a_failed_run_and_nothing_hinders_or_harms_an
     assert!(wrong.is_empty(), "{told:#}");
     assert_eq!(told["live"], true);
     assert_eq!(told["away"], json!([true, true]), "the page says that the server is away, and back");
+    assert_eq!(told["streams"], true, "a stream that was refused is opened again");
+    assert_eq!(told["ended"], true, "the page says that it is no longer kept up to date");
+    assert_eq!(told["first"], "Approve", "the key leads to what is seen");
 }

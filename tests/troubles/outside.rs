@@ -124,10 +124,9 @@ async fn a_schedule_whose_agent_is_gone_names_it() {
     let scene = scene.configured("", "");
     let process = scene.serve().await;
     let client = process.client();
-    sqlx::query("update schedules set next_at = clock_timestamp() - interval '3 minutes'")
-        .execute(&scene.database.pool)
-        .await
-        .unwrap();
+    let late = "update schedules
+        set last_tick = clock_timestamp() - interval '4 minutes', next_at = clock_timestamp() - interval '3 minutes'";
+    sqlx::query(late).execute(&scene.database.pool).await.unwrap();
     let told = scene.doctor("schedules").await;
     for part in ["daily should have fired 3m ago", "no live worker has agent reporter", "[agents.reporter]"] {
         assert!(told.contains(part), "{part}: {told}");

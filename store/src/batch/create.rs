@@ -352,7 +352,7 @@ fn stage_of(at: usize, canary: &[i32]) -> i32 {
 }
 
 /// `asked` ordinals, spread evenly over all members.
-fn spread(members: usize, asked: usize) -> Vec<i32> {
+pub(super) fn spread(members: usize, asked: usize) -> Vec<i32> {
     let asked = asked.min(members);
     (0..asked).map(|n| (n * members / asked) as i32 + 1).collect()
 }

@@ -1,13 +1,13 @@
 //! Says what a batch would do.
 
-use super::create::{STANDING, all_of};
+use super::create::{STANDING, all_of, spread};
 use super::{Chosen, NewBatch, Verb};
 use crate::session::{SessionFilter, SessionSummary};
 use crate::{Result, Store};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// How many of the members a preview names.
+/// How many of the members a preview names. The statement takes as many of each kind.
 const SAMPLE: usize = 10;
 
 /// What a batch would do.
@@ -48,6 +48,9 @@ impl Store {
     /// # Errors
     /// [`Error::Batch`](crate::Error::Batch) if there are too many, [`Error::Database`](crate::Error::Database).
     pub async fn preview_batch(&self, new: &NewBatch) -> Result<Preview> {
+        if new.verb == Verb::Resolve {
+            return Err(new.refused("a preview of effects is another one"));
+        }
         let counted = match &new.chosen {
             Chosen::Filter(filter) => self.count_found(new, filter).await?,
             _ => self.count_chosen(new).await?,
@@ -84,7 +87,7 @@ impl Store {
                 counted.sample.extend(alike.sample);
             }
         }
-        counted.sample = spread(counted.sample);
+        counted.sample = some(counted.sample);
         Ok(counted)
     }
 
@@ -92,26 +95,12 @@ impl Store {
     async fn count_chosen(&self, new: &NewBatch) -> Result<Counted> {
         let found = self.choose(new).await?;
         let members = found.members.into_iter().map(|member| member.session_id).collect();
-        Ok(Counted { by_status: found.by_status, skipped: found.skipped, sample: spread(members) })
+        Ok(Counted { by_status: found.by_status, skipped: found.skipped, sample: some(members) })
     }
 }
 
-/// Ten of what is given at most, evenly spread.
-fn spread(all: Vec<String>) -> Vec<String> {
-    let step = all.len().div_ceil(SAMPLE).max(1);
-    all.into_iter().step_by(step).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_sample_is_spread_over_all_and_has_ten_at_most() {
-        let some = |count: usize| (0..count).map(|n| n.to_string()).collect::<Vec<_>>();
-        assert_eq!(spread(some(0)), [""; 0]);
-        assert_eq!(spread(some(10)), some(10));
-        assert_eq!(spread(some(11)), ["0", "2", "4", "6", "8", "10"]);
-        assert_eq!(spread(some(95)), ["0", "10", "20", "30", "40", "50", "60", "70", "80", "90"]);
-    }
+/// Ten of these at most, evenly spread.
+fn some(all: Vec<String>) -> Vec<String> {
+    let places = spread(all.len(), SAMPLE);
+    places.into_iter().map(|ordinal| all[ordinal as usize - 1].clone()).collect()
 }

@@ -19,12 +19,13 @@ use wakeful_engine::ingest::Intake;
 use wakeful_engine::model::renderings::Renderings;
 use wakeful_engine::model::{Model, Models};
 use wakeful_engine::offer::offer;
+use wakeful_engine::outlines::Outlines;
 use wakeful_engine::pauses::Pauses;
 use wakeful_engine::perform::{Chunks, CutCalls};
 use wakeful_engine::replay::Recordings;
 use wakeful_engine::tool::Tool;
 use wakeful_engine::tool::registry::Registry;
-use wakeful_engine::warm::{OUTLINES_MB, WarmSessions};
+use wakeful_engine::warm::WarmSessions;
 use wakeful_engine::watchdog::Watchdog;
 use wakeful_engine::web::Web;
 use wakeful_engine::workspace::{Settings, Workspaces};
@@ -207,8 +208,8 @@ impl App {
             watchdog: Watchdog::default(),
             recordings: Recordings::default(),
             renderings: Renderings::default(),
-            warm: Arc::new(WarmSessions::new(config.queue.warm_mb)),
-            outlines: WarmSessions::new(OUTLINES_MB),
+            warm: WarmSessions::new(config.queue.warm_mb),
+            outlines: Outlines::default(),
             identity: Identity::of_this_process(),
             web: Web::new(&config.web)?,
             workspaces: Workspaces::new(Settings::of(&config.workspace)),

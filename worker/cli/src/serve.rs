@@ -9,6 +9,7 @@ use tracing::{info, warn};
 use wakeful_config::Config;
 use wakeful_engine::ctx::Ctx;
 use wakeful_engine::jobs::{notify, pool};
+use wakeful_engine::kept;
 use wakeful_http::front;
 
 /// The roles of a process.
@@ -50,6 +51,8 @@ pub async fn run(
     listener: Option<TcpListener>,
 ) -> anyhow::Result<()> {
     let signals = tokio::spawn(drain_on_signal(Arc::clone(&ctx)));
+    // The pool of a worker forgets by itself.
+    let forgets = (!roles.contains(&Role::Worker)).then(|| tokio::spawn(kept::forget_old(Arc::clone(&ctx))));
     let api = async {
         let Some(listener) = listener else { return anyhow::Ok(()) };
         let (router, ctx) = (app.router(&ctx)?, Arc::clone(&ctx));
@@ -92,6 +95,9 @@ pub async fn run(
     };
     let ended = tokio::try_join!(api, worker, listeners, notifications, scheduler);
     signals.abort();
+    if let Some(forgets) = forgets {
+        forgets.abort();
+    }
     ctx.store.close().await;
     ended.map(|_| ())
 }

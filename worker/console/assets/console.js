@@ -37,7 +37,9 @@
     try {
       const headers = { accept: "text/html", ...(byClock && { "x-look-again": "1" }) };
       const response = await fetch(location.href, { headers, credentials: "same-origin" });
-      isAway(response.status >= 502 && response.status <= 504);
+      isAway(response.status >= 500 || response.status === 429);
+      // Without a login the page is another one, or a refusal.
+      hasEnded(response.redirected || (response.status >= 400 && response.status < 500 && response.status !== 429));
       if (!response.ok || response.redirected) return false;
       const fresh = new DOMParser().parseFromString(await response.text(), "text/html");
       for (const part of document.querySelectorAll("[data-part]")) {
@@ -68,6 +70,12 @@
     document.documentElement.classList.toggle("is-away", yes);
   }
 
+  // Says that what is shown is no longer kept up to date.
+  const ended = document.querySelector("[data-ended]");
+  function hasEnded(yes) {
+    ended.hidden = !yes;
+  }
+
   // The words of forms differ from page to page and say nothing.
   const plain = (part) => part.innerHTML.replace(/name="(word|press)" value="[^"]*"/g, "").replace(/ (open|disabled)=""/g, "")
     .replace(/<button type="button" class="quiet copy">.*?<\/button>/g, "");
@@ -75,11 +83,18 @@
   // "5 s ago" says nothing new a moment later.
   const still = (part) => plain(part).replace(/(<time[^>]*>)[^<]*/g, "$1");
 
+  // Where a folded part is: in its message or row, which may move when others come or go.
+  function place(one) {
+    const home = one.closest("article[id], tr[id]") || one.closest("[data-part]");
+    return `${home.id || home.dataset.part}/${[...home.querySelectorAll("details")].indexOf(one)}`;
+  }
+
   function swap(part, next) {
-    const open = [...part.querySelectorAll("details")].map((one) => one.open);
+    const open = new Map([...part.querySelectorAll("details")].map((one) => [place(one), one.open]));
     const atEnd = window.innerHeight + window.scrollY > document.documentElement.scrollHeight - 160;
+    part.className = next.className;
     part.replaceChildren(...document.importNode(next, true).childNodes);
-    part.querySelectorAll("details").forEach((one, at) => { if (open[at]) one.open = true; });
+    part.querySelectorAll("details").forEach((one) => { if (open.get(place(one))) one.open = true; });
     copies(part);
     if (atEnd && part.dataset.part === "said") window.scrollTo(0, document.documentElement.scrollHeight);
   }
@@ -88,6 +103,7 @@
   function follow(url) {
     const typing = document.querySelector("[data-typing]");
     let soon = 0;
+    let later = 0;
     let source;
     const look = () => {
       clearTimeout(soon);
@@ -98,8 +114,18 @@
       "tool_failed_uncertain", "llm_called", "gen_failed"];
     const start = () => {
       source = new EventSource(url);
-      // The browser opens it again by itself. What happened meanwhile is in the page, so it is loaded too.
-      source.addEventListener("error", () => isAway(true));
+      // The browser opens it again by itself, unless the answer was no stream: a proxy's 502, or the end of a login. What
+      // happened meanwhile is in the page, so it is loaded too.
+      source.addEventListener("error", (event) => {
+        isAway(true);
+        if (event.target.readyState !== EventSource.CLOSED) return;
+        clearTimeout(later);
+        later = setTimeout(() => {
+          if (stopped || document.hidden || source !== event.target) return;
+          start();
+          refresh();
+        }, 5000);
+      });
       source.addEventListener("open", () => { if (!away.hidden) { isAway(false); look(); } });
       kinds.forEach((kind) => source.addEventListener(kind, look));
       source.addEventListener("gen_reset", () => { if (typing) { typing.textContent = ""; typing.hidden = true; } });
@@ -195,6 +221,9 @@
     next.focus();
     next.scrollIntoView({ block: "nearest" });
   }
+  // The first that a person sees, and not one in a folded part.
+  const first = (selector) => [...document.querySelectorAll(selector)]
+    .find((one) => one.offsetParent && !one.closest("details:not([open]) > :not(summary)"));
   document.addEventListener("keydown", (event) => {
     const field = event.target.closest("input, textarea, select");
     if (field && field.matches("[data-send]") && event.key === "Enter" && !event.shiftKey && !event.isComposing) {
@@ -214,14 +243,14 @@
     else if (event.key === "j") step(1);
     else if (event.key === "k") step(-1);
     else if (event.key === "a") {
-      const act = document.querySelector("main form[method=post] button:not([type=button])");
+      const act = first("main form[method=post] button:not([type=button], [disabled])");
       if (act) act.focus();
     }
     else if (event.key === "p" && (body.dataset.live || body.dataset.refresh)) toggleUpdates();
     else if (event.key === "?") document.getElementById("keys").showModal();
     else if (event.key === "/") {
-      const first = document.querySelector("main input:not([type=hidden]):not([type=radio]), main textarea");
-      if (first) { event.preventDefault(); first.focus(); }
+      const field = first("main input:not([type=hidden], [type=radio], [type=checkbox]), main textarea");
+      if (field) { event.preventDefault(); field.focus(); }
     }
   });
 

@@ -94,6 +94,15 @@ impl Api {
         self.send(Method::POST, path, body, key).await
     }
 
+    /// Asks something whose answer depends on a body. Nothing changes, so what others were told stays good.
+    ///
+    /// # Errors
+    /// Like [`Api::get`].
+    pub async fn look(&self, path: &str, body: &Value) -> Result<Value, Refusal> {
+        let (_, body) = self.ask(Method::POST, path, Some(body), None).await?;
+        Ok(serde_json::from_slice(&body).unwrap_or_default())
+    }
+
     /// # Errors
     /// Like [`Api::get`].
     pub async fn send(

@@ -16,6 +16,7 @@ use axum::http::{HeaderMap, Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use std::sync::Arc;
+use tracing::Instrument as _;
 
 /// Everything comes from here, nothing is inline, and no other page may show this one.
 const POLICY: &str = "default-src 'self'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
@@ -36,12 +37,14 @@ pub(crate) async fn door(State(console): State<Arc<Console>>, mut request: Reque
     let path = request.uri().path_and_query().map_or("/", |path| path.as_str());
     let visit = Visit::of(&console, request.headers(), path, outside.0);
     let looks = matches!(*request.method(), Method::GET | Method::HEAD);
+    // A page that looks again by itself shows no note: it is for the page that the person was led to.
+    let is_read = request.headers().get("sec-fetch-mode").is_none_or(|mode| mode.as_bytes() == b"navigate");
     let mut response = if !looks && !is_of_this_site(request.headers()) {
         let detail = "this form does not come from a page of this console; nothing was done";
         Refusal::new(StatusCode::FORBIDDEN, detail).into_response()
     } else {
         request.extensions_mut().insert(visit.clone());
-        next.run(request).await
+        if looks { next.run(request).await } else { to_the_end(next.run(request)).await }
     };
     if let Some(refusal) = response.extensions_mut().remove::<Refusal>() {
         response = refused(&visit, refusal, looks);
@@ -50,11 +53,26 @@ pub(crate) async fn door(State(console): State<Arc<Console>>, mut request: Reque
     }
     let is_page =
         response.headers().get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/html"));
-    if is_page && let Some(read) = visit.note_was_read() {
+    if is_page
+        && is_read
+        && let Some(read) = visit.note_was_read()
+    {
         response.headers_mut().append(SET_COOKIE, read);
     }
     harden(response.headers_mut());
     response
+}
+
+/// Does what a form asks for to its end, also if the browser goes away: at a second press it leaves the first one, whose act the
+/// second one waits for.
+async fn to_the_end(acts: impl Future<Output = Response> + Send + 'static) -> Response {
+    match tokio::spawn(acts.in_current_span()).await {
+        Ok(response) => response,
+        Err(error) => match error.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            Err(_) => Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "this process is ending").into_response(),
+        },
+    }
 }
 
 fn is_problem(response: &Response) -> bool {

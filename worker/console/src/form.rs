@@ -9,6 +9,7 @@ use axum::extract::{FromRequest, Request};
 use axum::http::header::{LOCATION, SET_COOKIE};
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
+use sha2::{Digest, Sha256};
 
 /// The largest form: a message of the API may have as much.
 const FORM_BYTES: usize = 1 << 20;
@@ -68,7 +69,24 @@ impl Form {
 
     /// The key under which the API knows this press.
     pub fn key(&self) -> String {
-        format!("console-{}", self.get("press"))
+        format!("console-{}", self.press())
+    }
+
+    /// What tells this press from others. All forms of a page carry the same word, and only a press of the same button with the
+    /// same fields is a second press.
+    fn press(&self) -> String {
+        let mut press = Sha256::new_with_prefix(&self.path);
+        for (name, value) in self.pairs.iter().filter(|(name, _)| name != "word") {
+            for text in [name, value] {
+                press.update((text.len() as u64).to_le_bytes());
+                press.update(text);
+            }
+        }
+        // A form without a word is of no page of this console's.
+        if self.get("press").is_empty() {
+            press.update(random_word());
+        }
+        hex::encode(press.finalize())
     }
 
     /// Does what the form asks for once, and leads to where its outcome is seen. What the API refuses because things have
@@ -78,9 +96,7 @@ impl Form {
         back: &str,
         act: impl Future<Output = Result<Outcome, Refusal>>,
     ) -> Result<Response, Refusal> {
-        let press = self.get("press");
-        let press = if press.is_empty() { random_word() } else { press.to_owned() };
-        let done = self.visit.console.presses.once(format!("{press} {}", self.path), act).await;
+        let done = self.visit.console.presses.once(self.press(), act).await;
         match done {
             Ok(outcome) => Ok(self.lead(&outcome)),
             Err(refusal) if is_of_the_moment(refusal.status) => {
@@ -134,4 +150,37 @@ pub(crate) fn see_other(to: &str) -> Response {
 /// An act that went well.
 pub(crate) fn done(to: impl Into<String>, said: impl Into<String>) -> Outcome {
     Outcome { to: to.into(), said: said.into(), went_well: true, next: None }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error;
+
+    /// Enter in a field presses the first button of its form: an operator who types why a call is declined would approve it.
+    #[test]
+    fn enter_decides_nothing() -> Result<(), Box<dyn Error>> {
+        let mut deciding = 0;
+        for template in std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/templates"))? {
+            let path = template?.path();
+            let text = std::fs::read_to_string(&path)?;
+            for form in text.split("<form").skip(1) {
+                let form = form.split("</form>").next().unwrap_or_default();
+                let is_field =
+                    |input: &&str| !["hidden", "radio", "checkbox"].iter().any(|of| input.contains(of));
+                let fields = form.split("<input").skip(1).filter_map(|rest| rest.split('>').next());
+                if form.matches("<button name=").count() > 1 && fields.filter(is_field).count() > 0 {
+                    deciding += 1;
+                    let button = form.find("<button").unwrap_or_default();
+                    let before = form[..button].contains("no_default.html");
+                    assert!(
+                        before,
+                        "{}: the first button of a form that decides is pressed by Enter",
+                        path.display()
+                    );
+                }
+            }
+        }
+        assert!(deciding >= 3, "{deciding}");
+        Ok(())
+    }
 }

@@ -7,6 +7,7 @@ use crate::identity::Identity;
 use crate::ingest::Intake;
 use crate::model::Models;
 use crate::model::renderings::Renderings;
+use crate::outlines::Outlines;
 use crate::pauses::Pauses;
 use crate::perform::{Chunks, CutCalls};
 use crate::replay::Recordings;
@@ -52,9 +53,9 @@ pub struct Ctx {
     /// What the next requests of this process's sessions begin with.
     pub renderings: Renderings,
     /// What this process keeps of the sessions that it worked on.
-    pub warm: Arc<WarmSessions>,
+    pub warm: WarmSessions,
     /// Outlines of the sessions whose contexts were looked at last.
-    pub outlines: WarmSessions,
+    pub outlines: Outlines,
     pub identity: Identity,
     /// What tools fetch through.
     pub web: Web,

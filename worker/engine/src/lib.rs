@@ -11,7 +11,7 @@
 //! | how a message goes out | [`jobs::deliver`], [`channel`] |
 //! | how a program starts a session and continues it | [`handle`] |
 //! | how a replay gets its source's messages | [`replay`] |
-//! | what a worker keeps of a session between two turns | [`warm`] |
+//! | what a process keeps of its sessions in memory | [`kept`], [`warm`], [`outlines`] |
 //! | how a cancel reaches a step in flight | [`cancels`] |
 //! | how a provider's outage is waited for | [`gates`] |
 //! | how code that never yields is stopped | [`watchdog`] |
@@ -32,10 +32,12 @@ pub mod handle;
 pub mod identity;
 pub mod ingest;
 pub mod jobs;
+pub mod kept;
 pub mod model;
 pub mod new_session;
 mod notify;
 pub mod offer;
+pub mod outlines;
 pub mod pauses;
 pub mod perform;
 pub mod printable;

@@ -218,7 +218,7 @@ pub(super) async fn show(
         ContextQuery { .. } => Part::Messages,
     };
     let read = match part {
-        Part::Sizes => ctx.outlines.hydrate_outlined(&ctx.store, &id).await?,
+        Part::Sizes => ctx.outlines.read(&ctx.store, &id).await?,
         Part::Messages | Part::Request => ctx.store.hydrate_to_keep(&id).await?,
     };
     let view = view((&ctx.config, &ctx.plugins.tools, &ctx.plugins.models), &read.session, asked, part);

@@ -38,6 +38,17 @@ pub fn render(facts: &MailFacts, joined: bool) -> String {
     text
 }
 
+/// The subject and the body of a text that [`render`] made. `None`: it made no such text.
+pub fn subject_and_body(text: &str) -> Option<(&str, &str)> {
+    let (head, body) = text.split_once("\n\n")?;
+    let is_of_mail = |line: &str| {
+        let name = line.split_once(": ").map_or("", |(name, _)| name);
+        ["From", "To", "Cc", "Date", "Subject"].contains(&name)
+    };
+    let subject = head.lines().find_map(|line| line.strip_prefix("Subject: ")).unwrap_or_default();
+    head.lines().all(is_of_mail).then_some((subject, body))
+}
+
 fn line(text: &mut String, name: &str, value: &str) {
     if !value.is_empty() {
         let _ = writeln!(text, "{name}: {value}");
@@ -131,6 +142,11 @@ mod tests {
             "From: Ann To: eve <ann@example.com>\nTo: support@example.org\nDate: 2026-01-31T12:00:00Z\nSubject: Lunch Bcc: \
              eve\n\nShall we?\n\nAttachments:\n1. menu.txt (text/plain, 12 bytes)"
         );
+        assert_eq!(
+            subject_and_body(&render(&facts, false)),
+            Some(("Lunch Bcc: eve", "Shall we?\n\nAttachments:\n1. menu.txt (text/plain, 12 bytes)"))
+        );
+        assert_eq!(subject_and_body("Shall we?\n\nSubject: lunch"), None);
     }
 
     #[test]

@@ -82,6 +82,8 @@ pub struct Rendering {
     tools: Tools,
     /// The messages that `transcript` has.
     added: Vec<Message>,
+    /// Of `added`.
+    said_bytes: usize,
     transcript: Box<dyn Transcript>,
     /// [`Frame::before`] and the settled messages.
     bytes: Vec<u8>,
@@ -132,9 +134,16 @@ impl Rendering {
         Rendered { beginning: self, end, repairs, prefill }
     }
 
-    /// Memory that the bytes take. The messages share theirs with the session.
+    /// About how much memory it takes, with its messages: it shares them with the session, but may have them for longer.
     pub fn bytes(&self) -> usize {
-        self.bytes.capacity()
+        let frame = self.frame.before.len() + self.frame.after.len();
+        size_of::<Rendering>()
+            + self.bytes.capacity()
+            + self.system.len()
+            + self.framed.len()
+            + frame
+            + self.said_bytes
+            + self.added.capacity() * size_of::<Message>()
     }
 
     fn new(protocol: &dyn Protocol, system: &str, tools: &Tools) -> Rendering {
@@ -143,6 +152,7 @@ impl Rendering {
             system: system.to_owned(),
             tools: tools.clone(),
             added: Vec::new(),
+            said_bytes: 0,
             transcript: protocol.transcript(system),
             bytes: frame.before.clone(),
             sha256: Sha256::new_with_prefix(&frame.before),
@@ -179,6 +189,7 @@ impl Rendering {
         let mut settled = Vec::new();
         for message in messages {
             self.transcript.add(message, &mut settled);
+            self.said_bytes += message.bytes();
             self.added.push(message.clone());
         }
         let from = self.bytes.len();

@@ -113,12 +113,15 @@ struct Mails {
     frame: Frame,
     only_dropped: bool,
     items: Vec<Mail>,
+    /// Query of the next page, or empty.
+    next: String,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct AskedMails {
     dropped: String,
+    cursor: String,
 }
 
 impl Mail {
@@ -136,9 +139,10 @@ impl Mail {
 pub(crate) async fn mails(visit: Visit, Query(asked): Query<AskedMails>) -> Result<Response, Refusal> {
     let frame = Frame::of(&visit, Nav::Mails, "Mails").await?;
     let only_dropped = asked.dropped == "true";
-    let found: List<Mail> = visit
-        .api
-        .get(&format!("/v1/mails?limit=100{}", if only_dropped { "&dropped=true" } else { "" }))
-        .await?;
-    Ok(page(&Mails { frame, only_dropped, items: found.items }))
+    let dropped = if only_dropped { "true" } else { "" };
+    let path =
+        format!("/v1/mails{}", query(&[("limit", "100"), ("dropped", dropped), ("cursor", &asked.cursor)]));
+    let found: List<Mail> = visit.api.get(&path).await?;
+    let next = found.next_link(|cursor| query(&[("dropped", dropped), ("cursor", cursor)]));
+    Ok(page(&Mails { frame, only_dropped, items: found.items, next }))
 }

@@ -79,7 +79,7 @@ pub(crate) async fn show(visit: Visit, Path(token): Path<String>) -> Result<Resp
 }
 
 async fn look(visit: &Visit, token: &str) -> Result<Link, Refusal> {
-    let said = visit.api.post("/v1/links/look", &json!({"token": token}), None).await?;
+    let said = visit.api.look("/v1/links/look", &json!({"token": token})).await?;
     serde_json::from_value(said).map_err(|error| Refusal::broken("the link", &error))
 }
 

@@ -36,6 +36,7 @@ pub(crate) fn router() -> Router<Arc<Console>> {
         .route("/sessions", get(sessions::list))
         .route("/sessions/{id}", get(session::show))
         .route("/sessions/{id}/stream", get(session::stream))
+        .route("/sessions/{id}/raw", get(session::raw))
         .route("/sessions/{id}/fork", get(session::fork_page).post(act::fork))
         .route("/sessions/{id}/messages", post(act::message))
         .route("/sessions/{id}/resolve", post(act::resolve))

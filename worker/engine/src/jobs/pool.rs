@@ -2,6 +2,7 @@
 
 use super::{batches, delayed, deliver::deliver, expire, gates, heal, search, step::step, timer};
 use crate::ctx::Ctx;
+use crate::kept;
 use apalis::prelude::{Monitor, ParallelizeExt, WorkerBuilder};
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,7 +36,7 @@ pub async fn run(ctx: Arc<Ctx>, news: News) -> anyhow::Result<()> {
         timer::start("search", move || search::run(Arc::clone(&ctx), Arc::clone(&holdings)))
     };
     let batches = timer("batches", &ctx, batches::run);
-    let warm = timer("warm sessions", &ctx, |ctx| Arc::clone(&ctx.warm).sweep());
+    let memory = timer("memory", &ctx, kept::forget_old);
     know_the_gates(&ctx).await;
     let gates = gates_and_pauses(&ctx, &heartbeat_stop);
     let draining = ctx.shutdown.draining.clone();
@@ -93,7 +94,7 @@ pub async fn run(ctx: Arc<Ctx>, news: News) -> anyhow::Result<()> {
     delays.abort();
     search.abort();
     batches.abort();
-    warm.abort();
+    memory.abort();
     heartbeat_stop.cancel();
     let _ = gates.await;
     // Wait for the heartbeat, which continues until the last lease is given back.

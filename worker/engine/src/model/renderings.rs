@@ -2,22 +2,21 @@
 //! [`wakeful_workflow::wire::Rendering`].
 
 use super::Model;
-use std::collections::VecDeque;
+use crate::kept::Kept;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use wakeful_workflow::context::Context;
 use wakeful_workflow::id::SessionId;
 use wakeful_workflow::wire::{Rendering, Repairs, Request};
 
-/// Memory that the kept bytes may take.
+/// Memory that the renderings may take.
 const KEPT_BYTES: usize = 64 << 20;
 
-/// The renderings that are kept, the one that was used last at the end. When they take more memory than they may,
-/// the first ones are dropped: the next request of such a session is rendered from the start.
+/// The rendering of each session's last request. When they take more memory than they may, those that were used the longest ago
+/// are dropped: the next request of such a session is rendered from the start. A request to another model is too.
 #[derive(Default)]
-pub struct Renderings(Mutex<VecDeque<Kept>>);
+pub struct Renderings(Mutex<Kept<Of>>);
 
-struct Kept {
-    session_id: SessionId,
+struct Of {
     /// `provider/name`.
     model: String,
     rendering: Rendering,
@@ -56,24 +55,21 @@ impl Renderings {
     }
 
     fn take(&self, session_id: &SessionId, name: &str) -> Option<Rendering> {
-        let mut kept = self.kept();
-        let at = kept.iter().position(|one| one.session_id == *session_id && one.model == name)?;
-        kept.remove(at).map(|one| one.rendering)
+        let taken = self.kept().take(session_id)?.value;
+        (taken.model == name).then_some(taken.rendering)
     }
 
-    fn keep(&self, one: Kept) {
-        let mut kept = self.kept();
-        kept.retain(|other| other.session_id != one.session_id || other.model != one.model);
-        kept.push_back(one);
-        let mut bytes: usize = kept.iter().map(|one| one.rendering.bytes()).sum();
-        while bytes > KEPT_BYTES
-            && let Some(dropped) = kept.pop_front()
-        {
-            bytes -= dropped.rendering.bytes();
-        }
+    fn keep(&self, session_id: SessionId, model: String, rendering: Rendering) {
+        let bytes = rendering.bytes();
+        // Freed after the lock is given back.
+        let _dropped = self.kept().put(session_id, bytes, Of { model, rendering }, KEPT_BYTES);
     }
 
-    fn kept(&self) -> MutexGuard<'_, VecDeque<Kept>> {
+    pub(crate) fn forget_old(&self) {
+        let _dropped = self.kept().take_old();
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Kept<Of>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -115,8 +111,7 @@ impl Draft<'_> {
 impl Drop for Draft<'_> {
     fn drop(&mut self) {
         if let Some(rendering) = self.rendering.take() {
-            let (session_id, model) = (self.session_id.clone(), self.name.to_owned());
-            self.renderings.keep(Kept { session_id, model, rendering });
+            self.renderings.keep(self.session_id.clone(), self.name.to_owned(), rendering);
         }
     }
 }

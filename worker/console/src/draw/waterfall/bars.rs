@@ -34,6 +34,12 @@ pub(super) fn bars(known: &Known<'_>) -> Vec<Bar> {
             }
             "state_transition" => {
                 close(&mut bars, "queue", at, "");
+                // What still runs then waits for a person.
+                if event.text("to_state") == "needs_attention" {
+                    bars.iter_mut()
+                        .filter(|bar| bar.is_open && bar.class == "tool")
+                        .for_each(|bar| bar.class = "person");
+                }
             }
             "LLM_CALLED" => {
                 let from = began(known, event, at);
@@ -95,6 +101,21 @@ pub(super) fn bars(known: &Known<'_>) -> Vec<Bar> {
                 let found = bars.iter_mut().rev().find(|bar| bar.of == event.text("call_id"));
                 if let Some(call) = found {
                     (call.class, call.about, call.to) = ("bad", "may have run: uncertain".to_owned(), at);
+                }
+            }
+            "EFFECT_RESOLVED" => {
+                let (call, resolution) = (event.text("effect"), event.text("resolution"));
+                let approved = resolution == "approved";
+                if (approved || resolution == "declined")
+                    && let Some(waited) =
+                        close(&mut bars, call, at, &format!("{resolution} by {}", event.text("by")))
+                {
+                    let (tool, step) = (bars[waited].name.clone(), bars[waited].step);
+                    (bars[waited].class, bars[waited].name) =
+                        ("person", format!("{tool} waits for approval"));
+                    if approved {
+                        bars.push(Bar { step, ..bar(&tool, String::new(), "tool", at, now, call, true) });
+                    }
                 }
             }
             "GEN_SENT" | "DELIVERY_FAILED" | "DELIVERY_BOUNCED" => {

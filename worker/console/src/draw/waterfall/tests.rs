@@ -72,6 +72,42 @@ fn a_step_waits_calls_and_runs_its_tools() {
     assert_eq!(drawn(&events), expected);
 }
 
+#[test]
+fn a_call_that_waits_for_approval_is_a_wait_for_a_person_and_not_the_tools_work() {
+    let mut events = vec![
+        call(1, 1, 1, 0.0, 1.0, Some(7)),
+        event(2, 1.0, "TOOL_INVOKED", Some(1), json!({"call_id": "c1", "name": "charge"})),
+        event(
+            3,
+            1.0,
+            "state_transition",
+            Some(1),
+            json!({"from_state": "running", "to_state": "needs_attention"}),
+        ),
+    ];
+    assert_eq!(drawn(&events)[1], row("charge", "person", "+1.0 s", "99.0 s"));
+    let resolved = json!({"effect": "c1", "resolution": "approved", "by": "ann"});
+    events.push(event(4, 61.0, "EFFECT_RESOLVED", None, resolved));
+    events.push(event(
+        5,
+        63.0,
+        "TOOL_RESULT",
+        Some(2),
+        json!({"call_id": "c1", "ok": true, "text": "charged"}),
+    ));
+    let fall = fall(&events, &[], &[]);
+    assert_eq!(
+        names(&fall),
+        [
+            ("model", "+0 ms", "1.0 s"),
+            ("charge waits for approval", "+1.0 s", "60.0 s"),
+            ("charge", "+61.0 s", "2.0 s")
+        ]
+    );
+    assert_eq!((fall.rows[1].class, fall.rows[1].about.as_str()), ("person", "approved by ann"));
+    assert!(fall.shortened, "a person's night is no work");
+}
+
 /// Step 1 was committed at 2 s by `a`, which began step 2 at once and died. `b` took it up at 20 s.
 fn crash() -> Vec<Event> {
     vec![

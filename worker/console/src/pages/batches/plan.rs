@@ -109,7 +109,7 @@ pub(crate) async fn plan(visit: Visit, Query(asked): Query<Asked>) -> Result<Res
     let (mut preview, mut wrong) = (None, String::new());
     if !search.is_empty() {
         let body = json!({"verb": verb, "filter": search.filter(), "dry_run": true});
-        match visit.api.post("/v1/batches", &body, None).await {
+        match visit.api.look("/v1/batches", &body).await {
             Ok(found) => {
                 let found = serde_json::from_value(found);
                 preview = Some(found.map_err(|error| Refusal::broken("the preview", &error))?);

@@ -16,8 +16,9 @@ use serde::Deserialize;
 use serde_json::Value;
 use turn::{Turn, turn};
 
-/// The turns and differences that are shown at most.
+/// The turns and differences that are shown at most, and how many of them come before the first difference in a longer comparison.
 const TURNS: usize = 300;
+const LEAD: usize = 5;
 /// How many sessions a person may pick from.
 const OFFERED: usize = 30;
 
@@ -54,9 +55,13 @@ struct Found {
     causes: String,
     verdict: &'static str,
     first: String,
+    /// The turn of which that is, if it is on the page.
+    first_turn: Option<i64>,
     sides: [Side; 2],
     turns: Vec<Turn>,
-    unshown: usize,
+    /// Turns before and after those that are shown.
+    before: usize,
+    after: usize,
 }
 
 struct Side {
@@ -106,6 +111,9 @@ pub(crate) async fn show(visit: Visit, Query(asked): Query<Asked>) -> Result<Res
 fn read(report: &Value, [left, right]: &[Origin; 2]) -> Found {
     let turns = report["turns"].as_array().map_or(&[][..], Vec::as_slice);
     let first = &report["first_divergence"];
+    let first_turn = first["turn"].as_i64();
+    let at = turns.iter().position(|turn| turn["turn"].as_i64() == first_turn);
+    let before = at.map_or(0, |at| at.saturating_sub(LEAD)).min(turns.len().saturating_sub(TURNS));
     let first = match first["what"].as_str() {
         Some(what) => format!("They part in turn {}: {what}", first["turn"]),
         None => "They are the same.".to_owned(),
@@ -128,8 +136,10 @@ fn read(report: &Value, [left, right]: &[Origin; 2]) -> Found {
         },
         first,
         sides: [side(0, "left", left), side(1, "right", right)],
-        unshown: turns.len().saturating_sub(TURNS),
-        turns: turns.iter().take(TURNS).map(turn).collect(),
+        first_turn: at.and(first_turn),
+        before,
+        after: (turns.len() - before).saturating_sub(TURNS),
+        turns: turns.iter().skip(before).take(TURNS).map(turn).collect(),
     }
 }
 

@@ -18,8 +18,9 @@ use crate::refusal::Refusal;
 use crate::text::{count, dollars};
 use crate::visit::Visit;
 use askama::Template;
+use axum::Json;
 use axum::extract::{Path, Query};
-use axum::http::HeaderMap;
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use chrono::Utc;
 use serde::Deserialize;
@@ -48,6 +49,8 @@ struct SessionPage {
     /// The calls that wait for approval.
     unapproved: Vec<Call>,
     fall: Option<Waterfall>,
+    /// Entries of the journal before those that are drawn.
+    undrawn: i64,
     /// A worker died, and another one went on.
     survived: bool,
     bars: Option<Bars>,
@@ -55,6 +58,8 @@ struct SessionPage {
     fills: Option<Fills>,
     tree: Vec<Branch>,
     entries: Vec<Event>,
+    /// Cursors of the pages before and after, or empty.
+    earlier_entries: String,
     next_entries: String,
     state: String,
 }
@@ -189,12 +194,14 @@ pub(crate) async fn show(
         older: String::new(),
         is_newest: asked.before.is_empty(),
         fall: None,
+        undrawn: 0,
         survived: false,
         bars: None,
         context: None,
         fills: None,
         tree: Vec::new(),
         entries: Vec::new(),
+        earlier_entries: String::new(),
         next_entries: String::new(),
         state: String::new(),
         tab,
@@ -218,6 +225,7 @@ pub(crate) async fn show(
             let workers = visit.api.get::<List<Worker>>("/v1/workers").await;
             let workers = workers.map(|found| found.items).unwrap_or_default();
             let (events, steps) = (events.items, &shown.one.steps);
+            shown.undrawn = events.first().map_or(0, |first| first.seq - 1);
             shown.fall =
                 Some(Waterfall::of(&Known { events: &events, steps, workers: &workers, now: Utc::now() }));
             shown.bars = (!shown.one.steps.is_empty()).then(|| tokens(&shown.one));
@@ -243,6 +251,10 @@ pub(crate) async fn show(
             };
             let events: List<Event> = visit.api.get(&format!("{path}/events{pages}")).await?;
             shown.next_entries = events.next();
+            let before = events.items.first().map_or(0, |first| first.seq - 1);
+            if before > 0 {
+                shown.earlier_entries = (before - LISTED).max(0).to_string();
+            }
             shown.entries = events.items;
         }
     }
@@ -292,6 +304,11 @@ fn uncertain(one: &Detail) -> Vec<Uncertain> {
     calls.chain(deliveries).collect()
 }
 
+/// The session as the API has it.
+pub(crate) async fn raw(visit: Visit, Path(id): Path<String>) -> Result<Json<Value>, Refusal> {
+    Ok(Json(visit.api.get(&format!("/v1/sessions/{}", part(&id))).await?))
+}
+
 /// The journal as it grows, for the script of the page.
 pub(crate) async fn stream(
     visit: Visit,
@@ -325,6 +342,11 @@ pub(crate) async fn fork_page(
     Path(id): Path<String>,
     Query(At { at }): Query<At>,
 ) -> Result<Response, Refusal> {
+    let frame = Frame::of(&visit, Nav::Sessions, "Fork").await?;
+    if !frame.operates() {
+        let detail = "a token of the scope `read` makes no fork: log in with one of the scope `operate`";
+        return Err(Refusal::new(StatusCode::FORBIDDEN, detail));
+    }
     let path = format!("/v1/sessions/{}", part(&id));
     let one: Detail = visit.api.get(&path).await?;
     let number: Option<i64> = at.parse().ok();
@@ -337,6 +359,5 @@ pub(crate) async fn fork_page(
         }
         None => None,
     };
-    let frame = Frame::of(&visit, Nav::Sessions, "Fork").await?;
     Ok(page(&ForkPage { frame, one, at, text }))
 }

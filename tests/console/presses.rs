@@ -1,0 +1,89 @@
+//! What a press is: the same button of the same page with the same fields. And what a form says that cannot be carried out.
+
+use super::Scene;
+use super::browser::Form;
+use reqwest::{Method, StatusCode};
+use serde_json::{Value, json};
+
+#[tokio::test]
+async fn two_buttons_of_one_page_are_two_presses() {
+    let scene = Scene::new("").await;
+    let client = scene.process.client();
+    for name in ["charge", "compose_email"] {
+        let (status, pause) =
+            client.post("/v1/pauses", &json!({"kind": "tool", "name": name, "reason": "wrong"})).await;
+        assert!(status.is_success(), "{pause}");
+    }
+    let browser = scene.browser();
+    let page = browser.open("/queue").await;
+    let ends: Vec<Form> =
+        page.forms().into_iter().filter(|form| form.action.ends_with("/pauses/end")).collect();
+    assert_eq!(ends.len(), 2, "{}", page.html);
+    // Both are pressed before the page is another one.
+    for form in &ends {
+        assert_eq!(browser.post(form, &[]).await.status, StatusCode::SEE_OTHER);
+    }
+    let page = browser.open("/queue").await;
+    assert!(page.forms().iter().all(|form| !form.action.ends_with("/pauses/end")), "{}", page.html);
+}
+
+#[tokio::test]
+async fn a_token_is_made_once_shown_once_and_never_by_mistake_for_ever() {
+    let scene = Scene::new("").await;
+    let browser = scene.browser();
+    let form = browser.open("/tokens").await.form("/console/tokens");
+    for days in ["7 days", "0.5", "-1"] {
+        let answer = browser.post(&form, &[("scope", "read"), ("days", days)]).await;
+        assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{days}");
+        assert!(answer.html.contains("none was made"), "{}", answer.html);
+    }
+    let made = "select count(*) from api_tokens where $1 <> ''";
+    assert_eq!(scene.count(made).await, 0);
+    let fields = [("scope", "read"), ("days", "7")];
+    let first = browser.post(&form, &fields).await;
+    assert!(first.status == StatusCode::OK && first.html.contains("wkt_"), "{}", first.html);
+    let second = browser.post(&form, &fields).await;
+    assert_eq!(second.status, StatusCode::SEE_OTHER, "{}", second.html);
+    let list = browser.get(&second.location()).await;
+    assert!(list.html.contains("made at the first press") && !list.html.contains("wkt_"), "{}", list.html);
+    assert_eq!(scene.count(made).await, 1);
+    let expires = "select count(*) from api_tokens where expires_at < now() + interval '8 days' and $1 <> ''";
+    assert_eq!(scene.count(expires).await, 1);
+}
+
+#[tokio::test]
+async fn what_an_act_says_waits_for_the_page_that_the_person_was_led_to() {
+    let scene = Scene::new("").await;
+    let session = scene.session("desk", "Hello?", "completed").await;
+    let browser = scene.browser();
+    let page = browser.open(&format!("/sessions/{session}")).await;
+    let answer = browser.post(&page.form("/archive"), &[("reason", "old")]).await;
+    // Another page of the browser looks again by itself meanwhile.
+    browser.ask(Method::GET, "/console/sessions", None, &[("sec-fetch-mode", "cors")]).await;
+    let led = browser.ask(Method::GET, &answer.location(), None, &[("sec-fetch-mode", "navigate")]).await;
+    assert!(led.html.contains("The session is archived."), "{}", led.html);
+    let again = browser.get(&answer.location()).await;
+    assert!(!again.html.contains("The session is archived."), "it is said once");
+}
+
+#[tokio::test]
+async fn a_session_is_there_as_json_and_its_journal_page_by_page() {
+    let scene = Scene::new("").await;
+    let session = scene.session("desk", "Hello?", "completed").await;
+    let browser = scene.browser();
+    let raw = browser.open(&format!("/sessions/{session}/raw")).await;
+    assert_eq!(raw.header("content-type"), "application/json");
+    let raw: Value = serde_json::from_str(&raw.html).unwrap();
+    assert_eq!(raw["session_id"], json!(session));
+    for _ in 0..40 {
+        scene.session("desk", "And now?", "completed").await;
+    }
+    let mut page = browser.open(&format!("/sessions/{session}?tab=journal")).await;
+    let mut pages = 1;
+    while let Some((before, _)) = page.html.split_once("\">Earlier entries") {
+        let link = before.rsplit("href=\"").next().unwrap().replace("&#38;", "&").replace("&amp;", "&");
+        page = browser.get(&link).await;
+        pages += 1;
+    }
+    assert!(pages >= 3 && page.html.contains("id=\"e1\""), "{pages}: {}", page.html);
+}

@@ -1,0 +1,45 @@
+//! Outlines of the sessions whose contexts were looked at last: an open page looks again at each step, and a long session is not to
+//! be read as a whole each time.
+
+use crate::kept::Kept;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use wakeful_store::Store;
+use wakeful_store::hydrate::{Hydrated, Warm};
+
+/// The most that the outlines of a process take. That of 20,000 messages takes about 8 MB.
+const MOST_BYTES: usize = 24 << 20;
+
+/// The outlines of this process. Several who look at one session share its outline.
+#[derive(Default)]
+pub struct Outlines(Mutex<Kept<Arc<Warm>>>);
+
+impl Outlines {
+    /// Reads the outline of the session: what is new of it, if this process has a good copy, and otherwise all of it.
+    ///
+    /// # Errors
+    /// Those of [`Store::hydrate`].
+    pub async fn read(&self, store: &Store, session_id: &str) -> wakeful_store::Result<Hydrated> {
+        let copy = self
+            .kept()
+            .get(&session_id.into())
+            .filter(|copy| copy.is_young())
+            .map(|copy| Arc::clone(&copy.value));
+        store.hydrate_outlined(session_id, copy.map(Arc::unwrap_or_clone)).await
+    }
+
+    /// Keeps what does not change of a session that was read.
+    pub fn keep(&self, read: Hydrated) {
+        let Some(outline) = read.keep() else { return };
+        let (session_id, bytes) = (outline.session_id().clone(), outline.bytes());
+        // Freed after the lock is given back.
+        let _dropped = self.kept().put(session_id, bytes, Arc::new(outline), MOST_BYTES);
+    }
+
+    pub(crate) fn forget_old(&self) {
+        let _dropped = self.kept().take_old();
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Kept<Arc<Warm>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
