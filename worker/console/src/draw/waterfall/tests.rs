@@ -85,12 +85,12 @@ fn a_call_that_waits_for_approval_is_a_wait_for_a_person_and_not_the_tools_work(
             json!({"from_state": "running", "to_state": "needs_attention"}),
         ),
     ];
-    assert_eq!(drawn(&events)[1], row("charge", "person", "+1.0 s", "99.0 s"));
+    assert_eq!(drawn(&events)[1], row("charge", "person", "+1.0 s", "1 min 39 s"));
     let resolved = json!({"effect": "c1", "resolution": "approved", "by": "ann"});
-    events.push(event(4, 61.0, "EFFECT_RESOLVED", None, resolved));
+    events.push(event(4, 41.0, "EFFECT_RESOLVED", None, resolved));
     events.push(event(
         5,
-        63.0,
+        43.0,
         "TOOL_RESULT",
         Some(2),
         json!({"call_id": "c1", "ok": true, "text": "charged"}),
@@ -100,8 +100,8 @@ fn a_call_that_waits_for_approval_is_a_wait_for_a_person_and_not_the_tools_work(
         names(&fall),
         [
             ("model", "+0 ms", "1.0 s"),
-            ("charge waits for approval", "+1.0 s", "60.0 s"),
-            ("charge", "+61.0 s", "2.0 s")
+            ("charge waits for approval", "+1.0 s", "40.0 s"),
+            ("charge", "+41.0 s", "2.0 s")
         ]
     );
     assert_eq!((fall.rows[1].class, fall.rows[1].about.as_str()), ("person", "approved by ann"));
