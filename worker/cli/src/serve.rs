@@ -8,8 +8,7 @@ use tokio::net::TcpListener;
 use tracing::{info, warn};
 use wakeful_config::Config;
 use wakeful_engine::ctx::Ctx;
-use wakeful_engine::jobs::{notify, pool};
-use wakeful_engine::kept;
+use wakeful_engine::jobs::{memory, notify, pool};
 use wakeful_http::front;
 
 /// The roles of a process.
@@ -52,7 +51,7 @@ pub async fn run(
 ) -> anyhow::Result<()> {
     let signals = tokio::spawn(drain_on_signal(Arc::clone(&ctx)));
     // The pool of a worker forgets by itself.
-    let forgets = (!roles.contains(&Role::Worker)).then(|| tokio::spawn(kept::forget_old(Arc::clone(&ctx))));
+    let forgets = (!roles.contains(&Role::Worker)).then(|| tokio::spawn(memory::run(Arc::clone(&ctx))));
     let api = async {
         let Some(listener) = listener else { return anyhow::Ok(()) };
         let (router, ctx) = (app.router(&ctx)?, Arc::clone(&ctx));

@@ -7,9 +7,7 @@
 //! | [`Renderings`](crate::model::renderings::Renderings) | the next request of such a session |
 //! | [`Outlines`](crate::outlines::Outlines) | the next look at the context of a session |
 
-use crate::ctx::Ctx;
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 use wakeful_workflow::id::SessionId;
@@ -17,19 +15,6 @@ use wakeful_workflow::id::SessionId;
 /// How long anything is kept: the pauses of a conversation are mostly shorter. What was erased goes with it, so this is a promise of
 /// SECURITY.md too.
 pub(crate) const HOUR: Duration = Duration::from_secs(3600);
-
-/// How often a process drops what is older.
-const SWEEP: Duration = Duration::from_secs(60);
-
-/// Drops what is too old, again and again.
-pub async fn forget_old(ctx: Arc<Ctx>) {
-    loop {
-        tokio::time::sleep(SWEEP).await;
-        ctx.warm.forget_old();
-        ctx.renderings.forget_old();
-        ctx.outlines.forget_old();
-    }
-}
 
 /// Values by their session, the one that was put back last at the end. Each act takes about the same time, however many there are.
 pub(crate) struct Kept<T> {

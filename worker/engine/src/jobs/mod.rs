@@ -10,6 +10,7 @@ pub mod deliver;
 pub mod expire;
 pub mod gates;
 pub mod heal;
+pub mod memory;
 pub mod notify;
 pub mod pool;
 pub mod search;

@@ -1,8 +1,7 @@
 //! The pool: apalis runs the jobs, a heartbeat extends their leases, and a drain ends both in order.
 
-use super::{batches, delayed, deliver::deliver, expire, gates, heal, search, step::step, timer};
+use super::{batches, delayed, deliver::deliver, expire, gates, heal, memory, search, step::step, timer};
 use crate::ctx::Ctx;
-use crate::kept;
 use apalis::prelude::{Monitor, ParallelizeExt, WorkerBuilder};
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,7 +35,7 @@ pub async fn run(ctx: Arc<Ctx>, news: News) -> anyhow::Result<()> {
         timer::start("search", move || search::run(Arc::clone(&ctx), Arc::clone(&holdings)))
     };
     let batches = timer("batches", &ctx, batches::run);
-    let memory = timer("memory", &ctx, kept::forget_old);
+    let memory = timer("memory", &ctx, memory::run);
     know_the_gates(&ctx).await;
     let gates = gates_and_pauses(&ctx, &heartbeat_stop);
     let draining = ctx.shutdown.draining.clone();
