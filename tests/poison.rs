@@ -207,9 +207,13 @@ async fn k36_a_process_that_was_stopped_for_long_is_not_taken_for_one_that_hangs
     // must not count.
     tokio::time::sleep(Duration::from_secs(8)).await;
     process.signal(libc::SIGCONT);
-    // The watchdog checks every 250 ms. Nothing may happen at its next two checks. The server is not asked meanwhile:
-    // the blocked thread may be the one that would answer.
-    tokio::time::sleep(Duration::from_millis(600)).await;
+    // Nothing may happen at the watchdog's next two checks: it sleeps before each, and at the first of these three pauses it may have
+    // been on its way. The server is not asked meanwhile: the blocked thread may be the one that would answer.
+    let before = process.pauses_of("watchdog");
+    eventually("two checks of the watchdog", || async {
+        (process.pauses_of("watchdog") >= before + 3).then_some(())
+    })
+    .await;
     ward.mend();
     process.client().wait_for(&session_id, "completed").await;
     assert_eq!(ward.effects("misbehave", &session_id), 1);

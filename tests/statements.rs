@@ -259,15 +259,8 @@ impl World {
 
     /// Waits until the process has sent nothing for a while, and returns what it sent before.
     async fn settled(&self) -> Vec<Sent> {
-        let mut all = self.recorder.take();
-        loop {
-            tokio::time::sleep(Duration::from_millis(80)).await;
-            let more = self.recorder.take();
-            if more.is_empty() {
-                return all;
-            }
-            all.extend(more);
-        }
+        self.recorder.quiet(Duration::from_millis(80)).await;
+        self.recorder.take()
     }
 
     async fn wal_bytes(&self) -> i64 {

@@ -4,6 +4,7 @@ use anyhow::{Context, Result};
 use apalis_core::backend::Backend;
 use apalis_core::worker::context::WorkerContext;
 use serde_json::json;
+use sqlx::postgres::PgListener;
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use std::future::poll_fn;
 use std::sync::{Arc, LazyLock};
@@ -110,6 +111,13 @@ impl Database {
     /// A connection for queries, and for work that no worker does.
     pub async fn connect(&self) -> Result<PgConnection> {
         Ok(PgConnection::connect(&self.url).await?)
+    }
+
+    /// What processes tell of sessions: a step began or was committed, a run ended. So nothing is polled while something is measured.
+    pub async fn news(&self) -> Result<PgListener> {
+        let mut news = PgListener::connect(&self.url).await?;
+        news.listen("wakeful_sessions").await?;
+        Ok(news)
     }
 
     pub async fn remove(&self) -> Result<()> {

@@ -85,7 +85,7 @@ pub async fn soak(
     }
     feeders.shutdown().await;
     let fed = fed.load(Ordering::Relaxed);
-    worker::at_rest_again(&mut connection, &process).await?;
+    worker::at_rest_again(&database, &process).await?;
     let sql = "select count(*) filter (where status = 'completed'), count(*) from session_runs";
     let (completed, runs): (i64, i64) = sqlx::query_as(sql).fetch_one(&mut connection).await?;
     ensure!(completed == runs, "{completed} of {runs} runs are completed; {fed} were brought in");

@@ -6,7 +6,6 @@ use crate::process::{self, STEPS, Serve, Site};
 use crate::provider::Provider;
 use crate::server::{Server, Spent};
 use anyhow::{Context, Result, bail, ensure};
-use sqlx::postgres::PgListener;
 use sqlx::{Connection, PgConnection};
 use std::time::{Duration, Instant};
 use wakeful_engine::tool::registry::Registry;
@@ -103,14 +102,15 @@ pub async fn bring_in(store: &Store, site: &Site, conversation: &str) -> Result<
     Ok(store.announce(&session_id).await?)
 }
 
-/// Waits until the queue is empty.
-pub async fn at_rest_again(connection: &mut PgConnection, worker: &Serve) -> Result<()> {
-    let began = Instant::now();
-    while sqlx::query_scalar::<_, i64>("select count(*) from jobs").fetch_one(&mut *connection).await? > 0 {
-        ensure!(began.elapsed() < Duration::from_secs(60), "a run does not end:\n{}", worker.log_text());
-        tokio::time::sleep(Duration::from_millis(20)).await;
+/// Waits until the queue is empty. The worker tells of the end of each run.
+pub async fn at_rest_again(database: &Database, worker: &Serve) -> Result<()> {
+    let mut news = database.news().await?;
+    let mut connection = database.connect().await?;
+    while sqlx::query_scalar::<_, i64>("select count(*) from jobs").fetch_one(&mut connection).await? > 0 {
+        let told = tokio::time::timeout(Duration::from_secs(60), news.recv()).await;
+        told.with_context(|| format!("a run does not end:\n{}", worker.log_text()))??;
     }
-    Ok(())
+    Ok(connection.close().await?)
 }
 
 /// Posts a message to a new chat, without a process. Returns the session's id.
@@ -150,8 +150,7 @@ pub async fn pick_ups(server: &Server, times: usize) -> Result<Vec<f64>> {
     let process = site.serve(&database.url, "api,worker").await?;
     let mut connection = database.connect().await?;
     // The process tells of each commit. So the bench asks nothing of the database while it measures.
-    let mut news = PgListener::connect(&database.url).await?;
-    news.listen("wakeful_sessions").await?;
+    let mut news = database.news().await?;
     let (client, url) = (reqwest::Client::new(), process.url()?);
     let mut waits = Vec::new();
     // The first posts prepare statements and open connections.
@@ -231,7 +230,7 @@ pub async fn takeovers(server: &Server, times: usize) -> Result<Vec<f64>> {
     let database = Database::create(server.url(), "takeover").await?;
     let site = Site::new()?;
     let mut connection = database.connect().await?;
-    let store = database.store(2).await?;
+    let (store, mut news) = (database.store(2).await?, database.news().await?);
     let mut workers =
         vec![site.serve(&database.url, "worker").await?, site.serve(&database.url, "worker").await?];
     let mut waits = Vec::new();
@@ -250,7 +249,10 @@ pub async fn takeovers(server: &Server, times: usize) -> Result<Vec<f64>> {
             .await?;
             match holder {
                 Some(pid) => break pid,
-                None => tokio::time::sleep(Duration::from_millis(5)).await,
+                None => {
+                    let told = tokio::time::timeout(Duration::from_secs(30), news.recv()).await;
+                    told.context("no step began")??;
+                }
             }
         };
         // Let its heartbeat run, so that the kill strikes at a random moment of it.
@@ -332,7 +334,7 @@ pub async fn rest(database: &Database, site: &Site, count: usize) -> Result<()> 
     backlog(database, site, 1, "answer").await?;
     let mut connection = database.connect().await?;
     let worker = site.serve(&database.url, "worker").await?;
-    at_rest_again(&mut connection, &worker).await?;
+    at_rest_again(database, &worker).await?;
     worker.kill().await?;
     let columns: String = sqlx::query_scalar(
         "select string_agg(case column_name

@@ -2,6 +2,7 @@
 
 use super::Scene;
 use super::browser::Form;
+use crate::support::eventually;
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 
@@ -25,6 +26,32 @@ async fn two_buttons_of_one_page_are_two_presses() {
     }
     let page = browser.open("/queue").await;
     assert!(page.forms().iter().all(|form| !form.action.ends_with("/pauses/end")), "{}", page.html);
+}
+
+#[tokio::test]
+async fn an_act_whose_browser_goes_away_is_carried_out_and_the_second_press_gets_its_outcome() {
+    let scene = Scene::new("").await;
+    let session = scene.session("desk", "Hello?", "completed").await;
+    let browser = scene.browser();
+    let form = browser.open(&format!("/sessions/{session}")).await.form("/archive");
+    // The act waits for another transaction. Meanwhile the browser leaves, as it does when somebody double-clicks.
+    let mut other = scene.database.pool.begin().await.unwrap();
+    sqlx::query("select from conversation_sessions for update").execute(&mut *other).await.unwrap();
+    let waits = "select count(*) from pg_stat_activity
+        where datname = current_database() and wait_event_type = 'Lock' and $1 <> ''";
+    let left = || scene.process.log().matches("A connection ended").count();
+    let before = left();
+    tokio::select! {
+        answer = browser.post(&form, &[("reason", "old")]) => panic!("it was not held up: {}", answer.html),
+        () = eventually("the act to wait", || async { (scene.count(waits).await > 0).then_some(()) }) => {}
+    }
+    eventually("the server to see that the browser is gone", || async { (left() > before).then_some(()) })
+        .await;
+    other.rollback().await.unwrap();
+    scene.process.client().wait_for(&session, "archived").await;
+    let second = browser.post(&form, &[("reason", "old")]).await;
+    let led = browser.get(&second.location()).await;
+    assert!(led.html.contains("The session is archived."), "{}", led.html);
 }
 
 #[tokio::test]

@@ -23,11 +23,11 @@ async function person(options) {
 }
 
 const status = async (id) => (await (await fetch(`${base}/v1/sessions/${id}`)).json()).status;
-async function retried(id) {
-  for (;;) {
-    if (await status(id) === "completed") return;
-    await new Promise((done) => setTimeout(done, 50));
-  }
+// Waits for what the session's stream tells.
+async function became(id, wanted) {
+  const stream = await fetch(`${base}/v1/sessions/${id}/stream`);
+  if (await status(id) === wanted) return stream.body.cancel();
+  for await (const _ of stream.body) if (await status(id) === wanted) return;
 }
 
 // From the overview to a run that was retried.
@@ -39,7 +39,7 @@ for (const [way, options] of [["mouse", {}], ["without JavaScript", { javaScript
   await page.click("button:text-is('Retry')");
   await page.waitForSelector(".note.good");
   told.clicks[way] = 2;
-  await retried(failed[way]);
+  await became(failed[way], "completed");
   await page.context().close();
 }
 {
@@ -61,7 +61,7 @@ for (const [way, options] of [["mouse", {}], ["without JavaScript", { javaScript
   await page.keyboard.press("Enter"); presses += 1;
   await page.waitForSelector(".note.good");
   told.clicks.keyboard = presses;
-  await retried(failed.keyboard);
+  await became(failed.keyboard, "completed");
   await page.context().close();
 }
 
@@ -170,7 +170,7 @@ for (const path of ["/", `/chat/${chat}`]) {
 {
   const asked = await fetch(`${base}/v1/chat/till/messages`, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify({ text: "charge me" }) });
   const { session_id } = await asked.json();
-  while (await status(session_id) !== "needs_attention") await new Promise((done) => setTimeout(done, 50));
+  await became(session_id, "needs_attention");
   pages.push(`/sessions/${session_id}`, "/chat/till");
   // Enter in the field of the reason decides nothing, with a script or without. The key leads to the first button that is seen.
   for (const options of [{}, { javaScriptEnabled: false }]) {

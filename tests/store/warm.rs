@@ -88,6 +88,7 @@ async fn what_was_erased_is_not_served_from_memory_although_its_session_was_made
     world.database.with_roles().await;
     let (session_id, copy) = turn(&world, "c1").await;
     assert!(is_good(&world, &copy).await);
+    let outline = world.store.hydrate_outlined(&session_id, None).await.unwrap().keep();
     let script = "create table kept_sessions as select * from conversation_sessions;
         create table kept_seeds as select * from session_seed_messages;
         create table kept_counters as select * from conversation_counters;
@@ -118,6 +119,8 @@ async fn what_was_erased_is_not_served_from_memory_although_its_session_was_made
         ["Nothing.", "Kept well."]
     );
     assert!(!is_good(&world, &copy).await, "it has the erased message");
+    let outlined = async |copy| world.store.hydrate_outlined(&session_id, copy).await.unwrap().session;
+    assert_eq!(outlined(outline).await, outlined(None).await);
 }
 
 #[tokio::test]

@@ -4,7 +4,7 @@ use super::Database;
 use super::captured::Captured;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use tempfile::TempDir;
@@ -197,6 +197,19 @@ impl Process {
         // SAFETY: kill takes no pointers; the pid is of a child that has not been waited for.
         let sent = unsafe { libc::kill(self.pid(), signal) };
         assert_eq!(sent, 0, "the process takes signals");
+    }
+
+    /// How often the process's thread of this name has slept or waited.
+    pub fn pauses_of(&self, thread: &str) -> u64 {
+        let named =
+            |task: &Path| std::fs::read_to_string(task.join("comm")).is_ok_and(|name| name.trim() == thread);
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid())).expect("it runs");
+        let task = tasks.map(|task| task.expect("a thread").path()).find(|task| named(task));
+        let status = task
+            .and_then(|task| std::fs::read_to_string(task.join("status")).ok())
+            .expect("it has the thread");
+        let pauses = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+        pauses.and_then(|pauses| pauses.trim().parse().ok()).expect("a number")
     }
 
     /// Returns whether the process has ended, by itself or by a signal.

@@ -5,10 +5,11 @@ use sqlx::postgres::{PgConnectOptions, PgSslMode};
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::str::FromStr;
-use std::sync::{Arc, Mutex};
+use std::time::Duration;
 use tempfile::TempDir;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixListener, UnixStream};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 /// One request of a client: a statement, or a ping.
@@ -25,7 +26,7 @@ pub struct Sent {
 pub struct Recorder {
     /// The same database, through the proxy.
     pub url: String,
-    sent: Arc<Mutex<Vec<Sent>>>,
+    sent: watch::Sender<Vec<Sent>>,
     accepting: JoinHandle<()>,
     _dir: TempDir,
 }
@@ -38,14 +39,25 @@ impl Recorder {
         let proxied = postgres.clone().socket(dir.path()).ssl_mode(PgSslMode::Disable);
         let _servers = super::servers::runtime().enter();
         let listener = UnixListener::bind(dir.path().join(socket_name(&postgres))).expect("a socket");
-        let sent = Arc::<Mutex<Vec<Sent>>>::default();
-        let accepting = tokio::spawn(accept(listener, postgres, Arc::clone(&sent)));
+        let sent = watch::Sender::default();
+        let accepting = tokio::spawn(accept(listener, postgres, sent.clone()));
         Recorder { url: proxied.to_url_lossy().to_string(), sent, accepting, _dir: dir }
     }
 
     /// Returns what clients have sent since the last call.
     pub fn take(&self) -> Vec<Sent> {
-        std::mem::take(&mut *self.sent.lock().expect("nobody panics with it"))
+        let mut taken = Vec::new();
+        self.sent.send_if_modified(|sent| {
+            taken = std::mem::take(sent);
+            false
+        });
+        taken
+    }
+
+    /// Waits until clients have sent nothing for so long.
+    pub async fn quiet(&self, silence: Duration) {
+        let mut sent = self.sent.subscribe();
+        while tokio::time::timeout(silence, sent.changed()).await.is_ok() {}
     }
 }
 
@@ -62,9 +74,9 @@ fn socket_name(options: &PgConnectOptions) -> String {
     format!(".s.PGSQL.{}", options.get_port())
 }
 
-async fn accept(listener: UnixListener, postgres: PgConnectOptions, sent: Arc<Mutex<Vec<Sent>>>) {
+async fn accept(listener: UnixListener, postgres: PgConnectOptions, sent: watch::Sender<Vec<Sent>>) {
     while let Ok((client, _)) = listener.accept().await {
-        let (postgres, sent) = (postgres.clone(), Arc::clone(&sent));
+        let (postgres, sent) = (postgres.clone(), sent.clone());
         tokio::spawn(async move {
             // A server that is away refuses, and the client sees its connection end.
             let Ok((mut from_postgres, to_postgres)) = connect(&postgres).await else { return };
@@ -94,7 +106,7 @@ async fn connect(options: &PgConnectOptions) -> std::io::Result<(Reader, Writer)
 }
 
 /// Passes the client's messages on and records them. A round is what the client sends before it waits for an answer.
-async fn forth(mut from: Reader, mut to: Writer, sent: &Mutex<Vec<Sent>>) -> std::io::Result<()> {
+async fn forth(mut from: Reader, mut to: Writer, sent: &watch::Sender<Vec<Sent>>) -> std::io::Result<()> {
     // The first message has no type letter.
     to.write_all(&read_message(&mut from, None).await?.0).await?;
     let mut prepared: HashMap<Vec<u8>, String> = HashMap::new();
@@ -124,15 +136,16 @@ async fn forth(mut from: Reader, mut to: Writer, sent: &Mutex<Vec<Sent>>) -> std
         }
         // A simple query and a Sync make the client wait.
         if matches!(letter, b'Q' | b'S') {
-            let mut sent = sent.lock().expect("nobody panics with it");
-            // A round that only prepares a statement happens once for each connection, so it is not recorded.
-            if round.is_empty() && !prepares {
-                sent.push(Sent { sql: last.clone(), is_ping: true, round_trips: 1 });
-            }
-            for (number, sql) in round.drain(..).enumerate() {
-                last.clone_from(&sql);
-                sent.push(Sent { sql, is_ping: false, round_trips: u32::from(number == 0) });
-            }
+            sent.send_modify(|sent| {
+                // A round that only prepares a statement happens once for each connection, so it is not recorded.
+                if round.is_empty() && !prepares {
+                    sent.push(Sent { sql: last.clone(), is_ping: true, round_trips: 1 });
+                }
+                for (number, sql) in round.drain(..).enumerate() {
+                    last.clone_from(&sql);
+                    sent.push(Sent { sql, is_ping: false, round_trips: u32::from(number == 0) });
+                }
+            });
             prepares = false;
         }
         to.write_all(&message).await?;
