@@ -6,7 +6,7 @@ use crate::process::{self, STEPS, Serve, Site};
 use crate::provider::Provider;
 use crate::server::{Server, Spent};
 use anyhow::{Context, Result, bail, ensure};
-use sqlx::{Connection, PgConnection};
+use sqlx::Connection;
 use std::time::{Duration, Instant};
 use wakeful_engine::tool::registry::Registry;
 use wakeful_store::Store;
