@@ -112,6 +112,7 @@ impl Site {
             let url = format!("{}/readyz", serve.url()?);
             while !client.get(&url).send().await.is_ok_and(|answer| answer.status().is_success()) {
                 serve.check()?;
+                // A process says in its answers alone that it is ready, as to a load balancer.
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
         }

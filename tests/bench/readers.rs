@@ -46,7 +46,7 @@ pub async fn idle(server: &mut Server, readers: usize) -> Result<Idle> {
         .await
         .into_iter()
         .collect::<Result<_>>()?;
-    // The first look of each stream is over then.
+    // The first look of each stream is over then. It shows nothing, so no stream tells of it.
     tokio::time::sleep(Duration::from_secs(3)).await;
     let seconds = 10.0;
     let meter = server.start(&database).await?;

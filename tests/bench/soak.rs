@@ -148,6 +148,7 @@ async fn peak(server: &Server) -> Result<f64> {
             let now: f64 = sqlx::query_scalar(steps).fetch_one(&mut connection).await?;
             break (now - before) / since.elapsed().as_secs_f64();
         }
+        // How often the number of open conversations is corrected.
         tokio::select! {
             () = tokio::time::sleep(Duration::from_millis(20)) => {}
             ended = feeders.join_next() => ended.context("there are feeders")???,

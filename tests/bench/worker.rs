@@ -40,7 +40,7 @@ pub async fn drain(server: &mut Server, processes: usize, sessions: usize) -> Re
     for _ in 0..processes {
         workers.push(site.serve(&database.url, "worker").await?);
     }
-    // Their first looks and heartbeats are over then, so that the figures do not contain them either.
+    // Their first looks and heartbeats are over then, so that the figures do not contain them either. Nothing tells of it.
     tokio::time::sleep(Duration::from_millis(500)).await;
     let pids = workers.iter().map(Serve::pid).collect::<Result<Vec<_>>>()?;
     let cpu = || pids.iter().map(|pid| process::cpu_seconds(*pid)).sum::<f64>();
@@ -66,6 +66,7 @@ pub async fn drain(server: &mut Server, processes: usize, sessions: usize) -> Re
                 &log[log.len().saturating_sub(4000)..]
             );
         }
+        // To be told of each commit would cost the server more than to look. The times are those of the rows.
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     let worker_cpu_s = cpu() - before;
@@ -276,6 +277,7 @@ pub async fn takeovers(server: &Server, times: usize) -> Result<Vec<f64>> {
                 break;
             }
             ensure!(killed.elapsed() < Duration::from_secs(90), "no worker claimed the job");
+            // Nothing tells of a claim.
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         waits.push(killed.elapsed().as_secs_f64());
