@@ -101,7 +101,7 @@ async fn a_run_is_one_trace_of_known_spans_without_any_content() {
         "content was exported"
     );
     assert!(!log.contains(MARKER), "content was logged:\n{log}");
-    let committed = line(&log, "Committed step 1");
+    let committed = line(&log, "The run is completed");
     assert_eq!(committed["session.id"], session_id);
     assert_eq!(committed["trace_id"], hex::encode(&process.trace_id));
     assert_eq!(committed["run.id"], answer["run_id"]);

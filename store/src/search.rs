@@ -7,6 +7,7 @@
 //! Words, tools, senders, costs and failures are in tables of their own, which `index` fills beside the steps.
 
 mod index;
+mod words;
 
 pub use index::{Behind, Indexed};
 pub(crate) use index::{LOCK, enter};
@@ -133,14 +134,15 @@ impl Store {
 
     /// The sessions of the rarest word, sender or tool that is asked for, if they are [`FEW`].
     async fn few_of(&self, filter: &SessionFilter) -> Result<Option<Vec<String>>> {
-        const WORDS: &str = "select session_id from search_documents where words @@ websearch_to_tsquery('simple', $1) limit $2";
+        const WORDS: &str =
+            "select session_id from search_documents where words @@ $1::text::tsquery limit $2";
         // Failed ones have an index of their own: of a tool of many sessions, they may be few.
         let failed = if only_failed(filter) { " and fingerprint is not null" } else { "" };
         let by = |column: &str| {
             format!("select session_id from search_sessions where {column} @> array[$1]{failed} limit $2")
         };
-        let asked =
-            [(WORDS.to_owned(), &filter.text), (by("senders"), &filter.from), (by("tools"), &filter.tool)];
+        let words = filter.text.as_deref().map(words::query);
+        let asked = [(WORDS.to_owned(), &words), (by("senders"), &filter.from), (by("tools"), &filter.tool)];
         let asked: Vec<_> =
             asked.into_iter().filter_map(|(sql, value)| Some((sql, value.as_ref()?))).collect();
         if asked.is_empty() {
@@ -281,7 +283,7 @@ fn statement(
     }
     if let Some(text) = &filter.text {
         sql.push(" and s.session_id in (select d.session_id from search_documents d where d.words @@ ");
-        sql.push("websearch_to_tsquery('simple', ").push_bind(text.clone()).push(")");
+        sql.push_bind(words::query(text)).push("::text::tsquery");
         bounds(&mut sql, "d", filter);
         sql.push(")");
     }

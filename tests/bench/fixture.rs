@@ -7,6 +7,7 @@ use serde_json::json;
 use sqlx::postgres::PgListener;
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use std::future::poll_fn;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
@@ -55,6 +56,23 @@ impl Database {
         store.migrate(|_| {}).await?;
         store.close().await;
         Ok(database)
+    }
+
+    /// A database that stays until the server ends, with a name that no other has. To remove one deletes hundreds of files, and for a
+    /// minute after that ext4 looks long for each new file's place: a worker that makes a file for each session spent a third of its
+    /// CPU there.
+    pub async fn lasting(admin_url: &str, purpose: &str) -> Result<Database> {
+        Database::create(admin_url, &Database::another(purpose)).await
+    }
+
+    /// As [`Database::lasting`], without any table.
+    pub async fn lasting_bare(admin_url: &str, purpose: &str) -> Result<Database> {
+        Database::bare(admin_url, &Database::another(purpose)).await
+    }
+
+    fn another(purpose: &str) -> String {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        format!("{purpose}_{}", NUMBER.fetch_add(1, Ordering::Relaxed))
     }
 
     /// A database without any table.

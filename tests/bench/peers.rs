@@ -77,7 +77,7 @@ fn installed(name: &str) -> PathBuf {
 
 /// Lets a peer drain a backlog of `tasks`.
 pub async fn drain(server: &mut Server, peer: Peer, tasks: usize) -> Result<Drain> {
-    let database = Database::bare(server.url(), "peer").await?;
+    let database = Database::lasting_bare(server.url(), "peer").await?;
     let mut child = peer
         .command()?
         .env("BENCH_DATABASE_URL", &database.url)
@@ -110,6 +110,5 @@ pub async fn drain(server: &mut Server, peer: Peer, tasks: usize) -> Result<Drai
     input.write_all(b"end\n").await?;
     ensure!(seconds > 0.0, "{} took no time", peer.name());
     child.kill().await?;
-    database.remove().await?;
     Ok(Drain { steps: (tasks * STEPS) as f64, seconds, worker_cpu_s, spent })
 }

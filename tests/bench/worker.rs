@@ -29,7 +29,7 @@ pub struct Drain {
 /// Drains a backlog of `sessions` with `processes` workers. Each session has [`STEPS`] tool steps, which count, and an
 /// answer, which does not.
 pub async fn drain(server: &mut Server, processes: usize, sessions: usize) -> Result<Drain> {
-    let database = Database::create(server.url(), "worker").await?;
+    let database = Database::lasting(server.url(), "worker").await?;
     let site = Site::new()?;
     backlog(&database, &site, sessions, "steps").await?;
     let mut connection = database.connect().await?;
@@ -81,7 +81,6 @@ pub async fn drain(server: &mut Server, processes: usize, sessions: usize) -> Re
     ensure!(steps as usize == sessions * STEPS, "{steps} steps of {sessions} sessions");
     drop(workers);
     connection.close().await?;
-    database.remove().await?;
     Ok(Drain { steps: steps as f64, seconds, worker_cpu_s, spent })
 }
 

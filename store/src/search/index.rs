@@ -7,6 +7,7 @@
 //! and a bundle, which may be committed long after its ids were made. A session that is at work is looked at again after some seconds,
 //! until it rests and all of its messages are read.
 
+use super::words::WordVector;
 use crate::encryption::may_be_sealed;
 use crate::{Result, Store, failure, hydrate, search::id_of};
 use chrono::{DateTime, TimeDelta, Utc};
@@ -107,11 +108,13 @@ impl Store {
         let mut messages = messages(&mut tx, &due).await?;
         let mut senders = senders(&mut tx, &ids).await?;
         let mut more = is_full || found.more || counted;
+        let mut documents = Documents::default();
         for one in &due {
             let read = messages.remove(&one.session_id).unwrap_or_default();
             let senders = senders.remove(&one.session_id).unwrap_or_default();
-            more |= write(&mut tx, one, &read, senders).await?;
+            more |= write(&mut tx, one, &read, senders, &mut documents).await?;
         }
+        documents.write(&mut tx).await?;
         tx.commit().await?;
         Ok(Indexed { ids: found.ids, sessions: due.len(), more })
     }
@@ -189,7 +192,8 @@ async fn discover(tx: &mut PgConnection) -> Result<Found> {
             join conversation_sessions s using (session_id)
             left join search_sessions known using (session_id)
             where known.session_id is null
-                or (known.due_at is null
+                -- Of all sessions that are read again by and by, this one goes on now.
+                or ((known.due_at is null or known.due_at > clock_timestamp() + interval '30 seconds')
                     and (known.through_message_number < s.last_message_number or s.status in ('queued', 'running')))
             on conflict (session_id) do update set due_at = excluded.due_at
         ), is_read as (
@@ -312,29 +316,55 @@ async fn senders(tx: &mut PgConnection, ids: &[String]) -> Result<BTreeMap<Strin
     Ok(rows.into_iter().map(|row| (row.session_id, row.senders)).collect())
 }
 
-/// Writes what was read of one session. `true`: it has more messages.
+/// What one look found to be said.
+#[derive(Default)]
+struct Documents {
+    session_ids: Vec<String>,
+    parts: Vec<i32>,
+    space_ids: Vec<String>,
+    words: Vec<WordVector>,
+}
+
+impl Documents {
+    fn add(&mut self, one: &Due, bodies: &[String]) {
+        for (body, part) in bodies.iter().zip(one.parts..) {
+            self.session_ids.push(one.session_id.clone());
+            self.parts.push(part);
+            self.space_ids.push(one.space_id.clone());
+            self.words.push(WordVector::of(body));
+        }
+    }
+
+    async fn write(&self, tx: &mut PgConnection) -> Result<()> {
+        if self.parts.is_empty() {
+            return Ok(());
+        }
+        // The macro does not know the type tsvector.
+        sqlx::query(
+            "insert into search_documents (session_id, part, space_id, words)
+            select * from unnest($1::text[], $2::integer[], $3::text[], $4::tsvector[])
+            on conflict (session_id, part) do update set words = excluded.words",
+        )
+        .bind(&self.session_ids)
+        .bind(&self.parts)
+        .bind(&self.space_ids)
+        .bind(&self.words)
+        .execute(tx)
+        .await?;
+        Ok(())
+    }
+}
+
+/// Writes what was read of one session, and adds its words to `documents`. `true`: it has more messages.
 async fn write(
     tx: &mut PgConnection,
     one: &Due,
     read: &[(i64, String)],
     senders: Vec<String>,
+    documents: &mut Documents,
 ) -> Result<bool> {
     let (bodies, tools) = words(read, one.sealed);
-    let parts: Vec<i32> = (one.parts..).take(bodies.len()).collect();
-    if !bodies.is_empty() {
-        sqlx::query!(
-            "insert into search_documents (session_id, part, space_id, words)
-            select $1, part, $2, to_tsvector('simple', body)
-            from unnest($3::integer[], $4::text[]) as r (part, body)
-            on conflict (session_id, part) do update set words = excluded.words",
-            one.session_id,
-            one.space_id,
-            &parts,
-            &bodies
-        )
-        .execute(&mut *tx)
-        .await?;
-    }
+    documents.add(one, &bodies);
     let is_full = read.len() as i64 == MESSAGES;
     // Numbers may be left out: another session of the conversation has them.
     let through = if is_full { read.last().map_or(one.through, |(number, _)| *number) } else { one.last };
@@ -353,7 +383,7 @@ async fn write(
         where session_id = $1",
         one.session_id,
         through,
-        one.parts + parts.len() as i32,
+        one.parts + bodies.len() as i32,
         &tools,
         &senders,
         one.cost_micros,

@@ -68,8 +68,16 @@ impl<'c> Statement<'c> {
         self.commits.iter().any(|commit| has(commit))
     }
 
+    /// Whether the text has a part that most statements of several commits have. Those have it in any case, though Postgres then
+    /// executes an insert without rows: so the lanes know a few texts and not one for each mixture, and Postgres parses and plans
+    /// only these.
+    pub(super) fn usual(&self, has: impl Fn(&'c Rows) -> bool) -> bool {
+        !self.alone() || self.some(has)
+    }
+
+    /// Whether the text may rest on something that every commit has. One of several commits never does, as in [`Self::usual`].
     pub(super) fn all(&self, has: impl Fn(&'c Rows) -> bool) -> bool {
-        self.commits.iter().all(|commit| has(commit))
+        self.alone() && self.commits.iter().all(|commit| has(commit))
     }
 
     /// Adds a parameter and returns its number.

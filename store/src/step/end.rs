@@ -145,7 +145,7 @@ impl Statement<'_> {
 
     /// The run's row: its totals if a commit completes a step, and its end.
     pub(super) fn of_run(&mut self) {
-        let steps = self.some(|commit| commit.step.is_some());
+        let steps = self.usual(|commit| commit.step.is_some());
         let ends = self.some(|commit| commit.planned_wake_seq().is_some());
         let mut sets = Vec::new();
         if steps {

@@ -178,7 +178,7 @@ left join intent using (session_id)"
     /// learned, and the repetition must miss. So a commit that sets the status or the count of failed summaries
     /// must change it. Both are null in other commits.
     fn session(&mut self) {
-        if self.some(|commit| commit.status.is_some()) {
+        if self.usual(|commit| commit.status.is_some()) {
             self.given("status", "text", |commit| commit.status);
             self.sets.push_str(",\n        status = coalesce(given.status, session.status)");
             self.demands.push_str("\n        and session.status is distinct from given.status");
@@ -205,7 +205,7 @@ left join intent using (session_id)"
     }
 
     fn records(&mut self) {
-        if self.some(|commit| !commit.records.is_empty()) {
+        if self.usual(|commit| !commit.records.is_empty()) {
             let mut rows = self.rows(|commit| &commit.records);
             self.column(&mut rows, "message_number", "bigint", |record| record.number);
             self.column(&mut rows, "role", "text", |record| record.role);
@@ -226,7 +226,7 @@ left join intent using (session_id)"
     }
 
     fn events(&mut self) {
-        if self.some(|commit| !commit.events.is_empty()) {
+        if self.usual(|commit| !commit.events.is_empty()) {
             let mut rows = self.rows(|commit| &commit.events);
             self.column(&mut rows, "type", "text", |(kind, _)| kind.as_str());
             self.column(&mut rows, "payload", "text", |(_, payload)| payload.as_str());
@@ -245,7 +245,7 @@ left join intent using (session_id)"
     /// Ledger rows of the calls that the model's reply asks for. Idempotent ones may be started at once, as
     /// [`crate::Store::start_call`] does it for one call. Pure ones may have ended already.
     fn opened(&mut self) {
-        if self.some(|commit| !commit.opened.is_empty()) {
+        if self.usual(|commit| !commit.opened.is_empty()) {
             let mut rows = self.rows(|commit| &commit.opened);
             self.column(&mut rows, "message_number", "bigint", |call| call.message_number);
             self.column(&mut rows, "call_id", "text", |call| call.call_id.as_str());
@@ -254,7 +254,7 @@ left join intent using (session_id)"
             self.column(&mut rows, "effect", "text", |call| call.effect);
             let (mut names, mut values) = (String::new(), String::new());
             self.starts_calls = self.some(|commit| commit.opened.iter().any(|call| call.nonce.is_some()));
-            let ends_calls = self.some(|commit| commit.opened.iter().any(|call| call.ended.is_some()));
+            let ends_calls = self.usual(|commit| commit.opened.iter().any(|call| call.ended.is_some()));
             // Without the column a row is `invoked`.
             let others =
                 self.some(|commit| commit.opened.iter().any(|call| call.opens != CallStatus::Invoked));
@@ -298,7 +298,7 @@ left join intent using (session_id)"
     /// Ledger rows whose status changes. Before this statement they have no result. The index of such rows is small,
     /// while a session's ledger can be long.
     fn closed(&mut self) {
-        if self.some(|commit| !commit.closed.is_empty()) {
+        if self.usual(|commit| !commit.closed.is_empty()) {
             let mut rows = self.rows(|commit| &commit.closed);
             let call_ids = self.column(&mut rows, "call_id", "text", |call| call.call_id.as_str());
             self.column(&mut rows, "status", "text", |call| call.status);
@@ -330,7 +330,7 @@ left join intent using (session_id)"
 
     /// The model call in flight has ended.
     fn generation_over(&mut self) {
-        if self.some(|commit| commit.generation_over) {
+        if self.usual(|commit| commit.generation_over) {
             self.given("generation_over", "boolean", |commit| commit.generation_over);
             let of_generation = self.of_lone("generations.session_id", "text", self.session_ids);
             let of_chunk = self.among("generation_chunks.session_id", "text", self.session_ids);
@@ -355,7 +355,7 @@ left join intent using (session_id)"
 
     /// The step's row and the totals, if a commit completes its step.
     fn step(&mut self) {
-        if !self.some(|commit| commit.step.is_some()) {
+        if !self.usual(|commit| commit.step.is_some()) {
             return;
         }
         self.given("worker_id", "text", |commit| commit.worker_id.as_str());
@@ -411,7 +411,7 @@ left join intent using (session_id)"
     /// The intent of the model call that follows. All parts see the tables as they were before the statement, so
     /// `deleted_generations` does not delete this row.
     fn intent(&mut self) {
-        if !self.some(|commit| commit.intent.is_some()) {
+        if !self.usual(|commit| commit.intent.is_some()) {
             return;
         }
         self.writes_intent = true;

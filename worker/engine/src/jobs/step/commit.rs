@@ -78,7 +78,8 @@ fn report(ctx: &Ctx, session: &Session, transition: &Transition, commit: &Commit
     let step = transition.step_number;
     match commit {
         Commit::Continued { .. } if transition.step.is_some() => {
-            info!(session.id = %session.session_id, step, "Committed step {step}");
+            // At a thousand steps a second, a line for each would cost more than the log is worth. The spans have them.
+            debug!(session.id = %session.session_id, step, "Committed step {step}");
         }
         Commit::Continued { .. } => {
             debug!(session.id = %session.session_id, step, "Committed part of step {step}")
