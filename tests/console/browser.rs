@@ -3,6 +3,7 @@
 use reqwest::{Client, Method, StatusCode, redirect};
 use std::collections::BTreeMap;
 use std::sync::Mutex;
+use std::time::Duration;
 
 pub(crate) struct Browser {
     client: Client,
@@ -30,7 +31,12 @@ pub(crate) struct Form {
 
 impl Browser {
     pub fn new(url: &str) -> Browser {
-        let client = Client::builder().redirect(redirect::Policy::none()).build().expect("a client");
+        // The server closes a connection that is silent for ten seconds. One that is about to be closed is not used again.
+        let client = Client::builder()
+            .redirect(redirect::Policy::none())
+            .pool_idle_timeout(Duration::from_secs(5))
+            .build()
+            .expect("a client");
         Browser { client, url: url.to_owned(), cookies: Mutex::default(), headers: Vec::new() }
     }
 

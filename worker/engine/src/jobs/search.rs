@@ -1,7 +1,7 @@
 //! The timer of the search: every worker tries to fill the tables that a search reads, and one at a time does it. It also counts
 //! failures in their groups. No step waits for it.
 //!
-//! The words of a message cost the database about a third of what its step costs. So while a process has much to do, its
+//! The words of a message cost the database about a tenth of what its step costs. So while a process has much to do, its
 //! looks at a backlog take a tenth of the time at most, and the steps get the rest. A backlog that stays for a minute is then read
 //! without such pauses.
 
