@@ -86,6 +86,8 @@ async fn every_search_and_every_two_together_come_from_an_index_and_sort_little(
         ("rare word", of(|f, v| f.text = v, "order4711")),
         ("common word", of(|f, v| f.text = v, "hello")),
         ("word of some", of(|f, v| f.text = v, "room17 table")),
+        ("what stands together", of(|f, v| f.text = v, "order4711.table")),
+        ("a price", of(|f, v| f.text = v, "3.50")),
         ("no such word", of(|f, v| f.text = v, "nothing")),
         ("from", of(|f, v| f.from = v, "person7@example.com")),
         ("tool of few", of(|f, v| f.tool = v, "charge")),

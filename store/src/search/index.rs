@@ -192,8 +192,7 @@ async fn discover(tx: &mut PgConnection) -> Result<Found> {
             join conversation_sessions s using (session_id)
             left join search_sessions known using (session_id)
             where known.session_id is null
-                -- Of all sessions that are read again by and by, this one goes on now.
-                or ((known.due_at is null or known.due_at > clock_timestamp() + interval '30 seconds')
+                or (known.due_at is null
                     and (known.through_message_number < s.last_message_number or s.status in ('queued', 'running')))
             on conflict (session_id) do update set due_at = excluded.due_at
         ), is_read as (

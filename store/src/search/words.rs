@@ -1,8 +1,9 @@
 //! The words of a text, as the search keeps them, and a query for them.
 //!
-//! A word is a run of letters and digits, in lower case. Both sides are taken apart here, by the same rule: so a word is
-//! found whatever stands around it, and whatever locale the database has. To let Postgres take a text apart (`to_tsvector`)
-//! cost 4.4 ms for 24 KB, more than the steps that wrote it; this costs the database nothing.
+//! A word is a run of letters and digits, in lower case. What stands together (an address, a path, a price) is also kept as a
+//! whole. Both sides are taken apart here, by the same rule: so a word is found whatever stands around it, and whatever locale the
+//! database has. To let Postgres take a text apart (`to_tsvector`) cost 4.4 ms for 24 KB, more than the steps that wrote it.
+//! It kept addresses, hosts and numbers as a whole too, so what it took apart before is found in the same way.
 
 use sqlx::encode::IsNull;
 use sqlx::error::BoxDynError;
@@ -10,16 +11,23 @@ use sqlx::postgres::{PgArgumentBuffer, PgHasArrayType, PgTypeInfo};
 use sqlx::{Encode, Postgres, Type};
 use std::borrow::Cow;
 use std::collections::HashMap;
-use std::fmt::Write as _;
+use unicode_normalization::UnicodeNormalization as _;
+use unicode_normalization::char::is_combining_mark;
 
 /// Postgres takes longer words for an error. Nobody looks for them.
 const WORD_BYTES: usize = 2046;
+/// What stands together and is longer is found by its words only.
+const WHOLE_BYTES: usize = 200;
 /// Positions that Postgres keeps of one word.
 const POSITIONS: usize = 255;
-/// The last position that Postgres can tell from others. Phrases are not found behind it.
+/// The last position that Postgres can tell from others. Words in a row are not found behind it.
 const LAST_POSITION: u16 = 16383;
 /// Postgres allows a tsvector of 1 MiB. What follows is not found by its words.
 const VECTOR_BYTES: usize = 1_000_000;
+
+const SOFT_HYPHEN: char = '\u{ad}';
+/// What a capital I with a dot leaves of its dot in lower case.
+const DOT_ABOVE: char = '\u{307}';
 
 /// The words of a text and where they stand: a `tsvector`, in the binary form that `tsvectorrecv` of Postgres reads.
 #[derive(Debug)]
@@ -27,33 +35,55 @@ pub(super) struct WordVector(Vec<u8>);
 
 impl WordVector {
     pub fn of(text: &str) -> WordVector {
-        let text = lower(text);
-        let mut places: HashMap<&str, Vec<u16>> = HashMap::new();
-        let mut bytes = 0;
-        for (word, n) in split(&text).zip(1usize..) {
-            if word.len() > WORD_BYTES {
-                continue;
+        let text = normal(text);
+        let mut places = Places::default();
+        let mut position = 0;
+        for piece in text.split_whitespace() {
+            let first = position + 1;
+            for word in words(piece) {
+                position += 1;
+                places.add(word, position);
             }
-            let position = u16::try_from(n).unwrap_or(LAST_POSITION).min(LAST_POSITION);
-            let of_word = places.entry(word).or_default();
-            if of_word.is_empty() {
-                // Its count of positions, and what aligns it.
-                bytes += word.len() + 4;
-            }
-            if of_word.len() < POSITIONS && of_word.last() != Some(&position) {
-                of_word.push(position);
-                bytes += size_of::<u16>();
-            }
-            if bytes > VECTOR_BYTES {
-                break;
+            if position > first
+                && let Some(whole) = whole(piece)
+            {
+                places.add(whole, first);
             }
         }
-        let mut places: Vec<_> = places.into_iter().collect();
+        places.vector()
+    }
+}
+
+/// Where each word stands.
+#[derive(Default)]
+struct Places<'t> {
+    by_word: HashMap<&'t str, Vec<u16>>,
+    /// What Postgres stores of them, about.
+    bytes: usize,
+}
+
+impl<'t> Places<'t> {
+    fn add(&mut self, word: &'t str, position: usize) {
+        // With its count of positions, and what aligns it.
+        let bytes = word.len() + 6;
+        if word.len() > WORD_BYTES || self.bytes + bytes > VECTOR_BYTES {
+            return;
+        }
+        let position = u16::try_from(position).unwrap_or(LAST_POSITION).min(LAST_POSITION);
+        let places = self.by_word.entry(word).or_default();
+        if places.len() < POSITIONS && places.last() != Some(&position) {
+            self.bytes += if places.is_empty() { bytes } else { size_of::<u16>() };
+            places.push(position);
+        }
+    }
+
+    fn vector(self) -> WordVector {
+        let mut words: Vec<_> = self.by_word.into_iter().collect();
         // By their bytes, as Postgres sorts them. Others it would have to sort itself.
-        places.sort_unstable_by_key(|(word, _)| *word);
-        let mut vector = Vec::with_capacity(bytes + places.len() + 4);
-        vector.extend((places.len() as u32).to_be_bytes());
-        for (word, positions) in places {
+        words.sort_unstable_by_key(|(word, _)| *word);
+        let mut vector = Vec::with_capacity(self.bytes + words.len() + 4);
+        vector.extend((words.len() as u32).to_be_bytes());
+        for (word, positions) in words {
             vector.extend(word.as_bytes());
             vector.push(0);
             vector.extend((positions.len() as u16).to_be_bytes());
@@ -83,9 +113,9 @@ impl Encode<'_, Postgres> for WordVector {
 }
 
 /// The `tsquery` of what somebody typed, as text: words that must all be there, `"words in a row"`, `-without`, and `or` between two
-/// alternatives. What stands together, such as an address, is looked for in a row. Without a word it is empty, and finds nothing.
+/// alternatives. What stands together is looked for as a whole, or in a row. Without a word the query is empty, and finds nothing.
 pub(super) fn query(typed: &str) -> String {
-    let typed = lower(typed);
+    let typed = normal(typed);
     let mut query = String::new();
     let mut joined_by = "";
     let mut rest = typed.trim_start();
@@ -104,23 +134,61 @@ pub(super) fn query(typed: &str) -> String {
             joined_by = " | ";
             continue;
         }
-        let words: Vec<&str> = split(term).filter(|word| word.len() <= WORD_BYTES).collect();
-        if words.is_empty() {
-            continue;
-        }
-        let not = if is_not { "!" } else { "" };
-        let _ = write!(query, "{joined_by}{not}('{}')", words.join("' <-> '"));
+        let Some(term) = of_term(term) else { continue };
+        query.push_str(joined_by);
+        query.push_str(if is_not { "!" } else { "" });
+        query.push_str(&term);
         joined_by = " & ";
     }
     query
 }
 
-fn lower(text: &str) -> Cow<'_, str> {
-    if text.is_ascii() { text.to_ascii_lowercase().into() } else { text.to_lowercase().into() }
+/// The query of one term.
+fn of_term(term: &str) -> Option<String> {
+    let words: Vec<&str> = words(term).filter(|word| word.len() <= WORD_BYTES).collect();
+    let in_a_row = words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" <-> ");
+    let is_one_piece = !term.contains(char::is_whitespace);
+    match whole(term).filter(|_| is_one_piece && words.len() > 1) {
+        // The parts of a price or a date are in many sessions, and an index does not know where they stand.
+        Some(whole) if words.iter().all(|word| word.chars().all(char::is_numeric)) => {
+            Some(format!("({})", quoted(whole)))
+        }
+        Some(whole) => Some(format!("({} | {in_a_row})", quoted(whole))),
+        None => (!words.is_empty()).then(|| format!("({in_a_row})")),
+    }
 }
 
-fn split(text: &str) -> impl Iterator<Item = &str> {
-    text.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty())
+/// As a tsquery quotes a word.
+fn quoted(word: &str) -> String {
+    format!("'{}'", word.replace('\\', "\\\\").replace('\'', "''"))
+}
+
+/// In lower case, composed, and without what is not seen.
+fn normal(text: &str) -> Cow<'_, str> {
+    if text.is_ascii() {
+        return text.to_ascii_lowercase().into();
+    }
+    let mut normal = String::with_capacity(text.len());
+    for c in text.to_lowercase().nfc() {
+        if c != SOFT_HYPHEN && (c != DOT_ABOVE || !normal.ends_with('i')) {
+            normal.push(c);
+        }
+    }
+    normal.into()
+}
+
+fn is_of_word(c: char) -> bool {
+    c.is_alphanumeric() || is_combining_mark(c)
+}
+
+fn words(text: &str) -> impl Iterator<Item = &str> {
+    text.split(|c: char| !is_of_word(c)).filter(|word| !word.is_empty())
+}
+
+/// A piece of a text without what stands around it.
+fn whole(piece: &str) -> Option<&str> {
+    let whole = piece.trim_matches(|c: char| !is_of_word(c));
+    (whole.len() <= WHOLE_BYTES && !whole.contains('\0')).then_some(whole)
 }
 
 #[cfg(test)]
@@ -142,26 +210,41 @@ mod tests {
         words.collect()
     }
 
+    fn words_of(text: &str) -> Vec<String> {
+        read(&WordVector::of(text)).into_iter().map(|(word, _)| word).collect()
+    }
+
     #[test]
-    fn a_word_is_a_run_of_letters_and_digits_in_lower_case() {
-        let vector =
-            WordVector::of("Two at the L\u{f6}wen, TWO: ann@example.com\u{1}(4711)_b \u{17d}lu\u{165}");
-        let words = read(&vector);
-        let expected: [(&str, &[u16]); 10] = [
-            ("4711", &[9]),
+    fn a_word_is_a_run_of_letters_and_digits_and_what_stands_together_is_one_too() {
+        let vector = WordVector::of("Two at the L\u{f6}wen, TWO: <ann@example.com>, \u{17d}lu\u{165}");
+        let expected: [(&str, &[u16]); 9] = [
             ("ann", &[6]),
+            ("ann@example.com", &[6]),
             ("at", &[2]),
-            ("b", &[10]),
             ("com", &[8]),
             ("example", &[7]),
             ("l\u{f6}wen", &[4]),
             ("the", &[3]),
             ("two", &[1, 5]),
-            ("\u{17e}lu\u{165}", &[11]),
+            ("\u{17e}lu\u{165}", &[9]),
         ];
         let expected: Vec<_> = expected.map(|(word, at)| (word.to_owned(), at.to_vec())).into();
-        assert_eq!(words, expected);
-        assert_eq!(read(&WordVector::of(" - !")), []);
+        assert_eq!(read(&vector), expected);
+        assert_eq!(words_of(" - !\0"), [""; 0]);
+        assert_eq!(words_of("a\0b"), ["a", "b"], "a word cannot have a zero");
+    }
+
+    #[test]
+    fn a_word_is_the_same_however_it_is_written() {
+        for (text, expected) in [
+            ("L\u{f6}wen Lo\u{308}wen", "l\u{f6}wen"),
+            ("\u{130}stanbul istanbul", "istanbul"),
+            ("so\u{ad}fort sofort", "sofort"),
+            ("\u{939}\u{93f}\u{928}\u{94d}\u{926}\u{940}", "\u{939}\u{93f}\u{928}\u{94d}\u{926}\u{940}"),
+        ] {
+            assert_eq!(words_of(text), [expected]);
+            assert!(text.split(' ').all(|word| query(word) == format!("('{expected}')")), "{text}");
+        }
     }
 
     #[test]
@@ -174,7 +257,9 @@ mod tests {
         let words = read(&WordVector::of(&many));
         assert!(words.iter().all(|(_, at)| at.len() == 1 && at[0] <= LAST_POSITION));
         let stored: usize = words.iter().map(|(word, at)| word.len() + 4 + at.len() * 2).sum();
-        assert!((VECTOR_BYTES..1 << 20).contains(&stored), "{stored}");
+        assert!((VECTOR_BYTES - 20..=VECTOR_BYTES).contains(&stored), "{stored}");
+        let piece = "a.".repeat(100_000);
+        assert_eq!(words_of(&piece), ["a"], "one piece that has no end");
     }
 
     #[test]
@@ -184,14 +269,16 @@ mod tests {
             ("\"for Two\" -room", "('for' <-> 'two') & !('room')"),
             ("4711 OR l\u{f6}wen", "('4711') | ('l\u{f6}wen')"),
             ("a b or c -\"d e\"", "('a') & ('b') | ('c') & !('d' <-> 'e')"),
-            ("ann@example.com", "('ann' <-> 'example' <-> 'com')"),
+            ("ann@example.com", "('ann@example.com' | 'ann' <-> 'example' <-> 'com')"),
+            ("-\"example.com\"", "!('example.com' | 'example' <-> 'com')"),
+            ("3.50 2026-11-25", "('3.50') & ('2026-11-25')"),
             ("say\"for two\"", "('say') & ('for' <-> 'two')"),
             ("\"not closed", "('not' <-> 'closed')"),
             // Between two words alone it is no word.
             ("or a or", "('or') & ('a') & ('or')"),
             ("a or or b", "('a') | ('or') & ('b')"),
             ("\"or\" a", "('or') & ('a')"),
-            ("o'brien's \\ & | ! <-> :* -", "('o' <-> 'brien' <-> 's')"),
+            ("o'brien\\x \\ & | ! <-> :* -", "('o''brien\\\\x' | 'o' <-> 'brien' <-> 'x')"),
             ("- -", ""),
             ("", ""),
         ] {

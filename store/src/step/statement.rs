@@ -10,8 +10,8 @@
 //! that it inserts gets the space of the session's row, and every row that it changes must have that space. A test reads
 //! the text of every part.
 //!
-//! The text has only the parts that its commits write: for Postgres, an insert without rows costs as much as
-//! one with a few. Because macros of sqlx take literals only, this text is put together here, out of
+//! The text of a lone commit has only the parts that it writes: for Postgres, an insert without rows costs as much as
+//! one with a few. That of several commits has the parts that most of them write in any case: see `Statement::usual`. Because macros of sqlx take literals only, this text is put together here, out of
 //! constants. Values are always parameters.
 
 use super::builder::{Statement, TEXT_BYTES};
