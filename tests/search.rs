@@ -138,6 +138,46 @@ async fn words_senders_and_further_messages_are_found_and_an_erasure_takes_them(
     assert_eq!(left, 0);
 }
 
+#[tokio::test]
+async fn what_postgres_took_apart_is_found_by_words_addresses_hosts_and_decimals() {
+    let database = Database::new().await;
+    let store = database.store().await;
+    let text = "Ann@example.com paid 3.50 at shop.example.org on 2026-11-25, see https://example.net/a-table for well-known.";
+    let session_id = said(&store, "c1", None, text).await;
+    index(&store).await;
+    sqlx::query("update search_documents set words = to_tsvector('simple', $1)")
+        .bind(text)
+        .execute(&database.pool)
+        .await
+        .unwrap();
+    let by = |words: &str| SessionFilter { text: Some(words.to_owned()), ..SessionFilter::default() };
+    for words in
+        ["paid", "ann@example.com", "3.50", "shop.example.org", "example.net/a-table", "well-known", "known"]
+    {
+        assert_eq!(found(&store, by(words)).await, [session_id.as_str()], "{words}");
+    }
+    // The CHANGELOG names these. In what is said now they are found.
+    for words in ["2026-11-25", "https://example.net/a-table"] {
+        assert_eq!(found(&store, by(words)).await, [""; 0], "{words}");
+    }
+}
+
+#[tokio::test]
+async fn a_large_message_is_compressed_with_lz4_where_the_server_has_it() {
+    let database = Database::new().await;
+    let store = database.store().await;
+    let session_id = said(&store, "c1", None, &"A table for two, please. ".repeat(200)).await;
+    index(&store).await;
+    let has_lz4 = "select 'lz4' = any(enumvals) from pg_settings where name = $1";
+    let expected = if database.value(has_lz4, "default_toast_compression").await { "lz4" } else { "pglz" };
+    for sql in [
+        "select pg_column_compression(content) from conversation_records where session_id = $1 and role = 'user'",
+        "select pg_column_compression(content) from session_inbox where session_id = $1",
+    ] {
+        assert_eq!(database.value::<String>(sql, &session_id).await, expected, "{sql}");
+    }
+}
+
 /// Gives a session and its run ids that were made half a minute ago, as if their transaction had taken so long. Returns the new id.
 async fn made_long_ago(database: &Database, session_id: &str) -> String {
     let at = format!("{:012x}", chrono::Utc::now().timestamp_millis() - 30_000);

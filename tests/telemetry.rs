@@ -101,10 +101,10 @@ async fn a_run_is_one_trace_of_known_spans_without_any_content() {
         "content was exported"
     );
     assert!(!log.contains(MARKER), "content was logged:\n{log}");
-    let committed = line(&log, "The run is completed");
-    assert_eq!(committed["session.id"], session_id);
-    assert_eq!(committed["trace_id"], hex::encode(&process.trace_id));
-    assert_eq!(committed["run.id"], answer["run_id"]);
+    let completed = line(&log, "The run is completed");
+    assert_eq!(completed["session.id"], session_id);
+    assert_eq!(completed["trace_id"], hex::encode(&process.trace_id));
+    assert_eq!(completed["run.id"], answer["run_id"]);
 }
 
 #[tokio::test]
@@ -113,6 +113,7 @@ async fn a_failed_attempt_names_its_error_once_and_the_next_is_linked_to_it() {
     let database = Database::new().await;
     let model = ModelServer::start(|_, number| match number {
         0 => Answer::Error(503),
+        1 => Answer::call("write_file", json!({"path": "notes.txt", "content": "Here I am."})),
         _ => Answer::text("Here I am."),
     })
     .await;
@@ -145,6 +146,7 @@ async fn a_failed_attempt_names_its_error_once_and_the_next_is_linked_to_it() {
     );
     assert_eq!(warnings[1]["session.id"], answer["session_id"]);
     assert_eq!(warnings[1]["trace_id"], hex::encode(&failed.trace_id));
+    assert!(!log.contains("Committed step"), "at the default level a run has no line for each step: {log}");
     let foreign: Vec<Value> =
         lines(&log).filter(|line| !line["target"].as_str().unwrap().starts_with("wakeful")).collect();
     assert_eq!(foreign, Vec::<Value>::new(), "libraries are quiet");

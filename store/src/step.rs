@@ -11,9 +11,9 @@ pub(crate) mod committer;
 mod end;
 mod rare;
 mod rows;
-#[cfg(test)]
-mod spaces_tests;
 mod statement;
+#[cfg(test)]
+mod statement_tests;
 
 use crate::encryption::{SEALED, Seal};
 use crate::error::missed_fence;

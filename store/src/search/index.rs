@@ -30,6 +30,8 @@ const MESSAGES: i64 = 50;
 const MESSAGE_BYTES: i32 = 64 * 1024;
 /// The bytes of the words of one row.
 const PART_BYTES: usize = 128 * 1024;
+/// The words of so many bytes are written by one statement, about.
+const STATEMENT_BYTES: usize = 4 << 20;
 
 /// A row may be committed this long after its id was made, and a clock that makes ids may be ahead by it.
 const LATE: TimeDelta = TimeDelta::seconds(60);
@@ -113,6 +115,9 @@ impl Store {
             let read = messages.remove(&one.session_id).unwrap_or_default();
             let senders = senders.remove(&one.session_id).unwrap_or_default();
             more |= write(&mut tx, one, &read, senders, &mut documents).await?;
+            if documents.bytes > STATEMENT_BYTES {
+                documents.write(&mut tx).await?;
+            }
         }
         documents.write(&mut tx).await?;
         tx.commit().await?;
@@ -315,9 +320,10 @@ async fn senders(tx: &mut PgConnection, ids: &[String]) -> Result<BTreeMap<Strin
     Ok(rows.into_iter().map(|row| (row.session_id, row.senders)).collect())
 }
 
-/// What one look found to be said.
+/// What a look found to be said and has not written yet.
 #[derive(Default)]
 struct Documents {
+    bytes: usize,
     session_ids: Vec<String>,
     parts: Vec<i32>,
     space_ids: Vec<String>,
@@ -331,11 +337,14 @@ impl Documents {
             self.parts.push(part);
             self.space_ids.push(one.space_id.clone());
             self.words.push(WordVector::of(body));
+            self.bytes += body.len();
         }
     }
 
-    async fn write(&self, tx: &mut PgConnection) -> Result<()> {
-        if self.parts.is_empty() {
+    /// Writes them, so that there are none left.
+    async fn write(&mut self, tx: &mut PgConnection) -> Result<()> {
+        let documents = std::mem::take(self);
+        if documents.parts.is_empty() {
             return Ok(());
         }
         // The macro does not know the type tsvector.
@@ -344,10 +353,10 @@ impl Documents {
             select * from unnest($1::text[], $2::integer[], $3::text[], $4::tsvector[])
             on conflict (session_id, part) do update set words = excluded.words",
         )
-        .bind(&self.session_ids)
-        .bind(&self.parts)
-        .bind(&self.space_ids)
-        .bind(&self.words)
+        .bind(documents.session_ids)
+        .bind(documents.parts)
+        .bind(documents.space_ids)
+        .bind(documents.words)
         .execute(tx)
         .await?;
         Ok(())

@@ -11,8 +11,9 @@
 //! the text of every part.
 //!
 //! The text of a lone commit has only the parts that it writes: for Postgres, an insert without rows costs as much as
-//! one with a few. That of several commits has the parts that most of them write in any case: see `Statement::usual`. Because macros of sqlx take literals only, this text is put together here, out of
-//! constants. Values are always parameters.
+//! one with a few. That of several commits has the parts that most of them write in any case: see `Statement::usual`.
+//! Because macros of sqlx take literals only, this text is put together here, out of constants. Values are always
+//! parameters.
 
 use super::builder::{Statement, TEXT_BYTES};
 use super::rows::{OpenedRow, Rare, Rows};

@@ -1,4 +1,4 @@
-//! Each part of the step commit's statement keeps to the space of its session.
+//! The text of the step commit's statement: each part keeps to the space of its session, and mixtures of commits share a text.
 
 use super::rows::{CloseRow, ClosedRow, IntentRow, OpenedRow, Rare, RecordRow, Rows, StepRow};
 use super::statement::compose;
@@ -146,4 +146,54 @@ fn every_write_of_a_commit_names_the_space_of_its_session() {
         "tool_calls",
     ];
     assert_eq!(tables.iter().map(String::as_str).collect::<Vec<_>>(), all);
+}
+
+/// Leaves out of a commit what `without` says, a bit for each part.
+fn commit_without(without: u32) -> Rows {
+    let mut rows = commit(false);
+    let lacks = |part: u32| without & (1 << part) != 0;
+    // A call that the commit starts has a text of its own.
+    rows.opened[0].nonce = None;
+    if lacks(0) {
+        rows.records.clear();
+    }
+    if lacks(1) {
+        rows.events.clear();
+    }
+    if lacks(2) {
+        rows.opened.clear();
+    }
+    if lacks(3) {
+        rows.closed.clear();
+    }
+    if lacks(4) {
+        rows.generation_over = false;
+    }
+    if lacks(5) {
+        rows.step = None;
+    }
+    if lacks(6) {
+        rows.intent = None;
+    }
+    if !lacks(7) {
+        rows.status = Some("running");
+    }
+    rows
+}
+
+#[test]
+fn mixtures_of_commits_share_a_text_and_those_that_end_a_run_another() {
+    let text = |commits: &[&Rows]| compose(commits, None).expect("the values can be encoded").0;
+    let kinds: Vec<Rows> = (0..1 << 8).map(commit_without).collect();
+    let of_two: std::collections::BTreeSet<String> = kinds.iter().map(|one| text(&[one, one])).collect();
+    assert_eq!(of_two.len(), 1, "each text is planned once for each connection");
+    assert_eq!(text(&[&kinds[0], &kinds[255], &kinds[7]]), *of_two.first().unwrap());
+    let of_one: std::collections::BTreeSet<String> = kinds.iter().map(|one| text(&[one])).collect();
+    assert!(of_one.len() > 100, "a lone commit's text has only what it writes: {}", of_one.len());
+    let mut ends = commit(true);
+    ends.opened.clear();
+    let ending = text(&[&ends, &ends]);
+    assert!(!of_two.contains(&ending));
+    assert_eq!(text(&[&kinds[0], &ends]), ending);
+    assert_eq!(text(&[&kinds[255], &ends]), ending);
 }
