@@ -48,7 +48,7 @@ async fn on_a_busy_worker_a_reply_and_the_results_of_its_pure_tools_are_one_comm
     }
     // So the replies wait, and a tool runs meanwhile.
     model.release();
-    eventually("a tool", || async { (!options.effects().is_empty()).then_some(()) }).await;
+    options.has_effects(1).await;
     proxy.cut_when(INTENT_ALONE, CutAt::HeldAnswer);
     proxy.release();
     for session in &sessions {

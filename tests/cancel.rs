@@ -128,7 +128,7 @@ async fn k43_a_cancel_that_its_worker_did_not_live_to_see_closes_the_call_and_re
     // K43. Even an effect that is safe to repeat is not repeated, because the run was cancelled.
     for tool in ["charge", "reserve"] {
         let died = cancelled_and_killed(tool, async |_, options, _| {
-            eventually("the effect", || async { (options.effects().len() == 1).then_some(()) }).await;
+            options.has_effects(1).await;
         })
         .await;
         let session = died.session().await;
@@ -218,7 +218,7 @@ async fn a_mail_that_waits_is_sent_although_its_run_was_cancelled() {
     std::fs::write(options.path("mail"), "").unwrap();
     let worker = options.clone().arg("--roles=worker").spawn(&database.url);
     let id = id(&client.chat("c1", "mail and charge").await);
-    eventually("the charge", || async { (options.effects().len() == 1).then_some(()) }).await;
+    options.has_effects(1).await;
     worker.kill();
     assert_eq!(cancel(&client, &id).await.0, StatusCode::ACCEPTED);
     let worker = options.clone().arg("--roles=worker").spawn(&database.url);
@@ -241,7 +241,7 @@ async fn a_run_in_need_of_a_person_is_cancelled_without_a_repeat() {
     std::fs::write(options.path("hold"), "").unwrap();
     let process = options.serve(&database).await;
     let id = id(&process.client().chat("c1", "charge").await);
-    eventually("the charge", || async { (options.effects().len() == 1).then_some(()) }).await;
+    options.has_effects(1).await;
     process.kill();
     std::fs::remove_file(options.path("hold")).unwrap();
     let process = options.serve(&database).await;
@@ -473,7 +473,7 @@ async fn a_cancel_before_an_idempotent_call_ran_leaves_the_proof_that_it_never_r
     let client = process.client();
     model.hold();
     let id = id(&client.chat("c1", "reserve").await);
-    eventually("the model is asked", || async { (model.bodies().len() == 1).then_some(()) }).await;
+    model.asked(1).await;
     // The reply's commit, which starts the call, waits for the session. The cancel is committed first.
     let mut cancel = database.pool.begin().await.unwrap();
     let requested = "update conversation_sessions set cancel_requested = true, wake_seq = wake_seq + 1";

@@ -121,7 +121,7 @@ async fn k37_a_drain_lets_the_step_in_hand_end_and_hands_the_run_over() {
     world.model.hold();
     let process = world.serve().await;
     world.begin(&process.client()).await;
-    eventually("the model to be asked", || async { (world.model.bodies().len() == 1).then_some(()) }).await;
+    world.model.asked(1).await;
     process.signal(libc::SIGTERM);
     process.wait_for_log("Draining").await;
     world.model.release();
@@ -148,7 +148,7 @@ async fn k37_a_second_signal_gives_the_step_back_at_once_and_counts_no_attempt()
     world.model.hold();
     let process = world.serve().await;
     world.begin(&process.client()).await;
-    eventually("the model to be asked", || async { (world.model.bodies().len() == 1).then_some(()) }).await;
+    world.model.asked(1).await;
     process.signal(libc::SIGTERM);
     process.wait_for_log("Draining").await;
     process.signal(libc::SIGTERM);

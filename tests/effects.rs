@@ -70,10 +70,7 @@ impl Shop {
                 join_all(chats).await.iter().map(|told| told["session_id"].as_str().unwrap().to_owned()),
             );
             let begun = (kill + 1) * sessions * CHARGES;
-            eventually("the charges to begin", || async {
-                (self.options.effects().len() == begun).then_some(())
-            })
-            .await;
+            self.options.has_effects(begun).await;
             process.kill();
         }
         std::fs::remove_file(self.options.path("hold")).unwrap();

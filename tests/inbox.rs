@@ -53,7 +53,7 @@ async fn a_message_while_a_tool_runs_is_in_the_next_request_and_no_call_looks_in
     let process = world.serve().await;
     let client = process.client();
     world.begin(&client).await;
-    eventually("the effect", || async { (world.effects("reserve") == 1).then_some(()) }).await;
+    world.has_effect("reserve").await;
     client.chat("during", "For four, please.").await;
     std::fs::remove_file(&hold).unwrap();
     client.wait_for(&world.session_id, "completed").await;
@@ -252,7 +252,7 @@ async fn a_message_for_a_session_that_needs_attention_waits_for_the_person() {
     let client = process.client();
     let first = client.chat("c1", "Charge me.").await;
     let id = id(&first);
-    eventually("the charge to begin", || async { (options.effects().len() == 1).then_some(()) }).await;
+    options.has_effects(1).await;
     process.kill();
     std::fs::remove_file(options.path("hold")).unwrap();
     let process = options.serve(&database).await;

@@ -4,16 +4,19 @@
 
 use crate::support::checker::check;
 use crate::support::model::turns_since_user;
-use crate::support::{Answer, Client, Database, ModelServer, Options, Process, Server, World, eventually};
+use crate::support::{
+    Answer, Client, Database, ModelServer, Options, Process, Server, World, eventually, within,
+};
 use reqwest::StatusCode;
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+use tokio::sync::watch;
 
 /// How long Postgres is away.
 const AWAY: Duration = Duration::from_secs(30);
@@ -131,7 +134,12 @@ async fn post(client: &Client, conversation: &str, key: &str) -> Result<reqwest:
 }
 
 /// Posts to one new conversation after the other.
-async fn keep_posting(client: Client, poster: usize, stop: Arc<AtomicBool>, told: Arc<Mutex<Answers>>) {
+async fn keep_posting(
+    client: Client,
+    poster: usize,
+    stop: Arc<AtomicBool>,
+    told: Arc<watch::Sender<Answers>>,
+) {
     let mut number = 0;
     while !stop.load(Ordering::Relaxed) {
         number += 1;
@@ -139,16 +147,13 @@ async fn keep_posting(client: Client, poster: usize, stop: Arc<AtomicBool>, told
         let response = post(&client, &conversation, &key).await.unwrap();
         let (status, retry) = (response.status(), response.headers().contains_key("retry-after"));
         let body: Value = serde_json::from_str(&response.text().await.unwrap()).unwrap();
-        {
-            let mut told = told.lock().unwrap();
-            match (status, retry) {
-                (StatusCode::ACCEPTED, _) => {
-                    told.taken.insert(body["session_id"].as_str().unwrap().to_owned());
-                }
-                (StatusCode::SERVICE_UNAVAILABLE, true) => told.refused.push((conversation, key)),
-                _ => told.strange.push(format!("{status} {body}")),
+        told.send_modify(|told| match (status, retry) {
+            (StatusCode::ACCEPTED, _) => {
+                told.taken.insert(body["session_id"].as_str().unwrap().to_owned());
             }
-        }
+            (StatusCode::SERVICE_UNAVAILABLE, true) => told.refused.push((conversation, key)),
+            _ => told.strange.push(format!("{status} {body}")),
+        });
         // The pace limits the work so that the test ends in time. Correctness does not depend on it.
         let pace_ms = if status == StatusCode::ACCEPTED { 250 } else { 2000 };
         tokio::time::sleep(Duration::from_millis(pace_ms)).await;
@@ -164,13 +169,14 @@ async fn k33_postgres_stopped_for_30_s_under_load_loses_nothing_and_work_resumes
     let options = options(&model);
     let process = options.serve(&database).await;
     let client = process.client();
-    let (stop, told) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Answers::default())));
+    let (stop, told) = (Arc::new(AtomicBool::new(false)), Arc::new(watch::channel(Answers::default()).0));
     let posters: Vec<_> = (0..2)
         .map(|poster| {
             tokio::spawn(keep_posting(client.clone(), poster, Arc::clone(&stop), Arc::clone(&told)))
         })
         .collect();
-    eventually("a load", || async { (told.lock().unwrap().taken.len() > 10).then_some(()) }).await;
+    let mut news = told.subscribe();
+    within("a load", news.wait_for(|told| told.taken.len() > 10)).await.expect("posters post");
 
     server.stop().await;
     let stopped = Instant::now();
@@ -179,7 +185,7 @@ async fn k33_postgres_stopped_for_30_s_under_load_loses_nothing_and_work_resumes
     assert_eq!(live, StatusCode::OK, "a process is not killed for its database's sake");
     // The promise is to survive an outage this long.
     tokio::time::sleep(AWAY.saturating_sub(stopped.elapsed())).await;
-    let refused = told.lock().unwrap().refused.len();
+    let refused = told.borrow().refused.len();
     assert!(refused > 0, "messages during the outage are refused");
     server.start_again().await;
     let back = Instant::now();
@@ -192,17 +198,15 @@ async fn k33_postgres_stopped_for_30_s_under_load_loses_nothing_and_work_resumes
     .await;
     eprintln!("LISTEN was back {:?} after Postgres took connections", back.elapsed());
     is_ready(&client).await;
-    let before = told.lock().unwrap().taken.len();
-    eventually("messages to be taken again", || async {
-        (told.lock().unwrap().taken.len() > before + 5).then_some(())
-    })
-    .await;
+    let before = told.borrow().taken.len();
+    let again = news.wait_for(|told| told.taken.len() > before + 5);
+    within("messages to be taken again", again).await.expect("posters post");
     stop.store(true, Ordering::Relaxed);
     for poster in posters {
         poster.await.unwrap();
     }
 
-    let mut told = std::mem::take(&mut *told.lock().unwrap());
+    let mut told = told.send_replace(Answers::default());
     assert!(told.strange.is_empty(), "{:?}", told.strange);
     // A refused message may be sent again under its key. It is taken once, whatever happened to the first
     // try.

@@ -1,7 +1,7 @@
 //! No state hides in a process: from the log alone, the projection makes every request to the model again,
 //! byte for byte.
 
-use crate::support::{Options, World, eventually};
+use crate::support::{Options, World};
 use std::collections::BTreeMap;
 use wakeful_engine::tool::registry::Registry;
 use wakeful_workflow::context::full;
@@ -20,7 +20,7 @@ async fn the_log_gives_every_request_again_byte_for_byte() {
     let process = world.serve().await;
     world.begin(&process.client()).await;
     // One attempt is cut off, so that one call is made twice.
-    eventually("the second model call", || async { (world.model.bodies().len() == 2).then_some(()) }).await;
+    world.model.asked(2).await;
     process.kill();
     world.model.release();
     let process = world.serve().await;

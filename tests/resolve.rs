@@ -41,8 +41,7 @@ impl Paused {
         std::fs::write(options.path("hold"), "").unwrap();
         let process = options.serve(&database).await;
         let first = process.client().chat("c1", "Charge me.").await;
-        eventually("the charges to begin", || async { (options.effects().len() == charges).then_some(()) })
-            .await;
+        options.has_effects(charges).await;
         process.kill();
         std::fs::remove_file(options.path("hold")).unwrap();
         let process = options.serve(&database).await;

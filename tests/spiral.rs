@@ -200,8 +200,7 @@ async fn interrupt(client: &Client, model: &RawModel) -> String {
     model.hold_after(0);
     let answer = client.chat("c1", "This is interrupted.").await;
     let session_id = answer["session_id"].as_str().unwrap().to_owned();
-    crate::support::eventually("the model call", || async { (!model.bodies().is_empty()).then_some(()) })
-        .await;
+    model.asked(1).await;
     let path = format!("/v1/sessions/{session_id}/cancel");
     let (status, answer) = client.post(&path, &json!({"reason": "test"})).await;
     assert!(status.is_success(), "{answer}");

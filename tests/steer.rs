@@ -2,7 +2,7 @@
 
 use crate::support::client::{numbers, texts};
 use crate::support::model::turns_since_user;
-use crate::support::{Answer, Client, Database, ModelServer, Options, eventually};
+use crate::support::{Answer, Client, Database, ModelServer, Options};
 use reqwest::StatusCode;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -109,7 +109,7 @@ async fn a_guarded_call_that_is_cancelled_is_uncertain_and_never_repeated() {
     let process = options.serve(&database).await;
     let client = process.client();
     let id = id(&client.chat("c1", "Charge me.").await);
-    eventually("the charge to begin", || async { (options.effects().len() == 1).then_some(()) }).await;
+    options.has_effects(1).await;
     cancel(&client, &id).await;
     let session = client.wait_for(&id, "cancelled").await;
     assert_eq!(session["error"], "cancelled");

@@ -1,6 +1,6 @@
 //! `wakeful trigger`: sends a trigger by hand, signed as its real sender would sign it.
 
-use crate::support::{Answer, Database, ModelServer, Options, eventually};
+use crate::support::{Answer, Database, ModelServer, Options};
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::State;
@@ -238,7 +238,7 @@ async fn whoever_waits_is_given_the_reply_or_the_question() {
         )
     };
     let before = model.bodies().len();
-    eventually("the model to be asked", || async { (model.bodies().len() > before).then_some(()) }).await;
+    model.asked(before + 1).await;
     process.kill();
     model.release();
     let listen = url.strip_prefix("http://").unwrap();

@@ -267,7 +267,7 @@ async fn a_tool_that_hangs_is_named_with_its_limit() {
     let scene = Scene::new("", "").await;
     let process = scene.serve().await;
     let id = ask(&process.client(), "misbehave yield").await;
-    eventually("the tool to run", || async { (scene.options.effects().len() == 1).then_some(()) }).await;
+    scene.options.has_effects(1).await;
     scene.because(&id, &["it runs misbehave (call_", "the call fails after 60s"]).await;
     // A lower limit, so that it is over soon.
     process.kill();
@@ -313,7 +313,7 @@ async fn an_uncertain_effect_waits_for_what_a_person_found_out() {
     std::fs::write(scene.options.path("hold"), "").unwrap();
     let process = scene.serve().await;
     let id = ask(&process.client(), "charge").await;
-    eventually("the charge", || async { (scene.options.effects().len() == 1).then_some(()) }).await;
+    scene.options.has_effects(1).await;
     process.kill();
     std::fs::remove_file(scene.options.path("hold")).unwrap();
     let process = scene.serve().await;

@@ -40,8 +40,7 @@ impl Zombie {
     }
 
     async fn asks_the_model(&self, times: usize) {
-        eventually("the model to be asked", || async { (self.model.bodies().len() == times).then_some(()) })
-            .await;
+        self.model.asked(times).await;
     }
 
     async fn has(&self, what: &'static str) {
@@ -121,7 +120,7 @@ async fn k23_stopped_after_a_guarded_effect_it_does_not_report_it() {
         options
     })
     .await;
-    eventually("the effect", || async { (zombie.world.effects("charge") == 1).then_some(()) }).await;
+    zombie.world.has_effect("charge").await;
     zombie.process.signal(libc::SIGSTOP);
     let other = zombie.replace().await;
     zombie
@@ -139,7 +138,7 @@ async fn k23_stopped_without_its_liveness_lock_it_does_not_report_its_effect() {
         deaf(options)
     })
     .await;
-    eventually("the effect", || async { (zombie.world.effects("charge") == 1).then_some(()) }).await;
+    zombie.world.has_effect("charge").await;
     zombie.process.signal(libc::SIGSTOP);
     cut_lock(&zombie.world.database, &zombie.process).await;
     // The lease lasts an hour. Another worker takes the job, because the lock is free and stays so.
@@ -187,7 +186,7 @@ async fn a_call_is_neither_started_nor_settled_under_a_lost_lease() {
         deaf(options)
     })
     .await;
-    eventually("the effect", || async { (zombie.world.effects("charge") == 1).then_some(()) }).await;
+    zombie.world.has_effect("charge").await;
     end_lease(&zombie).await;
     let other = zombie.replace().await;
     let held = zombie.world.options.path("held");

@@ -184,7 +184,7 @@ pub async fn pick_ups(server: &Server, times: usize) -> Result<Vec<f64>> {
         if number >= 5 {
             waits.push((began - posted).num_microseconds().context("a short time")? as f64 / 1e3);
         }
-        // No signal says that the process is idle again. Its notifications are sent then, too.
+        // What is measured is a process that has rested: people write with pauses. A post right after a run would be faster.
         tokio::time::sleep(Duration::from_millis(150)).await;
     }
     process.kill().await?;

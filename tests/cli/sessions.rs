@@ -173,7 +173,7 @@ async fn a_running_session_names_its_worker_takes_messages_and_is_cancelled() {
     let client = process.client();
     let answer = client.chat("c1", "Hello.").await;
     let id = answer["session_id"].as_str().unwrap();
-    eventually("a request", || async { (!model.bodies().is_empty()).then_some(()) }).await;
+    model.asked(1).await;
     let cli = async |args: &[&str]| run(&options, &database.url, args).await;
 
     let why = eventually("a heartbeat", || async {

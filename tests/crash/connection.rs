@@ -149,11 +149,11 @@ async fn losing_every_connection_ends_no_process_and_loses_nothing() {
     let client = process.client();
     world.begin(&client).await;
 
-    eventually("the first model call", || async { (world.model.bodies().len() == 1).then_some(()) }).await;
+    world.model.asked(1).await;
     cut_connections(&world.database, &process).await;
     std::fs::write(world.options.path("hold"), "").unwrap();
     world.model.hold_from(1);
-    eventually("both effects", || async { (world.options.effects().len() == 2).then_some(()) }).await;
+    world.options.has_effects(2).await;
     cut_connections(&world.database, &process).await;
     std::fs::remove_file(world.options.path("hold")).unwrap();
     let mut reader = Reader::open(&client, &world.session_id, None).await;

@@ -126,10 +126,7 @@ async fn try_survive(tools: &[&str], kill: Kill) -> Option<Survived> {
             assert!(!status.success() && process.log().contains("failpoint"), "{}", process.log());
         }
         Kill::DuringModelCall(number) => {
-            eventually("the model to be asked", || async {
-                (world.model.bodies().len() > number).then_some(())
-            })
-            .await;
+            world.model.asked(number + 1).await;
             if number % 2 == 1 {
                 // Odd answers are text, so readers have been shown the first piece.
                 let mut reader = Reader::open(&process.client(), &world.session_id, None).await;
@@ -139,7 +136,7 @@ async fn try_survive(tools: &[&str], kill: Kill) -> Option<Survived> {
             process.kill();
         }
         Kill::DuringTool(tool) => {
-            eventually("the effect", || async { (world.effects(tool) == 1).then_some(()) }).await;
+            world.has_effect(tool).await;
             let others = tools.len() as i64 - 1;
             rows(&world, "select count(*) from tool_calls where session_id = $1 and status = 'done'", others)
                 .await;

@@ -1,7 +1,7 @@
 //! A step that kills every worker that takes it (K36).
 
 use crate::support::world::wake;
-use crate::support::{Answer, Database, ModelServer, Options, eventually};
+use crate::support::{Answer, Database, ModelServer, Options};
 use serde_json::json;
 
 #[tokio::test]
@@ -50,6 +50,6 @@ async fn k36_a_step_that_kills_its_worker_each_time_fails_its_run_and_not_its_ne
     assert_eq!(model.bodies().iter().filter(|body| body.contains("poison")).count(), 1);
     let process = calm.serve(&database).await;
     store.retry(&poisoned, None).await.unwrap();
-    eventually("the effect", || async { (!calm.effects().is_empty()).then_some(()) }).await;
+    calm.has_effects(1).await;
     drop(process);
 }

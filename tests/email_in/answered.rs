@@ -4,17 +4,9 @@
 use super::{PROVED, SUPPORT, mail, options, post, sent, taken};
 use crate::support::model::turns_since_user;
 use crate::support::smtp::Mail;
-use crate::support::{Answer, Database, ModelServer, SmtpServer, eventually};
+use crate::support::{Answer, Database, ModelServer, SmtpServer};
 use reqwest::StatusCode;
 use serde_json::json;
-
-async fn mails(server: &SmtpServer, count: usize) -> Vec<Mail> {
-    eventually("the mails to go out", || async {
-        let mails = server.mails();
-        (mails.len() >= count).then_some(mails)
-    })
-    .await
-}
 
 /// Ann writes, the agent asks her, and someone answers. Returns the mail with the question, and the last
 /// mail.
@@ -30,7 +22,7 @@ async fn exchange(answer: impl FnOnce(&Mail) -> (Option<String>, String)) -> (Ma
     let client = process.client();
     let asked = taken(&client, mail("m1@example.com", "Table", "", "A table, please.")).await;
     client.wait_for(&asked, "waiting_input").await;
-    let question = mails(&server, 1).await.remove(0);
+    let question = server.has(1).await.remove(0);
     let (rcpt, text) = answer(&question);
     let (status, woken) = match rcpt {
         // A signature does not cover the envelope, so a mail with a `rcpt` header is posted unsigned.
@@ -43,7 +35,7 @@ async fn exchange(answer: impl FnOnce(&Mail) -> (Option<String>, String)) -> (Ma
     };
     assert_eq!((status, &woken["session_id"]), (StatusCode::ACCEPTED, &json!(asked)), "{woken}");
     client.wait_for(&asked, "completed").await;
-    let reply = mails(&server, 2).await.remove(1);
+    let reply = server.has(2).await.remove(1);
     assert_eq!(reply.body().trim(), "Reserved.");
     (question, reply)
 }

@@ -122,7 +122,7 @@ async fn planted_everywhere(
     std::fs::write(options.path("hold-charge"), "").unwrap();
     let charged = json!({"text": "Charge me.", "user_id": WHO});
     let charged = id_of(&post(&client, "/v1/chat/d2/messages", charged).await);
-    eventually("the charge to begin", || async { (!options.effects().is_empty()).then_some(()) }).await;
+    options.has_effects(1).await;
     let mut log = process.log();
     process.kill();
     std::fs::remove_file(options.path("hold-charge")).unwrap();

@@ -122,11 +122,10 @@ async fn in_a_chat_that_is_full_the_sender_is_told_once_a_minute_and_the_bots_ot
 
     let worker = desk.options.clone().arg("--roles=worker").spawn(&desk.database.url);
     desk.messengers.has(told as usize).await;
-    eventually("the sender to be told, in the chat", || async {
-        let sent = desk.messengers.sent();
-        sent.iter().any(|sent| sent.place == "1" && sent.text.contains("did not take yours")).then_some(())
-    })
-    .await;
+    let is_told = |sent: &[crate::support::messengers::Sent]| {
+        sent.iter().any(|sent| sent.place == "1" && sent.text.contains("did not take yours"))
+    };
+    desk.messengers.until("the sender to be told, in the chat", is_told).await;
     assert!(worker.terminate().success());
     assert!(api.terminate().success());
 }

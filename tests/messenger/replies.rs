@@ -194,7 +194,7 @@ async fn while_a_messenger_wants_to_be_left_alone_no_other_conversation_asks_it(
         let process = desk.serve().await;
         let client = process.client();
         Post::new(medium, 1, 1, "Hello").send(&client).await;
-        eventually("it to be told", || async { (desk.messengers.asked() == 1).then_some(()) }).await;
+        desk.messengers.is_asked(1).await;
         let mut other = Post::new(medium, 2, 1, "And I");
         if medium == Medium::Telegram {
             // Telegram's wait applies to a chat, so send to another topic of the same chat.

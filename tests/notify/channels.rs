@@ -105,7 +105,7 @@ async fn a_rule_may_send_mail() {
     );
     let process = stage.serve().await;
     let session = stage.session(&process, "broken", 400, "failed").await;
-    let mail = eventually("the mail", || async { smtp.mails().pop() }).await;
+    let mail = smtp.has(1).await.remove(0);
     assert!(mail.header("Subject").unwrap().contains("A run failed"), "{:?}", mail.header("Subject"));
     assert!(mail.body().contains(&session), "{}", mail.body());
     // A process dies when it has claimed the next one. Whether that was sent cannot be known, so it is sent, under its own id.
@@ -119,11 +119,7 @@ async fn a_rule_may_send_mail() {
         .await
         .unwrap();
     let _process = stage.serve().await;
-    let mails = eventually("the second mail", || async {
-        let mails = smtp.mails();
-        (mails.len() == 2).then_some(mails)
-    })
-    .await;
+    let mails = smtp.has(2).await;
     assert!(mails[1].body().contains("sess_copy_1"), "{}", mails[1].body());
     assert!(
         mails[1].header("Message-ID").unwrap().starts_with("<ntf_"),

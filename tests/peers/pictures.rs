@@ -147,10 +147,7 @@ impl Shop {
         for order in ["order-4698", "order-4702", "order-4705"] {
             sessions.push(say(&process.client(), order, "Please charge the card on file.").await);
         }
-        eventually("the charges to begin", || async {
-            (self.options.effects().len() >= begun).then_some(())
-        })
-        .await;
+        self.options.has_effects(begun).await;
         process.kill();
         std::fs::remove_file(self.options.path("hold-charge")).expect("the file");
         sessions

@@ -65,8 +65,7 @@ impl Stage {
         std::fs::write(&hold, "").unwrap();
         let process = world.serve().await;
         world.begin(&process.client()).await;
-        eventually("the reservation to begin", || async { (world.effects("reserve") == 1).then_some(()) })
-            .await;
+        world.has_effect("reserve").await;
         let others = "select count(*) from tool_calls where session_id = $1 and effect = 'guarded' and status = 'done'";
         eventually("the charge to settle", || async {
             (world.database.value::<i64>(others, &world.session_id).await == 1).then_some(())

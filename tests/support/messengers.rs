@@ -1,6 +1,8 @@
 //! A server that acts as Slack, as Telegram and as a webhook's receiver. It checks tokens and signatures,
 //! enforces rate limits, and keeps what it receives.
 
+use super::received::Received;
+use super::within;
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{Path, Query, State};
@@ -15,6 +17,7 @@ use sha2::Sha256;
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+use tokio::sync::watch;
 
 pub const SLACK_TOKEN: &str = "xoxb-of-the-test";
 pub const SLACK_SECRET: &str = "signing-secret-of-the-test";
@@ -70,14 +73,14 @@ pub struct Messengers {
 
 #[derive(Default)]
 struct Shared {
-    sent: Mutex<Vec<Sent>>,
+    sent: Received<Sent>,
     /// When each place last received messages.
     times: Mutex<HashMap<String, Vec<Instant>>>,
     says: Mutex<VecDeque<Says>>,
     /// Requests over a limit, which were answered with 429.
     too_many: Mutex<usize>,
-    /// Every request received.
-    asked: Mutex<usize>,
+    /// How many requests were received.
+    asked: watch::Sender<usize>,
     /// The end of the wait that an answer asked for, and the number of requests before it.
     closed_until: Mutex<Option<Instant>>,
     too_early: Mutex<usize>,
@@ -105,7 +108,7 @@ impl Messengers {
 
     /// The messages accepted so far.
     pub fn sent(&self) -> Vec<Sent> {
-        self.shared.sent.lock().unwrap().clone()
+        self.shared.sent.all()
     }
 
     pub fn texts(&self) -> Vec<String> {
@@ -113,10 +116,7 @@ impl Messengers {
     }
 
     pub async fn has(&self, count: usize) {
-        super::eventually(&format!("{count} messages to be sent"), || async {
-            (self.shared.sent.lock().unwrap().len() >= count).then_some(())
-        })
-        .await;
+        self.until(&format!("{count} messages to be sent"), |sent| sent.len() >= count).await;
     }
 
     /// Answers the next request like this. Several answers are used in their order.
@@ -129,7 +129,19 @@ impl Messengers {
     }
 
     pub fn asked(&self) -> usize {
-        *self.shared.asked.lock().unwrap()
+        *self.shared.asked.borrow()
+    }
+
+    /// Waits until `times` requests have arrived.
+    pub async fn is_asked(&self, times: usize) {
+        let mut asked = self.shared.asked.subscribe();
+        let asked = asked.wait_for(|asked| *asked >= times);
+        within(&format!("{times} requests"), asked).await.expect("the server counts");
+    }
+
+    /// Waits until these messages are sent.
+    pub async fn until(&self, what: &str, are_sent: impl FnMut(&[Sent]) -> bool) {
+        self.shared.sent.until(what, are_sent).await;
     }
 
     /// Requests that came before the end of the wait that an answer had asked for.
@@ -152,7 +164,7 @@ impl Drop for Messengers {
 impl Shared {
     /// Takes the next canned answer, if any. With one, the message is accepted only if the answer says so.
     fn begins(&self) -> Option<Says> {
-        *self.asked.lock().unwrap() += 1;
+        self.asked.send_modify(|asked| *asked += 1);
         if self.closed_until.lock().unwrap().is_some_and(|until| Instant::now() < until) {
             *self.too_early.lock().unwrap() += 1;
         }
@@ -179,7 +191,7 @@ impl Shared {
     }
 
     fn take(&self, sent: Sent) {
-        self.sent.lock().unwrap().push(sent);
+        self.sent.push(sent);
     }
 }
 
@@ -232,7 +244,7 @@ async fn slack_replies(
     headers: HeaderMap,
     Query(query): Query<HashMap<String, String>>,
 ) -> Response {
-    *shared.asked.lock().unwrap() += 1;
+    shared.asked.send_modify(|asked| *asked += 1);
     if !is_slacks(&headers) {
         return json!({"ok": false, "error": "invalid_auth"}).to_string().into_response();
     }
@@ -245,7 +257,7 @@ async fn slack_replies(
     let place = format!("{}{thread}", query["channel"]);
     let mut messages: Vec<Value> =
         (0..4).map(|n| json!({"ts": n.to_string(), "text": "of a person"})).collect();
-    for sent in shared.sent.lock().unwrap().iter().filter(|sent| sent.place == place) {
+    for sent in shared.sent.all().iter().filter(|sent| sent.place == place) {
         let mut message = json!({"ts": "99.000001", "text": sent.text});
         if scopes.contains("metadata.message:read") && query["include_all_metadata"] == "true" {
             message["metadata"] = sent.body["metadata"].clone();

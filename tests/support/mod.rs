@@ -7,6 +7,7 @@ pub mod client;
 pub mod database;
 pub mod documented;
 pub mod end;
+pub mod folder;
 pub mod git;
 mod git_identity;
 pub mod long;
@@ -17,6 +18,7 @@ pub mod process;
 pub mod program;
 pub mod proxy;
 pub mod raw;
+pub mod received;
 pub mod recorder;
 #[cfg(feature = "legacy-redis")]
 pub mod redis;
@@ -52,7 +54,14 @@ pub fn timeout() -> Duration {
     })
 }
 
-/// Calls `ask` again and again until it returns a value.
+/// Waits for something that comes by a signal.
+pub async fn within<T>(what: &str, waited_for: impl Future<Output = T>) -> T {
+    let waited_for = tokio::time::timeout(timeout(), waited_for).await;
+    waited_for.unwrap_or_else(|_| panic!("waited in vain: {what}"))
+}
+
+/// Calls `ask` again and again until it returns a value. For what changes in a database, or in another process, and tells nobody. (A
+/// session's stream would tell of it. But to read one changes what is tested: a worker writes chunks for those who read.)
 pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, mut ask: impl FnMut() -> F) -> T {
     let began = Instant::now();
     loop {

@@ -1,5 +1,6 @@
 //! A model server that speaks Chat Completions, keeps every request body, and can hold its answers.
 
+use super::received::Received;
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::State;
@@ -48,7 +49,7 @@ pub struct ModelServer {
 }
 
 struct Shared {
-    bodies: Mutex<Vec<String>>,
+    bodies: Received<String>,
     /// When each of them came.
     arrivals: Mutex<Vec<Instant>>,
     script: Box<Script>,
@@ -64,7 +65,7 @@ impl ModelServer {
     #[expect(clippy::unused_async, reason = "tests start every kind of server with `.await`")]
     pub async fn start(script: impl Fn(&Value, usize) -> Answer + Send + Sync + 'static) -> ModelServer {
         let shared = Arc::new(Shared {
-            bodies: Mutex::default(),
+            bodies: Received::default(),
             arrivals: Mutex::default(),
             script: Box::new(script),
             held_from: watch::channel(usize::MAX).0,
@@ -92,7 +93,7 @@ impl ModelServer {
 
     /// Every request body so far, as it came.
     pub fn bodies(&self) -> Vec<String> {
-        self.shared.bodies.lock().expect("no handler panics").clone()
+        self.shared.bodies.all()
     }
 
     /// When each request came.
@@ -102,19 +103,14 @@ impl ModelServer {
 
     /// Waits until `times` requests have arrived.
     pub async fn asked(&self, times: usize) {
-        super::eventually(&format!("{times} model calls"), || async {
-            (self.bodies().len() >= times).then_some(())
-        })
-        .await;
+        self.shared.bodies.until(&format!("{times} model calls"), |bodies| bodies.len() >= times).await;
     }
 
     /// Waits until a request contains `text` followed by a quotation mark.
     pub async fn asked_about(&self, text: &str) {
         let quoted = format!("{text}\"");
-        super::eventually(&format!("a model call about {text}"), || async {
-            self.bodies().iter().any(|body| body.contains(&quoted)).then_some(())
-        })
-        .await;
+        let is_there = |bodies: &[String]| bodies.iter().any(|body| body.contains(&quoted));
+        self.shared.bodies.until(&format!("a model call about {text}"), is_there).await;
     }
 
     /// Makes answers stop after their first piece.
@@ -155,10 +151,9 @@ async fn complete(State(shared): State<Arc<Shared>>, body: Bytes) -> Response {
     let text = String::from_utf8(body.to_vec()).expect("bodies are UTF-8");
     let value: Value = serde_json::from_str(&text).expect("bodies are JSON");
     let number = {
-        let mut bodies = shared.bodies.lock().expect("no handler panics");
-        bodies.push(text);
-        shared.arrivals.lock().expect("no handler panics").push(Instant::now());
-        bodies.len() - 1
+        let mut arrivals = shared.arrivals.lock().expect("no handler panics");
+        arrivals.push(Instant::now());
+        shared.bodies.push(text)
     };
     let answer = (shared.script)(&value, number);
     let refused = match &answer {

@@ -75,6 +75,17 @@ impl Options {
         std::fs::read_to_string(self.path("effects")).unwrap_or_default().lines().map(str::to_owned).collect()
     }
 
+    /// Waits until these effects are there.
+    pub async fn until_effects(&self, what: &str, are_enough: impl Fn(&[String]) -> bool) {
+        let changes = super::folder::Changes::of(self.path("effects"));
+        super::within(what, changes.until(|| are_enough(&self.effects()))).await;
+    }
+
+    /// Waits until `count` effects are there.
+    pub async fn has_effects(&self, count: usize) {
+        self.until_effects(&format!("{count} effects"), |effects| effects.len() >= count).await;
+    }
+
     /// Starts the process and waits until it listens. If a failpoint is to kill it, its liveness lock is waited for too: without
     /// one, the next process would wait for the end of its leases.
     pub async fn serve(&self, database: &Database) -> Process {

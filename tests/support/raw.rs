@@ -1,5 +1,6 @@
 //! A model server that sends exactly the events a test wrote, in either protocol.
 
+use super::received::Received;
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::State;
@@ -7,7 +8,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use serde_json::{Value, json};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use tokio::sync::watch;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,7 +105,7 @@ pub struct RawModel {
 }
 
 struct Shared {
-    bodies: Mutex<Vec<String>>,
+    bodies: Received<String>,
     script: Box<Script>,
     /// Each answer stops after this many events.
     events: watch::Sender<usize>,
@@ -118,7 +119,7 @@ impl RawModel {
         script: impl Fn(&Value, usize) -> Sent + Send + Sync + 'static,
     ) -> RawModel {
         let shared = Arc::new(Shared {
-            bodies: Mutex::default(),
+            bodies: Received::default(),
             script: Box::new(script),
             events: watch::channel(usize::MAX).0,
         });
@@ -154,7 +155,12 @@ impl RawModel {
 
     /// Every request body so far, as it came.
     pub fn bodies(&self) -> Vec<String> {
-        self.shared.bodies.lock().expect("no handler panics").clone()
+        self.shared.bodies.all()
+    }
+
+    /// Waits until `times` requests have arrived.
+    pub async fn asked(&self, times: usize) {
+        self.shared.bodies.until(&format!("{times} model calls"), |bodies| bodies.len() >= times).await;
     }
 
     /// Makes answers stop after `events` events.
@@ -198,11 +204,7 @@ fn rest_of(protocol: Protocol, pieces: &[String], body: &Value) -> Vec<Value> {
 async fn answer(State(shared): State<Arc<Shared>>, body: Bytes) -> Response {
     let text = String::from_utf8(body.to_vec()).expect("bodies are UTF-8");
     let value: Value = serde_json::from_str(&text).expect("bodies are JSON");
-    let number = {
-        let mut bodies = shared.bodies.lock().expect("no handler panics");
-        bodies.push(text);
-        bodies.len() - 1
-    };
+    let number = shared.bodies.push(text);
     let events = match (shared.script)(&value, number) {
         Sent::Events(events) => events,
         Sent::Refusal(status, message) => {

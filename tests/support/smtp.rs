@@ -1,6 +1,7 @@
 //! An SMTP server that keeps what it accepts. At any point it can be told to refuse, to fall silent or to
 //! hang up.
 
+use super::received::Received;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
@@ -45,7 +46,7 @@ pub struct SmtpServer {
 }
 
 struct Shared {
-    mails: Mutex<Vec<Mail>>,
+    mails: Received<Mail>,
     /// The answer in place of `250`, by the beginning of the client's line. `drop` hangs up, `hold` says
     /// nothing.
     replies: Mutex<BTreeMap<String, String>>,
@@ -61,7 +62,7 @@ impl SmtpServer {
         let listener = super::servers::listen();
         let port = listener.local_addr().expect("an address").port();
         let shared = Arc::new(Shared {
-            mails: Mutex::default(),
+            mails: Received::default(),
             replies: Mutex::default(),
             lines: Mutex::default(),
             held: watch::channel(0).0,
@@ -89,7 +90,12 @@ impl SmtpServer {
     }
 
     pub fn mails(&self) -> Vec<Mail> {
-        self.shared.mails.lock().expect("no connection panics").clone()
+        self.shared.mails.all()
+    }
+
+    /// Waits until `count` mails are there, and returns all.
+    pub async fn has(&self, count: usize) -> Vec<Mail> {
+        self.shared.mails.until(&format!("{count} mails"), |mails| mails.len() >= count).await
     }
 
     /// The number of lines received that begin with `line`.
@@ -171,7 +177,7 @@ async fn serve(stream: TcpStream, shared: &Shared) -> std::io::Result<()> {
                 // A mail that is not refused counts as accepted, even if the answer never arrives.
                 let refused = shared.manner(".").is_some_and(|reply| reply.starts_with(['4', '5']));
                 if !refused {
-                    shared.mails.lock().expect("no connection panics").push(mail.clone());
+                    shared.mails.push(mail.clone());
                 }
                 if let Goes::Away = say(&mut write, shared, ".", "250 2.0.0 taken").await? {
                     return Ok(());

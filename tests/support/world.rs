@@ -84,6 +84,11 @@ impl World {
         self.options.effects().iter().filter(|line| line.starts_with(&format!("{tool} "))).count()
     }
 
+    /// Waits until the effect of a tool has happened.
+    pub async fn has_effect(&self, tool: &str) {
+        self.options.until_effects(tool, |_| self.effects(tool) >= 1).await;
+    }
+
     pub fn mails(&self) -> usize {
         std::fs::read_dir(self.options.path("mail").join("new")).map_or(0, Iterator::count)
     }

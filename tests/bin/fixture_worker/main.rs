@@ -13,6 +13,7 @@
 
 mod allocations;
 mod fetch;
+#[path = "../../support/folder.rs"]
 mod folder;
 mod misbehave;
 mod post;

@@ -56,13 +56,23 @@ impl Tool for Misbehave {
             },
             // Keeps its thread until the test mends it.
             Some("block") => {
-                super::folder::Changes::of(&mended).block_until(is_mended);
+                block_until(&super::folder::Changes::of(&mended), is_mended);
                 Ok(ToolOutput::text("Behaved at last."))
             }
             // Never ends, but leaves its thread to others.
             Some("yield") => std::future::pending().await,
             _ => Err(ToolError::new("no such mode")),
         }
+    }
+}
+
+/// Returns when `is_so`, and keeps the thread.
+fn block_until(changes: &super::folder::Changes, is_so: impl Fn() -> bool) {
+    use rustix::event::{PollFd, PollFlags, poll};
+    while !is_so() {
+        // A signal interrupts it, such as the one that continues a stopped process.
+        let _ = poll(&mut [PollFd::new(&changes.0, PollFlags::IN)], None);
+        super::folder::drain(&changes.0);
     }
 }
 

@@ -1,4 +1,4 @@
-//! Waits for a file that a test makes or removes. The kernel tells when something in its folder changes (inotify).
+//! Waits for a file that somebody makes, writes or removes. The kernel tells when something in its folder changes (inotify).
 
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use rustix::io::{Errno, read};
@@ -7,7 +7,7 @@ use std::path::Path;
 use tokio::io::unix::AsyncFd;
 
 /// What comes and goes in a folder.
-pub struct Changes(OwnedFd);
+pub struct Changes(pub OwnedFd);
 
 impl Changes {
     /// Of the folder that `path` is in.
@@ -15,7 +15,11 @@ impl Changes {
         let folder = path.as_ref().parent().expect("a path in the test's folder");
         let changes =
             inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).expect("the kernel has inotify");
-        let kinds = WatchFlags::CREATE | WatchFlags::DELETE | WatchFlags::MOVED_FROM | WatchFlags::MOVED_TO;
+        let kinds = WatchFlags::CREATE
+            | WatchFlags::DELETE
+            | WatchFlags::MODIFY
+            | WatchFlags::MOVED_FROM
+            | WatchFlags::MOVED_TO;
         inotify::add_watch(&changes, folder, kinds).expect("the test's folder");
         Changes(changes)
     }
@@ -29,20 +33,10 @@ impl Changes {
             drain(changes.get_ref());
         }
     }
-
-    /// Returns when `is_so`, and keeps the thread.
-    pub fn block_until(self, is_so: impl Fn() -> bool) {
-        use rustix::event::{PollFd, PollFlags, poll};
-        while !is_so() {
-            // A signal interrupts it, such as the one that continues a stopped process.
-            let _ = poll(&mut [PollFd::new(&self.0, PollFlags::IN)], None);
-            drain(&self.0);
-        }
-    }
 }
 
 /// Reads what is there, so that the next wait is for what comes.
-fn drain(changes: &OwnedFd) {
+pub fn drain(changes: &OwnedFd) {
     let mut buffer = [0; 4096];
     while matches!(read(changes, &mut buffer), Ok(1..) | Err(Errno::INTR)) {}
 }
