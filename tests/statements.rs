@@ -3,6 +3,7 @@
 //! `statements.toml` has the limit of each figure. A change that lowers a figure lowers its limit in the same commit.
 //! `make bench-smoke` prints the figures and the statements behind them.
 
+use crate::support::database::CHECKS;
 use crate::support::recorder::{Recorder, Sent};
 use crate::support::world::{send, wake};
 use crate::support::{Client, Database, Options, Process, Server, eventually};
@@ -139,6 +140,20 @@ async fn a_pure_tool_step_allocates_no_more_than_its_limit() {
         println!("pure_tool_step, {unit} in each pair of runs: {each:.0?}");
         within("pure_tool_step", unit, each[RUNS / 2], "");
     }
+}
+
+/// Postgres reads a CHECK anew for each statement. The tables of a step have none; the databases of the tests have them.
+#[tokio::test]
+async fn no_condition_is_read_anew_by_each_statement_of_a_step_and_the_tests_have_them_all() {
+    let (installed, tested) = (Database::without_schema().await, Database::new().await);
+    let store = installed.store().await;
+    store.migrate(|_| {}).await.expect("the migrations apply");
+    store.close().await;
+    let of_steps = "select count(*) from pg_constraint
+        where contype = 'c' and position(' ' || conrelid::regclass::text || ' add' in $1) > 0";
+    assert_eq!(installed.value::<i64>(of_steps, CHECKS).await, 0);
+    let all = i64::try_from(CHECKS.matches("add constraint").count()).expect("some");
+    assert_eq!(tested.value::<i64>(of_steps, CHECKS).await, all);
 }
 
 #[tokio::test]

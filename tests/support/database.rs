@@ -15,6 +15,9 @@ pub struct Database {
     admin_url: String,
 }
 
+/// What the columns of a step's tables may hold. An installation does without these conditions.
+pub const CHECKS: &str = include_str!("checks.sql");
+
 /// The roles of a deployed database.
 pub const ROLES: &str = include_str!("../../deploy/roles.sql");
 
@@ -150,6 +153,7 @@ async fn template(admin_url: &str) -> String {
     for migration in migrations() {
         migration.hash(&mut hasher);
     }
+    CHECKS.hash(&mut hasher);
     let name = format!("wakeful_template_{:016x}", hasher.finish());
     let mut admin = connect(admin_url).await;
     run(&mut admin, "select pg_advisory_lock(7070)".to_owned()).await;
@@ -165,6 +169,9 @@ async fn template(admin_url: &str) -> String {
         let store = Store::connect(&url_of(admin_url, &name), 2, "wakeful test").await.expect("the template");
         store.migrate(|_| {}).await.expect("the migrations apply");
         store.close().await;
+        let mut made = connect(&url_of(admin_url, &name)).await;
+        sqlx::raw_sql(CHECKS).execute(&mut made).await.expect("the conditions hold");
+        made.close().await.expect("the connection closes");
         run(&mut admin, format!("alter database {name} is_template true")).await;
     }
     run(&mut admin, "select pg_advisory_unlock(7070)".to_owned()).await;
