@@ -203,8 +203,9 @@ async fn a_mail_that_tells_a_model_which_obeys_everything_gets_no_mail_and_no_fi
             let path = path.display().to_string();
             !path.contains(&format!("/workspaces/{id}/"))
                 && !path.contains("/mail/")
-                // The worker's own notes of what the folder had.
+                // The worker's own notes of what the folder had, and its file of locks.
                 && !path.contains(&format!("/workspaces/.state/{id}."))
+                && !path.ends_with("/workspaces/.state/locks")
         })
         .collect();
     assert!(outside.is_empty(), "{outside:?}");

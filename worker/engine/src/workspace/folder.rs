@@ -2,6 +2,7 @@
 
 use super::codec::Hash;
 use super::index::{Index, boot_id};
+use super::lock::{self, Lock};
 use super::look::{Compare, Fault, Limits, look};
 use super::pack::Packed;
 use super::restore::{self, Bounds, Spool, Unreadable};
@@ -10,7 +11,7 @@ use super::snapshot::{self, Made};
 use super::tree;
 use cap_std::ambient_authority;
 use cap_std::fs::Dir;
-use std::fs::{self, File, TryLockError};
+use std::fs;
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
@@ -39,7 +40,7 @@ pub struct Held {
     name: String,
     /// Only this claim will ever use the folder.
     own: bool,
-    _lock: File,
+    _lock: Lock,
     pub(super) state: tokio::sync::Mutex<State>,
 }
 
@@ -78,10 +79,10 @@ impl Held {
     /// Takes the lock of the session's folder, or makes a folder of the claim's own if another claim still has it.
     pub(super) fn take(settings: &Settings, session_id: &str, lease: i64) -> Result<Held, String> {
         let root = settings.folder.clone();
-        private(&root.join(STATE_FOLDER)).map_err(|error| fault(&error))?;
+        let lock = |name: &str| lock::take(&root.join(STATE_FOLDER), name).map_err(|error| fault(&error));
         let began = Instant::now();
         loop {
-            if let Some(lock) = lock(&root, session_id).map_err(|error| fault(&error))? {
+            if let Some(lock) = lock(session_id)? {
                 return Ok(Held::new(root, session_id, session_id.to_owned(), lease, false, lock));
             }
             if began.elapsed() >= LOCK_WAIT {
@@ -94,14 +95,14 @@ impl Held {
                 0 => format!("{session_id}.{lease}"),
                 _ => format!("{session_id}.{lease}.{number}"),
             };
-            if let Some(lock) = lock(&root, &name).map_err(|error| fault(&error))? {
+            if let Some(lock) = lock(&name)? {
                 return Ok(Held::new(root, session_id, name, lease, true, lock));
             }
         }
         Err("The workspace is in use by calls that do not end.".to_owned())
     }
 
-    fn new(root: PathBuf, session_id: &str, name: String, lease: i64, own: bool, lock: File) -> Held {
+    fn new(root: PathBuf, session_id: &str, name: String, lease: i64, own: bool, lock: Lock) -> Held {
         let state = tokio::sync::Mutex::default();
         Held {
             session_id: session_id.to_owned(),
@@ -279,7 +280,6 @@ impl Drop for Held {
         if self.own {
             let _ = remove_all(&self.path);
             self.remove_parts(&self.state_folder());
-            let _ = fs::remove_file(lock_file(&self.root, &self.name));
         }
     }
 }
@@ -309,29 +309,7 @@ pub(super) fn index_file(root: &Path, name: &str) -> PathBuf {
     root.join(STATE_FOLDER).join(format!("{name}.index"))
 }
 
-pub(super) fn lock_file(root: &Path, name: &str) -> PathBuf {
-    root.join(STATE_FOLDER).join(format!("{name}.lock"))
-}
-
-/// Takes a lock. `None`: somebody has it. The system gives it back when the process dies.
-pub(super) fn lock(root: &Path, name: &str) -> io::Result<Option<File>> {
-    let path = lock_file(root, name);
-    loop {
-        let file = fs::OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path)?;
-        match file.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Ok(None),
-            Err(TryLockError::Error(error)) => return Err(error),
-        }
-        // The file may have been removed, and made anew, before its lock was taken.
-        use std::os::unix::fs::MetadataExt as _;
-        if fs::metadata(&path).is_ok_and(|now| file.metadata().is_ok_and(|mine| mine.ino() == now.ino())) {
-            return Ok(Some(file));
-        }
-    }
-}
-
-fn private(folder: &Path) -> io::Result<()> {
+pub(super) fn private(folder: &Path) -> io::Result<()> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)
 }
 

@@ -18,6 +18,7 @@ mod codec;
 mod folder;
 mod git;
 mod index;
+mod lock;
 mod look;
 mod pack;
 mod restore;

@@ -1,7 +1,8 @@
 //! Removes the files of sessions that have rested for long, or that take too much room. Each has a snapshot, so the next
 //! tool that asks for them restores them.
 
-use super::folder::{STATE_FOLDER, lock, lock_file, remove_all};
+use super::folder::{STATE_FOLDER, remove_all};
+use super::lock;
 use super::settings::Settings;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -48,7 +49,7 @@ fn resting(root: &Path) -> Vec<Resting> {
 
 /// Removes a folder, unless a claim uses it.
 fn remove(root: &Path, one: &Resting) -> bool {
-    let Ok(Some(_lock)) = lock(root, &one.name) else { return false };
+    let Ok(Some(_lock)) = lock::take(&root.join(STATE_FOLDER), &one.name) else { return false };
     let index = super::folder::index_file(root, &one.name);
     if fs::metadata(&index).and_then(|metadata| metadata.modified()).ok() != Some(one.used_at) {
         return false;
@@ -60,7 +61,6 @@ fn remove(root: &Path, one: &Resting) -> bool {
         return false;
     }
     let _ = fs::remove_file(index);
-    let _ = fs::remove_file(lock_file(root, &one.name));
     info!(session.id = one.name, "Removed a workspace that was not used; its snapshot stays");
     true
 }
