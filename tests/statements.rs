@@ -3,7 +3,6 @@
 //! `statements.toml` has the limit of each figure. A change that lowers a figure lowers its limit in the same commit.
 //! `make bench-smoke` prints the figures and the statements behind them.
 
-use crate::support::database::CHECKS;
 use crate::support::recorder::{Recorder, Sent};
 use crate::support::world::{send, wake};
 use crate::support::{Client, Database, Options, Process, Server, eventually};
@@ -142,18 +141,39 @@ async fn a_pure_tool_step_allocates_no_more_than_its_limit() {
     }
 }
 
-/// Postgres reads a CHECK anew for each statement. The tables of a step have none; the databases of the tests have them.
+/// Tables that a step's commit writes to: see `store/src/step/`.
+const OF_A_STEP: [&str; 14] = [
+    "blobs",
+    "conversation_counters",
+    "conversation_records",
+    "conversation_sessions",
+    "deliveries",
+    "generation_chunks",
+    "generations",
+    "jobs",
+    "run_failures",
+    "session_events",
+    "session_inbox",
+    "session_runs",
+    "session_steps",
+    "tool_calls",
+];
+
+/// Postgres prepares a CHECK again for each statement. The tables of a step have none but one, which refuses what a count that drifted
+/// would become; the databases of the tests have all that there were.
 #[tokio::test]
-async fn no_condition_is_read_anew_by_each_statement_of_a_step_and_the_tests_have_them_all() {
+async fn no_condition_is_prepared_again_by_each_step_and_the_tests_databases_have_them() {
     let (installed, tested) = (Database::without_schema().await, Database::new().await);
     let store = installed.store().await;
     store.migrate(|_| {}).await.expect("the migrations apply");
     store.close().await;
-    let of_steps = "select count(*) from pg_constraint
-        where contype = 'c' and position(' ' || conrelid::regclass::text || ' add' in $1) > 0";
-    assert_eq!(installed.value::<i64>(of_steps, CHECKS).await, 0);
-    let all = i64::try_from(CHECKS.matches("add constraint").count()).expect("some");
-    assert_eq!(tested.value::<i64>(of_steps, CHECKS).await, all);
+    let of_steps = "select coalesce(array_agg(conname::text order by conname), '{}') from pg_constraint
+        where contype = 'c' and conrelid::regclass::text = any(string_to_array($1, ' '))";
+    let kept = ["conversation_counters_queued_runs_check"];
+    assert_eq!(installed.value::<Vec<String>>(of_steps, &OF_A_STEP.join(" ")).await, kept);
+    let mut all = tested.value::<Vec<String>>(of_steps, &OF_A_STEP.join(" ")).await;
+    all.retain(|name| !kept.contains(&name.as_str()));
+    assert_eq!(all.len(), 13, "{all:?}");
 }
 
 #[tokio::test]

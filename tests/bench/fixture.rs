@@ -59,8 +59,8 @@ impl Database {
     }
 
     /// A database that stays until the server ends, with a name that no other has. To remove one deletes hundreds of files, and for a
-    /// minute after that ext4 looks long for each new file's place: a worker that makes a file for each session spent a third of its
-    /// CPU there.
+    /// minute after that ext4 looks long for each new file's place: a worker spent a third of its CPU there while it made a file for
+    /// each session.
     pub async fn lasting(admin_url: &str, purpose: &str) -> Result<Database> {
         Database::create(admin_url, &Database::another(purpose)).await
     }

@@ -1,13 +1,13 @@
--- What the columns of a step's tables may hold. Postgres reads such a condition anew for each statement, so an installation does without
--- them: see migrations/20261130100000_checks_of_steps.sql. Each database of a test has them, so each test finds a statement that breaks one.
-alter table conversation_counters add constraint conversation_counters_queued_runs_check
-    check (queued_runs >= 0);
+-- What the columns of a step's tables may hold. Postgres prepares such a condition again for each statement, so an installation does
+-- without them: see migrations/20261130100000_checks_of_steps.sql. Each database of a test has them, so each test finds a statement that breaks one.
 alter table conversation_records add constraint conversation_records_role_check
     check (role in ('system', 'user', 'assistant', 'tool'));
 alter table conversation_sessions add constraint conversation_sessions_check
     check (to_message_number <= last_message_number);
 alter table conversation_sessions add constraint conversation_sessions_status_check
     check (status in ('created', 'queued', 'running', 'waiting_input', 'needs_attention', 'completed', 'failed', 'cancelled', 'archived', 'terminated'));
+alter table deliveries add constraint deliveries_status_check
+    check (status in ('queued', 'sending', 'sent', 'failed', 'expired', 'uncertain'));
 alter table generations add constraint generations_purpose_check
     check (purpose in ('reply', 'compaction'));
 alter table jobs add constraint jobs_check

@@ -16,7 +16,7 @@ pub struct Database {
 }
 
 /// What the columns of a step's tables may hold. An installation does without these conditions.
-pub const CHECKS: &str = include_str!("checks.sql");
+const CHECKS: &str = include_str!("checks.sql");
 
 /// The roles of a deployed database.
 pub const ROLES: &str = include_str!("../../deploy/roles.sql");

@@ -1,7 +1,7 @@
 //! The locks of the folders: one byte of one file for each.
 //!
-//! With a file for each session, a worker that runs many small sessions spent a third of its CPU in making them (ext4), and they
-//! stayed. These are locks of open file descriptions (`F_OFD_SETLK` in fcntl(2)): each lock opens the file anew, so two
+//! A file for each session costs an inode each, and they stay. (On an ext4 without a journal, from which many files had just
+//! gone, a worker with many small sessions spent a third of its CPU in making them.) These are locks of open file descriptions (`F_OFD_SETLK` in fcntl(2)): each lock opens the file anew, so two
 //! claims of one process exclude each other as two processes do. The system gives a lock back when its file is closed, and
 //! so when the process dies.
 
@@ -18,8 +18,16 @@ const FILE: &str = "locks";
 /// A lock that is held until this is dropped.
 #[derive(Debug)]
 pub(super) struct Lock {
-    _file: File,
+    file: File,
+    byte: i64,
     _earlier: Option<File>,
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // To close the file is not enough where a child that is being started has its descriptor still, nor on some FUSE filesystems.
+        let _ = set(&self.file, libc::F_UNLCK, self.byte);
+    }
 }
 
 /// Takes the lock of `name` in the state folder, which it makes if need be. `None`: somebody has it.
@@ -34,11 +42,14 @@ pub(super) fn take(state: &Path, name: &str) -> io::Result<Option<Lock>> {
         }
         opened => opened,
     }?;
-    if !lock_byte(&file, byte_of(name))? {
-        return Ok(None);
+    let byte = byte_of(name);
+    match set(&file, libc::F_WRLCK, byte) {
+        Ok(()) => {}
+        Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
+        Err(error) => return Err(error),
     }
     Ok(match of_earlier_build(state, name)? {
-        Earlier::Free(earlier) => Some(Lock { _file: file, _earlier: earlier }),
+        Earlier::Free(earlier) => Some(Lock { file, byte, _earlier: earlier }),
         Earlier::Held => None,
     })
 }
@@ -53,22 +64,18 @@ fn byte_of(name: &str) -> i64 {
     i64::from_be_bytes([a, b, c, d, e, f, g, h]) & (i64::MAX >> 1)
 }
 
-/// Returns whether the byte was free.
-fn lock_byte(file: &File, byte: i64) -> io::Result<bool> {
+/// Locks or unlocks the byte. `WouldBlock`: another one has it.
+fn set(file: &File, kind: libc::c_int, byte: i64) -> io::Result<()> {
     // SAFETY: all fields of `flock` are integers. The kernel demands that the pid is 0.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
-    lock.l_type = libc::F_WRLCK as libc::c_short;
+    lock.l_type = kind as libc::c_short;
     lock.l_whence = libc::SEEK_SET as libc::c_short;
     lock.l_start = byte;
     lock.l_len = 1;
     // SAFETY: the descriptor is open for as long as `file`, and the kernel only reads `lock`.
-    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) } == 0 {
-        return Ok(true);
-    }
-    let error = io::Error::last_os_error();
-    match error.raw_os_error() {
-        Some(libc::EAGAIN | libc::EACCES) => Ok(false),
-        _ => Err(error),
+    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 
@@ -77,7 +84,8 @@ enum Earlier {
     Held,
 }
 
-/// Earlier builds had a file for each session. One of them may still run on this host, so a file that is there is locked too.
+/// Earlier builds had a file for each session. One of them may still have a session in hand, so a file that is there is locked too.
+/// It does not see our byte: the two kinds of builds may run on one host one after the other, but not side by side for long.
 fn of_earlier_build(state: &Path, name: &str) -> io::Result<Earlier> {
     let file = match File::options().write(true).open(state.join(format!("{name}.lock"))) {
         Ok(file) => file,
@@ -129,7 +137,7 @@ mod tests {
         let earlier = File::options().write(true).open(state.path().join("a.lock")).unwrap();
         assert!(
             matches!(earlier.try_lock(), Err(TryLockError::WouldBlock)),
-            "both kinds of builds exclude each other"
+            "an earlier build sees a file that was there"
         );
     }
 }

@@ -61,6 +61,8 @@ fn remove(root: &Path, one: &Resting) -> bool {
         return false;
     }
     let _ = fs::remove_file(index);
+    // Of an earlier build, which had a file for each session.
+    let _ = fs::remove_file(root.join(STATE_FOLDER).join(format!("{}.lock", one.name)));
     info!(session.id = one.name, "Removed a workspace that was not used; its snapshot stays");
     true
 }
