@@ -2,7 +2,8 @@
 
 use crate::console::browser::{Browser, Page};
 use crate::support::client::texts;
-use crate::support::{Answer, Client, Database, ModelServer, Options, Process, checker, eventually};
+use crate::support::folder::Changes;
+use crate::support::{Answer, Client, Database, ModelServer, Options, Process, checker, eventually, within};
 use futures::future::join_all;
 use reqwest::StatusCode;
 use serde_json::{Value, json};
@@ -231,7 +232,8 @@ async fn messages_that_were_not_sent_are_sent_again_once_by_one_command() {
         client.wait_for(told["session_id"].as_str().unwrap(), "completed").await;
     }
     let sent = || std::fs::read_to_string(shop.options.path("sent")).unwrap_or_default();
-    eventually("all mails to be sent", || async { (sent().lines().count() == MAILS).then_some(()) }).await;
+    let all = Changes::of(shop.options.path("sent")).until(|| sent().lines().count() == MAILS);
+    within("all mails to be sent", all).await;
     let is_done = || async {
         let open = "select count(*) from jobs where $1 <> ''";
         eventually("every job to end", || async { (shop.count(open).await == 0).then_some(()) }).await;

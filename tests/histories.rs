@@ -2,7 +2,7 @@
 //! requests, byte for byte: the request before each answer, and the next one at the end of each session.
 
 use crate::support::model::turns_since_user;
-use crate::support::{Answer, Database, ModelServer, Options, eventually, world};
+use crate::support::{Answer, Database, ModelServer, Options, world};
 use serde_json::{Value, json};
 use sqlx::postgres::PgListener;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -93,21 +93,26 @@ impl World {
         let mut news = PgListener::connect(&database.url).await.unwrap();
         news.listen("wakeful_sessions").await.unwrap();
         let mut talking = tokio::spawn(talk(store.clone(), ids.clone(), news));
-        let mut killed = 0;
-        while killed < kills && !talking.is_finished() {
+        let (mut killed, mut talked) = (0, false);
+        while killed < kills && !talked {
             let mut process = options.spawn(&database.url);
             // The next kill falls after this many more calls.
             let until = model.bodies().len() + 4 + below(killed as u64, 20);
-            eventually("the worker to go on", || async {
-                (talking.is_finished() || model.bodies().len() >= until).then_some(())
-            })
-            .await;
+            tokio::select! {
+                ended = &mut talking => {
+                    ended.unwrap();
+                    talked = true;
+                }
+                () = model.asked(until) => {}
+            }
             assert!(!process.has_ended(), "the worker ended by itself");
             process.kill();
             killed += 1;
         }
         let process = options.spawn(&database.url);
-        (&mut talking).await.unwrap();
+        if !talked {
+            talking.await.unwrap();
+        }
         assert!(process.terminate().success());
         World { store, ids, killed, asked: model.bodies().len(), _database: database }
     }

@@ -1,5 +1,6 @@
 //! Checks the shape of the sources: no large circle of files in a crate, and the arrows between the crates.
 
+use sha2::{Digest as _, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
@@ -372,4 +373,25 @@ fn rust_files(folder: &Path) -> Vec<PathBuf> {
         }
     }
     found
+}
+
+/// A database that has applied a migration refuses to migrate when its text is another one, be it a comment only.
+#[test]
+fn a_migration_that_was_released_stays_as_it_is() {
+    let sums = include_str!("support/migrations.sha256").lines();
+    let mut listed: BTreeMap<&str, &str> = sums
+        .map(|line| line.split_once("  ").expect("a line of sha256sum"))
+        .map(|(sum, name)| (name, sum))
+        .collect();
+    for file in std::fs::read_dir(root().join("migrations")).unwrap().flatten() {
+        let name = file.file_name().into_string().unwrap();
+        let sum = hex::encode(Sha256::digest(std::fs::read(file.path()).unwrap()));
+        assert_eq!(
+            listed.remove(name.as_str()),
+            Some(sum.as_str()),
+            "{name}: was it released, it must stay as it is; a new one is listed by: cd migrations && sha256sum *.sql > \
+             ../tests/support/migrations.sha256"
+        );
+    }
+    assert!(listed.is_empty(), "released migrations are gone: {listed:?}");
 }

@@ -5,6 +5,7 @@ mod kills;
 mod links;
 
 use crate::support::messengers::{WEBHOOK_SECRET, webhook_signature};
+use crate::support::received::Received;
 use crate::support::{Answer, Client, Database, ModelServer, Options, Process, eventually, servers};
 use axum::Router;
 use axum::body::Bytes;
@@ -25,7 +26,8 @@ struct Sink {
 
 #[derive(Default)]
 struct Got {
-    posts: Mutex<Vec<(String, Value)>>,
+    /// The id of each post, and its body.
+    posts: Received<(String, Value)>,
     /// What it answers to the next posts, which it then forgets.
     says: Mutex<VecDeque<u16>>,
     asked: Mutex<usize>,
@@ -67,20 +69,24 @@ impl Sink {
 
     /// What was posted, each id once: a receiver drops a repeated one.
     fn messages(&self) -> Vec<Value> {
-        let mut seen = BTreeMap::new();
-        for (id, body) in self.got.posts.lock().unwrap().iter() {
-            seen.entry(id.clone()).or_insert_with(|| body.clone());
-        }
-        seen.into_values().map(|body| body["data"].clone()).collect()
+        messages(&self.got.posts.all())
     }
 
     async fn has(&self, count: usize) -> Vec<Value> {
-        eventually(&format!("{count} notifications"), || async {
-            let messages = self.messages();
-            (messages.len() >= count).then_some(messages)
-        })
-        .await
+        self.until(&format!("{count} notifications"), |messages| messages.len() >= count).await
     }
+
+    async fn until(&self, what: &str, are_enough: impl Fn(&[Value]) -> bool) -> Vec<Value> {
+        messages(&self.got.posts.until(what, |posts| are_enough(&messages(posts))).await)
+    }
+}
+
+fn messages(posts: &[(String, Value)]) -> Vec<Value> {
+    let mut seen = BTreeMap::new();
+    for (id, body) in posts {
+        seen.entry(id).or_insert(&body["data"]);
+    }
+    seen.into_values().cloned().collect()
 }
 
 async fn take(State(got): State<Arc<Got>>, headers: HeaderMap, body: Bytes) -> StatusCode {
@@ -94,7 +100,7 @@ async fn take(State(got): State<Arc<Got>>, headers: HeaderMap, body: Bytes) -> S
     if let Some(status) = got.says.lock().unwrap().pop_front() {
         return StatusCode::from_u16(status).unwrap();
     }
-    got.posts.lock().unwrap().push((id, serde_json::from_str(&text).unwrap()));
+    got.posts.push((id, serde_json::from_str(&text).unwrap()));
     StatusCode::NO_CONTENT
 }
 

@@ -5,7 +5,7 @@
 mod stage;
 
 use crate::support::checker::Traces;
-use crate::support::{Answer, Database, Options, eventually};
+use crate::support::{Answer, Database, Options};
 use serde_json::{Value, json};
 use stage::{Stage, answered, messages};
 
@@ -288,7 +288,7 @@ async fn live_tools_do_it_again() {
     assert_eq!(stage.world.options.effects().len(), effects + 2, "charge and reserve");
     // The mail that the replay composed waits for the deployed workers.
     let process = stage.world.serve().await;
-    eventually("the mail", || async { (stage.world.mails() > mails).then_some(()) }).await;
+    stage.world.has_mails(mails + 1).await;
     assert!(process.terminate().success());
 }
 

@@ -183,13 +183,9 @@ async fn only_the_listed_servers_may_speak() {
         if peers.is_empty() { options } else { options.env("WAKEFUL_EMAIL__LMTP_PEERS", peers) }
     };
     // Others could reach it, and nothing says who may speak.
-    let mut open = lmtp("0.0.0.0:0", "").spawn(&database.url);
+    let open = lmtp("0.0.0.0:0", "").spawn(&database.url);
     open.wait_for_log("email.lmtp_peers").await;
-    crate::support::eventually("the end of `serve`", || {
-        let ended = open.has_ended();
-        async move { ended.then_some(()) }
-    })
-    .await;
+    open.ended().await;
     for (peers, may) in [("192.0.2.7,127.0.0.1", true), ("127.0.0.0/8", true), ("192.0.2.0/24", false)] {
         let process = lmtp("0.0.0.0:0", peers).serve(&database).await;
         let line = process.wait_for_log("\"Listening for LMTP\"").await;

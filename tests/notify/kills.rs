@@ -32,11 +32,8 @@ async fn told_once(kills: usize) {
         assert!(!status.success() && process.log().contains("failpoint"), "{point}: {}", process.log());
     }
     let process = stage.serve().await;
-    eventually("everything to be told", || async {
-        let told: i64 = stage.sink.messages().iter().map(|one| one["count"].as_i64().unwrap()).sum();
-        (told >= all).then_some(())
-    })
-    .await;
+    let told = |messages: &[Value]| messages.iter().map(|one| one["count"].as_i64().unwrap()).sum::<i64>();
+    stage.sink.until("everything to be told", |messages| told(messages) >= all).await;
     eventually("everything to be settled", || async {
         let open = "select count(*) from notifications where status in ('queued', 'sending') and $1 <> ''";
         (stage.count(open).await == 0).then_some(())

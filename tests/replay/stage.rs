@@ -90,7 +90,7 @@ impl Stage {
         client.wait_for(&world.session_id, "completed").await;
         client.chat("eventful", "Thank you.").await;
         client.wait_for(&world.session_id, "completed").await;
-        eventually("the mail to be sent", || async { (world.mails() == 1).then_some(()) }).await;
+        world.has_mails(1).await;
         eventually("every job to end", || async {
             let jobs: i64 = world.database.value("select count(*) from jobs where $1 <> ''", "all").await;
             (jobs == 0).then_some(())

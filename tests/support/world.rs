@@ -92,6 +92,14 @@ impl World {
     pub fn mails(&self) -> usize {
         std::fs::read_dir(self.options.path("mail").join("new")).map_or(0, Iterator::count)
     }
+
+    /// Waits until so many mails are there.
+    pub async fn has_mails(&self, count: usize) {
+        let new = self.options.path("mail").join("new");
+        std::fs::create_dir_all(&new).expect("a folder of mails");
+        let come = super::folder::Changes::of(new.join("mail")).until(|| self.mails() >= count);
+        super::within(&format!("{count} mails"), come).await;
+    }
 }
 
 /// A model that calls `tools` in parallel and then replies.

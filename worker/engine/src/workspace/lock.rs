@@ -1,9 +1,9 @@
 //! The locks of the folders: one byte of one file for each.
 //!
 //! A file for each session costs an inode each, and they stay. (On an ext4 without a journal, from which many files had just
-//! gone, a worker with many small sessions spent a third of its CPU in making them.) These are locks of open file descriptions (`F_OFD_SETLK` in fcntl(2)): each lock opens the file anew, so two
-//! claims of one process exclude each other as two processes do. The system gives a lock back when its file is closed, and
-//! so when the process dies.
+//! gone, a worker with many small sessions spent a third of its CPU in making them.) These are locks of open file descriptions
+//! (`F_OFD_SETLK` in fcntl(2)): each lock opens the file anew, so two claims of one process exclude each other as two processes
+//! do. The system gives a lock back when the process dies.
 
 use super::folder::private;
 use sha2::{Digest as _, Sha256};
@@ -114,6 +114,15 @@ mod tests {
         drop(first);
         assert!(take(&state, "a").unwrap().is_some());
         assert!(take(&state, "b").unwrap().is_none());
+    }
+
+    #[test]
+    fn a_dropped_lock_is_free_though_a_child_has_its_descriptor_still() {
+        let state = tempfile::tempdir().unwrap();
+        let first = take(state.path(), "a").unwrap().expect("nobody has it");
+        let _of_a_child = first.file.try_clone().unwrap();
+        drop(first);
+        assert!(take(state.path(), "a").unwrap().is_some());
     }
 
     #[test]
