@@ -6,8 +6,8 @@ MAKEFLAGS += --no-print-directory
 CARGO ?= cargo
 # More arguments for the program or the test run: make test ARGS=ledger
 ARGS ?=
-# One selection for clippy, doc and test, so that no dependency is compiled twice. The package of the tests turns on the
-# failpoints; `-p wakeful` alone never has them.
+# One selection for everything, so that no dependency is compiled twice. The package of the tests turns on the failpoints;
+# `-p wakeful` alone never has them.
 FEATURES ?=
 BUILD := --workspace --locked $(FEATURES)
 # A Postgres for the length of one command.
@@ -27,20 +27,31 @@ demo: postgres ## Kill a worker in the middle of a chat and see another go on
 	$(CARGO) run --locked -p wakeful -- demo $(ARGS)
 
 .PHONY: test
-test: postgres with-postgres ## Run all tests except the slow ones (needs Rust and Postgres only)
+test: run-tests doc-tests ## Run all tests except the slow ones (needs Rust and Postgres only)
+
+.PHONY: run-tests
+run-tests: postgres with-postgres
 	@if $(CARGO) nextest --version >/dev/null 2>&1; then \
 		set -ex; \
 		$(WITH_POSTGRES) $(CARGO) nextest run $(BUILD) $(ARGS); \
-		$(CARGO) test --doc $(BUILD); \
 	else \
 		set -ex; \
-		$(WITH_POSTGRES) $(CARGO) test $(BUILD) $(ARGS); \
+		$(WITH_POSTGRES) $(CARGO) test $(BUILD) --bins --tests $(ARGS); \
 	fi
+
+.PHONY: doc-tests
+doc-tests:
+	$(CARGO) test --doc $(BUILD)
 
 # Builds the tests and all programs that they run, so that the test run builds nothing.
 .PHONY: with-postgres
 with-postgres:
 	$(CARGO) build $(BUILD) --bins --tests
+
+# `make check` builds everything once: see scripts/check.
+.PHONY: build
+build:
+	$(CARGO) build $(BUILD) --all-targets
 
 # The ignored tests are the slow ones, the tests against peers, and the storm of many seeds.
 SLOW_TESTS = $(CARGO) test $(BUILD) --test main -- --ignored --skip peers:: --skip storm::as_many_seeds_as_one_likes $(ARGS)
@@ -105,7 +116,7 @@ mutants: postgres with-postgres ## Put one defect after the other into the produ
 
 .PHONY: check
 check: ## Everything that CI runs, and how long each part took
-	@DENY=lenient scripts/check fmt-check agree clippy doc test deny
+	@DENY=lenient BUILD_ONCE=1 scripts/check fmt-check agree build doc-tests run-tests deny
 
 # Fast checks: every patch of `make mutants` still applies, and the files of deploy/ do not contradict each other.
 .PHONY: agree

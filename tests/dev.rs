@@ -160,6 +160,7 @@ async fn a_first_start_shows_the_samples_and_a_second_one_sends_none() {
 }
 
 #[tokio::test]
+#[ignore = "slow: make soak"]
 async fn a_killed_dev_goes_on_where_it_stood() {
     let place = Place::new();
     let mut first = place.dev(&[]);
@@ -196,6 +197,7 @@ async fn a_killed_dev_goes_on_where_it_stood() {
 }
 
 #[tokio::test]
+#[ignore = "slow: make soak"]
 async fn a_killed_worker_of_dev_is_followed_by_another_one() {
     let place = Place::new();
     let mut dev = place.dev(&["--no-samples"]);
@@ -224,6 +226,7 @@ async fn a_killed_worker_of_dev_is_followed_by_another_one() {
 }
 
 #[tokio::test]
+#[ignore = "slow: make soak"]
 async fn fresh_and_reset_empty_the_data_and_nothing_else() {
     let place = Place::new();
     assert_eq!(place.dev(&["--once", "--no-samples"]).end().await, 0);
@@ -250,6 +253,7 @@ async fn fresh_and_reset_empty_the_data_and_nothing_else() {
 }
 
 #[tokio::test]
+#[ignore = "slow: make soak"]
 async fn a_database_that_is_given_is_used_and_never_emptied() {
     let (host, guest) = (Place::new(), Place::new());
     let mut running = host.dev(&["--no-samples"]);

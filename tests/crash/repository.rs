@@ -146,6 +146,7 @@ pub async fn survives_on(env: &[(&str, String)]) {
 }
 
 #[tokio::test]
+#[ignore = "slow: make soak"]
 async fn a_repository_is_edited_on_three_hosts_that_are_killed() {
     let folder = tempfile::tempdir().unwrap();
     let store = [("WAKEFUL_BLOBS__STORE", folder.path().display().to_string())];

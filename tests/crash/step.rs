@@ -104,6 +104,7 @@ async fn k18_k19_a_guarded_call_that_may_have_run_is_not_run_again_and_the_model
 }
 
 #[tokio::test]
+#[ignore = "slow: make soak"]
 async fn k18_k19_an_idempotent_call_that_may_have_run_is_run_again_under_the_same_id() {
     for (row, survived) in [survive_rows("K18").await, survive_rows("K19").await].into_iter().flatten() {
         if row.tools == GUARDED {

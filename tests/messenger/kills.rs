@@ -4,6 +4,7 @@ use super::*;
 use crate::support::messengers::Says;
 
 #[tokio::test]
+#[ignore = "slow: make soak"]
 async fn k01_k02_a_message_whose_webhook_was_not_answered_is_one_message_when_it_comes_again() {
     for medium in ALL {
         for failpoint in ["K1=1*return", "K2=1*return"] {
@@ -51,6 +52,7 @@ async fn dies_and_comes_back(desk: &Desk, medium: Medium, failpoint: &str) -> (S
 }
 
 #[tokio::test]
+#[ignore = "slow: make soak"]
 async fn k12_k13_k14_a_kill_around_a_send_is_settled_as_each_messenger_allows() {
     // How the delivery ends, and how often its text was sent.
     let table = [

@@ -7,6 +7,7 @@ use reqwest::StatusCode;
 use serde_json::Value;
 
 #[tokio::test]
+#[ignore = "slow: make soak"]
 async fn k01_k02_a_providers_mail_that_was_not_acknowledged_is_one_mail_when_it_comes_again() {
     const WAYS: usize = 4;
     for way in 0..WAYS {

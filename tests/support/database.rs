@@ -40,16 +40,13 @@ impl Database {
 
     /// Like [`Database::new`], on another server, in one of its tablespaces.
     pub async fn on(admin_url: &str, tablespace: &str) -> Database {
-        let template = template(admin_url).await;
-        let name = format!("wakeful_test_{}", uuid_like());
         let mut admin = connect(admin_url).await;
+        let template = template(&mut admin, admin_url).await;
+        let name = format!("wakeful_test_{}", uuid_like());
         let create =
             format!("create database {name} template {template} strategy file_copy tablespace {tablespace}");
         run(&mut admin, create).await;
-        let database = Database::open(admin_url.to_owned(), name).await;
-        // The template was migrated; this only proves that the copy is complete.
-        database.store().await.check_schema().await.expect("the template is migrated");
-        database
+        Database::open(admin_url.to_owned(), name).await
     }
 
     /// Gives the database the roles of deploy/.
@@ -145,7 +142,7 @@ fn admin_url() -> String {
 }
 
 /// The name of the template with this build's migrations. The first test that needs it makes it.
-async fn template(admin_url: &str) -> String {
+async fn template(admin: &mut PgConnection, admin_url: &str) -> String {
     let mut hasher = DefaultHasher::new();
     for entry in ["sessions", "logs", "effects", "queue"] {
         entry.hash(&mut hasher);
@@ -155,26 +152,25 @@ async fn template(admin_url: &str) -> String {
     }
     CHECKS.hash(&mut hasher);
     let name = format!("wakeful_template_{:016x}", hasher.finish());
-    let mut admin = connect(admin_url).await;
-    run(&mut admin, "select pg_advisory_lock(7070)".to_owned()).await;
+    run(admin, "select pg_advisory_lock(7070)".to_owned()).await;
     let exists: bool =
         sqlx::query_scalar("select exists (select from pg_database where datname = $1 and datistemplate)")
             .bind(&name)
-            .fetch_one(&mut admin)
+            .fetch_one(&mut *admin)
             .await
             .expect("pg_database");
     if !exists {
-        run(&mut admin, format!("drop database if exists {name}")).await;
-        run(&mut admin, format!("create database {name} template template0")).await;
+        run(admin, format!("drop database if exists {name}")).await;
+        run(admin, format!("create database {name} template template0")).await;
         let store = Store::connect(&url_of(admin_url, &name), 2, "wakeful test").await.expect("the template");
         store.migrate(|_| {}).await.expect("the migrations apply");
         store.close().await;
         let mut made = connect(&url_of(admin_url, &name)).await;
         sqlx::raw_sql(CHECKS).execute(&mut made).await.expect("the conditions hold");
         made.close().await.expect("the connection closes");
-        run(&mut admin, format!("alter database {name} is_template true")).await;
+        run(admin, format!("alter database {name} is_template true")).await;
     }
-    run(&mut admin, "select pg_advisory_unlock(7070)".to_owned()).await;
+    run(admin, "select pg_advisory_unlock(7070)".to_owned()).await;
     name
 }
 

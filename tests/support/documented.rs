@@ -45,10 +45,32 @@ fn validator(answer: &'static Value) -> Option<Arc<Validator>> {
     }
     let mut validators = VALIDATORS.lock().expect("no builder panics");
     let made = validators.entry(schema.to_string()).or_insert_with(|| {
-        let schema = json!({"allOf": [schema], "components": document()["components"]});
+        let mut parts = BTreeMap::new();
+        collect_referred(schema, &mut parts);
+        let schema = json!({"allOf": [schema], "components": {"schemas": parts}});
         Arc::new(jsonschema::validator_for(&schema).expect("the schema is valid"))
     });
     Some(Arc::clone(made))
+}
+
+/// Puts the named schemas that `part` refers to, and those that they refer to, into `schemas`. The whole document would take
+/// longer to read than all answers of a test.
+fn collect_referred(part: &Value, schemas: &mut BTreeMap<&'static str, &'static Value>) {
+    match part {
+        Value::Object(members) => {
+            let name = members.get("$ref").and_then(Value::as_str);
+            let name = name.and_then(|name| name.strip_prefix("#/components/schemas/"));
+            let all = document()["components"]["schemas"].as_object().expect("schemas");
+            if let Some((name, schema)) = name.and_then(|name| all.get_key_value(name))
+                && schemas.insert(name, schema).is_none()
+            {
+                collect_referred(schema, schemas);
+            }
+            members.values().for_each(|member| collect_referred(member, schemas));
+        }
+        Value::Array(items) => items.iter().for_each(|item| collect_referred(item, schemas)),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
 }
 
 /// Checks one answer. Routes and methods that the document does not know are not its matter.

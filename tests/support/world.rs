@@ -2,6 +2,9 @@
 
 use super::{Answer, Client, Database, ModelServer, Options, Process, checker, checker::Traces, eventually};
 use serde_json::json;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use tokio::sync::OnceCell;
 use wakeful_engine::tool::registry::Registry;
 use wakeful_store::Store;
 use wakeful_store::wake::{Continues, NewMessage, NewSession};
@@ -63,8 +66,16 @@ impl World {
         checker::check(&self.database, &self.session_id, &self.options.effects()).await
     }
 
-    /// The requests that the model server gets when nothing goes wrong.
+    /// The requests that the model server gets when nothing goes wrong. Each run of a process has the same, so it is run once for
+    /// all rows of a test.
     pub async fn undisturbed(tools: &[&str]) -> Vec<String> {
+        type Run = Arc<OnceCell<Vec<String>>>;
+        static RUNS: Mutex<BTreeMap<String, Run>> = Mutex::new(BTreeMap::new());
+        let run = Arc::clone(RUNS.lock().expect("nobody panics with it").entry(tools.join(" ")).or_default());
+        run.get_or_init(|| World::run_undisturbed(tools)).await.clone()
+    }
+
+    async fn run_undisturbed(tools: &[&str]) -> Vec<String> {
         let mut world = World::new("undisturbed", tools).await;
         let process = world.serve().await;
         let client = process.client();

@@ -337,7 +337,7 @@ proptest! {
 fn long_histories_pass_every_mark() {
     for strategy in Selection::ALL {
         let mut world = World::new(strategy, true);
-        for round in 0..40 {
+        for round in 0..30 {
             world.happens(&Happening::Message(100));
             world.happens(&Happening::Tools(vec![701, 901, 40]));
             world.happens(&Happening::Tools(vec![801; 1 + round % 3]));
