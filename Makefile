@@ -116,7 +116,7 @@ mutants: postgres with-postgres ## Put one defect after the other into the produ
 
 .PHONY: check
 check: ## Everything that CI runs, and how long each part took
-	@DENY=lenient BUILD_ONCE=1 scripts/check fmt-check agree build doc-tests run-tests deny
+	@BUILD_ONCE=1 scripts/check fmt-check agree build doc-tests run-tests
 
 # Fast checks: every patch of `make mutants` still applies, and the files of deploy/ do not contradict each other.
 .PHONY: agree
@@ -134,8 +134,8 @@ sbom: ## Write the bill of materials of the binary, CycloneDX 1.5: [FILE=wakeful
 
 # Runs before an issue is called resolved.
 .PHONY: soak
-soak: ## What takes too long for every change: storms (SEEDS=n), peers, mutants, optional features, slow tests
-	@scripts/check test-slow trial storm demo test-peers test-optional check-deploy mutants
+soak: ## What takes too long for every change: storms (SEEDS=n), peers, mutants, optional features, slow tests, licences
+	@DENY=lenient scripts/check deny test-slow trial storm demo test-peers test-optional check-deploy mutants
 
 # Both commands select the same packages, so cargo compiles everything once, and without the failpoints of the tests.
 BENCH = $(CARGO) build --release --locked -p wakeful-bench -p wakeful --bin wakeful && \
