@@ -36,7 +36,7 @@ run-tests: postgres with-postgres
 		$(WITH_POSTGRES) $(CARGO) nextest run $(BUILD) $(ARGS); \
 	else \
 		set -ex; \
-		$(WITH_POSTGRES) $(CARGO) test $(BUILD) --bins --tests $(ARGS); \
+		$(WITH_POSTGRES) $(CARGO) test $(BUILD) --tests $(ARGS); \
 	fi
 
 .PHONY: doc-tests
@@ -135,7 +135,7 @@ sbom: ## Write the bill of materials of the binary, CycloneDX 1.5: [FILE=wakeful
 # Runs before an issue is called resolved.
 .PHONY: soak
 soak: ## What takes too long for every change: storms (SEEDS=n), peers, mutants, optional features, slow tests, licences
-	@DENY=lenient scripts/check deny test-slow trial storm demo test-peers test-optional check-deploy mutants
+	@scripts/check deny doc test-slow trial storm demo test-peers test-optional check-deploy mutants
 
 # Both commands select the same packages, so cargo compiles everything once, and without the failpoints of the tests.
 BENCH = $(CARGO) build --release --locked -p wakeful-bench -p wakeful --bin wakeful && \

@@ -386,7 +386,6 @@ async fn retried_across_kills(each: usize, kills: usize, rate: u32) {
 }
 
 #[tokio::test]
-#[ignore = "slow: make soak"]
 async fn each_member_is_acted_on_once_though_workers_are_killed() {
     retried_across_kills(5, 3, 6).await;
 }

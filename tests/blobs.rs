@@ -414,7 +414,7 @@ async fn what_is_collected_beside_running_sessions_is_what_no_snapshot_names() {
 
 /// `make test-slow` runs it for a minute; `WAKEFUL_GC_S=600` for ten.
 #[tokio::test]
-#[ignore = "takes minutes"]
+#[ignore = "slow: make soak"]
 async fn what_is_collected_beside_a_thousand_sessions_is_what_no_snapshot_names() {
     let seconds = std::env::var("WAKEFUL_GC_S").ok().and_then(|seconds| seconds.parse().ok()).unwrap_or(60);
     let (began, long) = (std::time::Instant::now(), Duration::from_secs(seconds));

@@ -21,7 +21,6 @@ fn lives(pid: i32) -> bool {
 }
 
 #[tokio::test]
-#[ignore = "slow: make soak"]
 async fn a_worker_is_killed_another_resumes_and_the_timeline_says_so() {
     let dir = tempfile::tempdir().unwrap();
     let began = Instant::now();

@@ -197,7 +197,6 @@ async fn a_killed_dev_goes_on_where_it_stood() {
 }
 
 #[tokio::test]
-#[ignore = "slow: make soak"]
 async fn a_killed_worker_of_dev_is_followed_by_another_one() {
     let place = Place::new();
     let mut dev = place.dev(&["--no-samples"]);
@@ -253,7 +252,6 @@ async fn fresh_and_reset_empty_the_data_and_nothing_else() {
 }
 
 #[tokio::test]
-#[ignore = "slow: make soak"]
 async fn a_database_that_is_given_is_used_and_never_emptied() {
     let (host, guest) = (Place::new(), Place::new());
     let mut running = host.dev(&["--no-samples"]);

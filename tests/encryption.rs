@@ -219,7 +219,6 @@ async fn served(options: &Options, database: &Database) -> (Process, Client) {
 }
 
 #[tokio::test]
-#[ignore = "slow: make soak"]
 async fn what_is_sealed_is_in_no_table_no_wal_and_no_base_backup_and_its_key_goes_with_its_person() {
     let (server, database) = server_of_its_own().await;
     let model = model().await;

@@ -38,6 +38,61 @@ fn every_test_that_is_named_exists() {
     }
 }
 
+/// `make check` runs no slow test, so a reader must see which promise rests on `make soak` alone.
+#[test]
+fn a_row_that_only_slow_tests_hold_says_so() {
+    let root = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
+    let tests = root.join("tests");
+    let mut silent = Vec::new();
+    for document in ["tests/README.md", "tests/PROMISES.md", "README.md", "ARCHITECTURE.md", "SECURITY.md"] {
+        let text = std::fs::read_to_string(root.join(document)).unwrap();
+        for row in text.lines().filter(|line| line.starts_with("| ") && !line.contains("`make soak`")) {
+            let names = named(row);
+            // What stands in `peers` needs servers of others, and says so by its name.
+            let is_peer = |name: &&String| name.starts_with("peers::");
+            let all_slow = names.iter().all(|name| is_peer(&name) || is_slow(&tests, name));
+            if all_slow && !names.iter().all(|name| is_peer(&name)) {
+                silent.push(format!("{document}: {row}"));
+            }
+        }
+    }
+    assert!(silent.is_empty(), "add `make soak` to the row: {silent:#?}");
+}
+
+/// Returns whether a name belongs to slow tests only.
+fn is_slow(tests: &Path, name: &str) -> bool {
+    let Some((module, begins)) = name.split_once("::") else { return false };
+    let begins = begins.rsplit("::").next().unwrap_or_default().trim_end_matches('*');
+    let file = tests.join(format!("{module}.rs"));
+    let mut texts: Vec<String> = std::fs::read_to_string(file).into_iter().collect();
+    collect_texts(&tests.join(module), &mut texts);
+    let mut found = 0;
+    for text in &texts {
+        let lines: Vec<&str> = text.lines().map(str::trim).collect();
+        for (before, line) in lines.iter().zip(lines.iter().skip(1)) {
+            let function = line.strip_prefix("async ").unwrap_or(line).strip_prefix("fn ");
+            if begins.is_empty() || !function.is_some_and(|function| function.starts_with(begins)) {
+                continue;
+            }
+            if !before.starts_with("#[ignore") {
+                return false;
+            }
+            found += 1;
+        }
+    }
+    found > 0
+}
+
+fn collect_texts(dir: &Path, texts: &mut Vec<String>) {
+    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+        if entry.path().is_dir() {
+            collect_texts(&entry.path(), texts);
+        } else if let Ok(text) = std::fs::read_to_string(entry.path()) {
+            texts.push(text);
+        }
+    }
+}
+
 #[test]
 fn every_failpoint_stands_in_the_table_of_failpoints() {
     let root = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));

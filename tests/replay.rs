@@ -312,7 +312,6 @@ async fn a_bundle_is_replayed_where_nobody_knows_its_agent_its_model_or_its_tool
 }
 
 #[tokio::test]
-#[ignore = "slow: make soak"]
 async fn a_folder_of_bundles_is_a_suite_with_a_line_each() {
     let stage = Stage::eventful().await;
     for name in ["suite/one.jsonl", "suite/two.jsonl"] {

@@ -120,7 +120,6 @@ async fn said(text: &str, short: &str) -> (BTreeSet<String>, String) {
 }
 
 #[tokio::test]
-#[ignore = "slow: make soak"]
 async fn three_hundred_payloads_through_every_field_are_text_on_every_page() {
     let payloads = payloads();
     assert_eq!(payloads.len(), 300);

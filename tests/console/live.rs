@@ -7,7 +7,6 @@ use futures::StreamExt as _;
 use reqwest::Method;
 
 #[tokio::test]
-#[ignore = "slow: make soak"]
 async fn two_hundred_open_pages_of_sixteen_sessions_cost_one_look_for_all_of_them() {
     const PAGES: usize = 200;
     let scene = Scene::new("").await;

@@ -194,7 +194,7 @@ async fn k31_a_folder_that_is_half_restored_is_never_seen() {
 
 /// `make test-slow` runs it: two hundred kills, one to three of them in one session, each on a host of its own.
 #[tokio::test]
-#[ignore = "takes minutes"]
+#[ignore = "slow: make soak"]
 async fn k30_k31_two_hundred_kills_around_snapshots_and_restores_lose_nothing() {
     const PLACES: [&str; 10] =
         ["K17", "K18", "K19", "K21", "K22", "K30_put", "K30_put", "K30_outside", "K31", "K31_rename"];

@@ -70,7 +70,12 @@ impl Survived {
 
 /// Kills at each row with this name, and checks what is left against the row.
 async fn survive_rows(k: &str) -> Vec<(&'static Row, Survived)> {
-    let chosen: Vec<&Row> = table::ROWS.iter().filter(|row| row.k == k).collect();
+    survive_those(k, |_| true).await
+}
+
+/// Like [`survive_rows`], at those of the rows that are `wanted`.
+async fn survive_those(k: &str, wanted: impl Fn(&Row) -> bool) -> Vec<(&'static Row, Survived)> {
+    let chosen: Vec<&Row> = table::ROWS.iter().filter(|row| row.k == k && wanted(row)).collect();
     assert!(!chosen.is_empty(), "the table has no {k}");
     let survived = join_all(chosen.into_iter().map(async |row| {
         let survived = survive(row.tools, row.kill).await;

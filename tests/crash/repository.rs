@@ -146,7 +146,6 @@ pub async fn survives_on(env: &[(&str, String)]) {
 }
 
 #[tokio::test]
-#[ignore = "slow: make soak"]
 async fn a_repository_is_edited_on_three_hosts_that_are_killed() {
     let folder = tempfile::tempdir().unwrap();
     let store = [("WAKEFUL_BLOBS__STORE", folder.path().display().to_string())];
@@ -155,7 +154,7 @@ async fn a_repository_is_edited_on_three_hosts_that_are_killed() {
 
 /// `make test-slow` runs it.
 #[tokio::test]
-#[ignore = "takes a minute"]
+#[ignore = "slow: make soak"]
 async fn k30_k31_a_repository_is_edited_on_three_hosts_that_are_killed_at_each_failpoint() {
     survives(&[], EVERYWHERE).await;
     let folder = tempfile::tempdir().unwrap();

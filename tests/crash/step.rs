@@ -1,6 +1,6 @@
 //! Kills inside a step.
 
-use super::{BOTH, GUARDED, Kill, Survived, survive, survive_rows};
+use super::{BOTH, GUARDED, Kill, Row, Survived, survive, survive_rows, survive_those};
 use crate::support::World;
 use futures::future::join_all;
 use serde_json::Value;
@@ -88,10 +88,9 @@ async fn k17_a_call_that_had_not_started_runs_once_and_the_model_is_asked_nothin
 #[tokio::test]
 async fn k18_k19_a_guarded_call_that_may_have_run_is_not_run_again_and_the_model_is_told() {
     let undisturbed = World::undisturbed(GUARDED).await;
-    for (row, survived) in [survive_rows("K18").await, survive_rows("K19").await].into_iter().flatten() {
-        if row.tools != GUARDED {
-            continue;
-        }
+    let guarded = |row: &Row| row.tools == GUARDED;
+    let survived = [survive_those("K18", guarded).await, survive_those("K19", guarded).await];
+    for (_, survived) in survived.into_iter().flatten() {
         let bodies = survived.world.model.bodies();
         assert_eq!(bodies[0], undisturbed[0], "the request before the kill is unchanged");
         let next: Value = serde_json::from_str(&bodies[1]).unwrap();
@@ -104,12 +103,10 @@ async fn k18_k19_a_guarded_call_that_may_have_run_is_not_run_again_and_the_model
 }
 
 #[tokio::test]
-#[ignore = "slow: make soak"]
 async fn k18_k19_an_idempotent_call_that_may_have_run_is_run_again_under_the_same_id() {
-    for (row, survived) in [survive_rows("K18").await, survive_rows("K19").await].into_iter().flatten() {
-        if row.tools == GUARDED {
-            continue;
-        }
+    let others = |row: &Row| row.tools != GUARDED;
+    let survived = [survive_those("K18", others).await, survive_those("K19", others).await];
+    for (_, survived) in survived.into_iter().flatten() {
         let effects = survived.world.options.effects();
         // The last effect belongs to the second message.
         let first = &effects[..effects.len() - 1];

@@ -160,7 +160,6 @@ fn tables_with_words(dump: &str) -> Vec<&str> {
 }
 
 #[tokio::test]
-#[ignore = "slow: make soak"]
 async fn by_whatever_door_words_come_they_are_sealed_and_still_read() {
     let (server, database) = server_of_its_own().await;
     let model = model().await;
