@@ -61,36 +61,17 @@ fn a_row_that_only_slow_tests_hold_says_so() {
 
 /// Returns whether a name belongs to slow tests only.
 fn is_slow(tests: &Path, name: &str) -> bool {
-    let Some((module, begins)) = name.split_once("::") else { return false };
-    let begins = begins.rsplit("::").next().unwrap_or_default().trim_end_matches('*');
-    let file = tests.join(format!("{module}.rs"));
-    let mut texts: Vec<String> = std::fs::read_to_string(file).into_iter().collect();
-    collect_texts(&tests.join(module), &mut texts);
-    let mut found = 0;
-    for text in &texts {
-        let lines: Vec<&str> = text.lines().map(str::trim).collect();
-        for (before, line) in lines.iter().zip(lines.iter().skip(1)) {
-            let function = line.strip_prefix("async ").unwrap_or(line).strip_prefix("fn ");
-            if begins.is_empty() || !function.is_some_and(|function| function.starts_with(begins)) {
-                continue;
-            }
-            if !before.starts_with("#[ignore") {
-                return false;
-            }
-            found += 1;
-        }
-    }
-    found > 0
-}
-
-fn collect_texts(dir: &Path, texts: &mut Vec<String>) {
-    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
-        if entry.path().is_dir() {
-            collect_texts(&entry.path(), texts);
-        } else if let Ok(text) = std::fs::read_to_string(entry.path()) {
-            texts.push(text);
-        }
-    }
+    let (source, begins) = source_of(tests, name);
+    let source = source.unwrap_or_default();
+    let lines: Vec<&str> = source.lines().map(str::trim).collect();
+    let named = |line: &str| line.trim_start_matches("async ").starts_with(&format!("fn {begins}"));
+    // An attribute stands before each test, and the last one says whether it is slow.
+    let attributes = lines
+        .iter()
+        .zip(lines.iter().skip(1))
+        .filter(|(before, line)| before.starts_with("#[") && named(line));
+    let slow: Vec<bool> = attributes.map(|(before, _)| before.starts_with("#[ignore")).collect();
+    !slow.is_empty() && !slow.contains(&false)
 }
 
 #[test]
@@ -243,6 +224,10 @@ fn a_name_that_nothing_has_is_noticed() {
     assert!(!exists(&tests, "readme::a_name_that_nothing_has"));
     assert!(!exists(&tests, "crash::step::k99_*"));
     assert!(!exists(&tests, "nothing_of_this_name::*"));
+    assert!(is_slow(&tests, "thousand::*"));
+    assert!(is_slow(&tests, "crash::connection::k32_a_commit*"));
+    assert!(!is_slow(&tests, "crash::connection::k32_*"));
+    assert!(!is_slow(&tests, "crash::connection::*"));
 }
 
 /// The texts in backticks that look like `module::test`.
@@ -258,12 +243,16 @@ fn named(text: &str) -> Vec<String> {
 /// Returns whether the file of the name's module has a function with that name. If the name ends in `*`, a
 /// function that begins with it is enough.
 fn exists(tests: &Path, name: &str) -> bool {
+    let (source, function) = source_of(tests, name);
+    let end = if name.ends_with('*') { "" } else { "(" };
+    source.is_some_and(|source| source.contains(&format!("fn {function}{end}")))
+}
+
+/// The text of the file of the name's module, and the function's name or its beginning.
+fn source_of<'n>(tests: &Path, name: &'n str) -> (Option<String>, &'n str) {
     let (module, function) = name.rsplit_once("::").unwrap();
     let path = module.replace("::", "/");
     let files = [tests.join(format!("{path}.rs")), tests.join(&path).join("mod.rs")];
     let source = files.iter().find_map(|file| std::fs::read_to_string(file).ok());
-    source.is_some_and(|source| match function.strip_suffix('*') {
-        Some(beginning) => source.contains(&format!("fn {beginning}")),
-        None => source.contains(&format!("fn {function}(")),
-    })
+    (source, function.trim_end_matches('*'))
 }

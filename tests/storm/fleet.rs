@@ -3,8 +3,8 @@
 use super::plan::Plan;
 use super::summary::Summary;
 use crate::support::{Options, Process, eventually, timeout};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+use tokio::sync::watch;
 
 /// How long a supervisor waits before it starts a process again.
 const RESTART_AFTER: Duration = Duration::from_millis(100);
@@ -14,7 +14,7 @@ pub struct Fleet {
     url: String,
     began: Instant,
     /// Where the API listens now.
-    pub api: Arc<Mutex<Option<String>>>,
+    pub api: watch::Sender<Option<String>>,
     /// Name and log of each process that has ended.
     pub logs: Vec<(String, String)>,
     pub summary: Summary,
@@ -45,7 +45,7 @@ impl Fleet {
             slots,
             url: url.to_owned(),
             began: Instant::now(),
-            api: Arc::default(),
+            api: watch::Sender::default(),
             logs: Vec::new(),
             summary: Summary::default(),
         }
@@ -56,7 +56,7 @@ impl Fleet {
     pub async fn start(&mut self, plan: &Plan) {
         eventually("the API to come up", || {
             self.look_after(plan);
-            let url = self.api.lock().expect("nobody panics with it").clone();
+            let url = self.api.borrow().clone();
             async { url }
         })
         .await;
@@ -180,18 +180,18 @@ impl Fleet {
         slot.continue_at = None;
         slot.start_at = Instant::now() + RESTART_AFTER;
         if slot.worker.is_none() {
-            *self.api.lock().expect("nobody panics with it") = None;
+            self.api.send_replace(None);
         }
         slot.worker.map(|_| pid)
     }
 
     fn find_api(&self) {
-        let mut api = self.api.lock().expect("nobody panics with it");
-        if api.is_none()
+        let is_known = self.api.borrow().is_some();
+        if !is_known
             && let Some(process) = &self.slots[0].process
             && process.log().contains("\"Listening\"")
         {
-            *api = Some(process.url());
+            self.api.send_replace(Some(process.url()));
         }
     }
 }

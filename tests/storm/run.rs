@@ -15,8 +15,8 @@ use reqwest::StatusCode;
 use serde_json::{Value, json};
 use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+use tokio::sync::watch;
 
 /// A short lease, so that a dead worker's jobs are soon taken up.
 pub const LEASE: Duration = Duration::from_secs(2);
@@ -127,10 +127,10 @@ impl Storm<'_> {
     async fn rage(&mut self) -> Vec<String> {
         self.fleet.start(self.plan).await;
         let began = Instant::now();
-        let api = Arc::clone(&self.fleet.api);
+        let api = self.fleet.api.subscribe();
         let posting = self.plan.sessions.iter().enumerate().map(|(number, messages)| {
-            let api = Arc::clone(&api);
-            async move { post_all(&api, &format!("c{number}"), messages, began).await }
+            let api = api.clone();
+            async move { post_all(api, &format!("c{number}"), messages, began).await }
         });
         let posting = join_all(posting);
         tokio::pin!(posting);
@@ -235,7 +235,7 @@ impl Storm<'_> {
     }
 
     /// Answers each open question. The key comes from the question, so posting twice gives one answer.
-    async fn answer_questions(&self, api: &Mutex<Option<String>>) {
+    async fn answer_questions(&self, api: &watch::Receiver<Option<String>>) {
         let sql =
             "select conversation_id, call_id from tool_calls join conversation_sessions using (session_id)
             where tool_calls.status = 'waiting' and conversation_sessions.status = 'waiting_input'";
@@ -267,7 +267,7 @@ impl Storm<'_> {
 
 /// Posts a session's messages, each until it is taken. Returns the session's id.
 async fn post_all(
-    api: &Mutex<Option<String>>,
+    mut api: watch::Receiver<Option<String>>,
     conversation: &str,
     messages: &[Message],
     began: Instant,
@@ -277,19 +277,26 @@ async fn post_all(
         // This sleep is the storm's timetable.
         tokio::time::sleep(message.at.saturating_sub(began.elapsed())).await;
         session_id = loop {
-            if let Some(id) = post(api, conversation, &message.key, &message.text).await {
+            // The fleet outlives the clients, so the address comes.
+            let _ = api.wait_for(Option::is_some).await;
+            if let Some(id) = post(&api, conversation, &message.key, &message.text).await {
                 break id;
             }
-            // The pause of a client before it tries again. No test depends on its length.
-            tokio::time::sleep(Duration::from_millis(50)).await;
+            // A client pauses before it tries again, unless the API comes up elsewhere. No test depends on the length.
+            let _ = tokio::time::timeout(Duration::from_millis(50), api.changed()).await;
         };
     }
     session_id
 }
 
 /// Tries once. Returns the session's id if the message was taken, now or before.
-async fn post(api: &Mutex<Option<String>>, conversation: &str, key: &str, text: &str) -> Option<String> {
-    let url = api.lock().expect("nobody panics with it").clone()?;
+async fn post(
+    api: &watch::Receiver<Option<String>>,
+    conversation: &str,
+    key: &str,
+    text: &str,
+) -> Option<String> {
+    let url = api.borrow().clone()?;
     let body = json!({"user_id": "ann", "text": text, "client_key": key});
     let request = Client::new(&url).post_request(&format!("/v1/chat/{conversation}/messages"));
     let answer = async {
