@@ -69,7 +69,9 @@ async fn the_next_answer_of_a_session_reads_only_what_is_new_of_it() {
     let mut runs = Vec::new();
     for _ in 0..RUNS {
         let sent = world.next("c1", "answer").await;
-        let reads: Vec<&Sent> = sent.iter().filter(|one| one.sql.contains("as changing")).collect();
+        // A ping of a connection that has rested has the text of the statement before it.
+        let reads: Vec<&Sent> =
+            sent.iter().filter(|one| !one.is_ping && one.sql.contains("as changing")).collect();
         let new = reads.iter().all(|one| one.sql.contains("m.message_number >= $2"));
         assert!(new && reads.len() == 1, "{reads:#?}");
         runs.push(Cost::of(&sent, |sql| kind(sql).is_none()));
