@@ -1,62 +1,76 @@
-//! Pure tools of a reply run while the reply waits for its statement. If they are in time, one commit has both.
+//! Pure tools of a reply run before the reply is committed, if the process has other jobs. If they are in time, one commit has both.
 
 use crate::support::model::turns_since_user;
 use crate::support::proxy::{CutAt, Proxy};
 use crate::support::world::{post_before_death, wake};
 use crate::support::{Answer, Database, ModelServer, Options, Process, eventually};
-use serde_json::json;
+use serde_json::{Value, json};
 use wakeful_workflow::record::Role;
 
 /// The text of a statement that records only the intent of a model call.
 const INTENT_ALONE: &str = "where job_id = $10 and lease = $11 and (select set_config";
 
-/// The text of the first part of a statement that a lane writes, whatever it commits.
-const COMMIT: &str = "set last_message_number = session.last_message_number + given.record_count";
+/// How many replies of a session are committed.
+const REPLIES: &str =
+    "select count(*) from conversation_records where session_id = $1 and role = 'assistant'";
 
-#[tokio::test]
-async fn on_a_busy_worker_a_reply_and_the_results_of_its_pure_tools_are_one_commit() {
-    let mut database = Database::new().await;
-    let model = ModelServer::start(|body, _| match turns_since_user(body) {
-        0 => Answer::call("misbehave_purely", json!({"mode": "yield"})),
+/// The message of a session that is at work until it is mended.
+const KEEP_BUSY: &str = "Keep busy, please.";
+
+/// A model that asks for the tool `misbehave_purely` in `mode`, and a worker that has it.
+async fn scene(mode: &'static str) -> (ModelServer, Options) {
+    let model = ModelServer::start(move |body, _| match turns_since_user(body) {
+        0 if is_about(body, KEEP_BUSY) => Answer::call("misbehave", json!({"mode": "yield"})),
+        0 => Answer::call("misbehave_purely", json!({"mode": mode})),
         _ => Answer::text("That went well."),
     })
     .await;
+    let config = "[agents.default]\nsystem_prompt = \"You are a test.\"\nmodel = \"openai/test\"\n\
+                  tools = [\"misbehave\", \"misbehave_purely\"]";
+    let options = Options::new().config(config).env("OPENAI_BASE_URL", &model.url);
+    (model, options)
+}
+
+fn is_about(body: &Value, text: &str) -> bool {
+    body["messages"].to_string().contains(text)
+}
+
+fn mend(options: &Options) {
+    std::fs::write(options.path("hold-mended"), "").unwrap();
+}
+
+/// Runs of the pure tool.
+fn runs(options: &Options) -> usize {
+    options.effects().iter().filter(|line| line.starts_with("misbehave_purely ")).count()
+}
+
+#[tokio::test]
+async fn a_process_with_several_jobs_commits_a_reply_and_the_results_of_its_pure_tools_at_once() {
+    let mut database = Database::new().await;
+    let (model, options) = scene("yield").await;
     let direct = database.url.clone();
     let proxy = Proxy::start(&direct);
     database.url = proxy.url.clone();
-    let config = "[agents.default]\nsystem_prompt = \"You are a test.\"\nmodel = \"openai/test\"\n\
-                  tools = [\"misbehave_purely\"]";
-    let options = Options::new().config(config).env("OPENAI_BASE_URL", &model.url);
-    std::fs::write(options.path("hold-mended"), "").unwrap();
+    mend(&options);
     let process = options.serve(&database).await;
     database.url = direct;
     let client = process.client();
 
-    // Four model calls are under way: fewer commits than fill half a statement.
+    // Four model calls are under way, so no session is alone.
     model.hold();
     let mut sessions = Vec::new();
     for number in 0..4 {
         sessions.push(client.chat(&format!("c{number}"), "Try it, please.").await);
     }
     model.asked(4).await;
-    // Each lane waits for the answer to a commit that begins another session.
-    for lane in 1..=2 {
-        proxy.cut_when(COMMIT, CutAt::HeldAnswer);
-        sessions.push(client.chat(&format!("slow{lane}"), "Try it, please.").await);
-        eventually("a commit whose answer is held", || async { (proxy.cut_count() == lane).then_some(()) })
-            .await;
-    }
-    // So the replies wait, and a tool runs meanwhile.
-    model.release();
-    options.has_effects(1).await;
     proxy.cut_when(INTENT_ALONE, CutAt::HeldAnswer);
-    proxy.release();
+    model.release();
     for session in &sessions {
         client.wait_for(session["session_id"].as_str().unwrap(), "completed").await;
     }
 
     // Nothing but commits recorded the intents of model calls: this trap is sprung by a statement of its own.
-    assert_eq!(proxy.cut_count(), 2, "an intent was written alone");
+    assert_eq!(proxy.cut_count(), 0, "an intent was written alone");
     // Rows of one transaction have one `xmin`.
     let joined: i64 = database
         .value(
@@ -89,48 +103,59 @@ async fn on_a_busy_worker_a_reply_and_the_results_of_its_pure_tools_are_one_comm
 }
 
 #[tokio::test]
-async fn a_pure_tool_that_kills_its_process_ahead_of_its_reply_costs_one_more_model_call_and_no_second() {
-    let mut database = Database::new().await;
-    let model = ModelServer::start(|body, _| match turns_since_user(body) {
-        0 if body.to_string().contains("Stumble") => {
-            Answer::call("misbehave_purely", json!({"mode": "abort"}))
-        }
-        _ => Answer::text("That went well."),
+async fn a_reply_waits_for_no_slow_tool_and_the_tool_runs_once() {
+    let database = Database::new().await;
+    let (model, options) = scene("wait").await;
+    let store = database.store().await;
+    wake(&store, "busy", "openai/test", KEEP_BUSY).await;
+    let process = options.serve(&database).await;
+    options.has_effects(1).await;
+    let client = process.client();
+    let session = client.chat("c1", "Try it, please.").await;
+    let session = session["session_id"].as_str().unwrap();
+    eventually("the reply's commit while its tool runs", || async {
+        (database.value::<i64>(REPLIES, session).await == 1).then_some(())
     })
     .await;
-    let direct = database.url.clone();
-    let proxy = Proxy::start(&direct);
-    let config = "[agents.default]\nsystem_prompt = \"You are a test.\"\nmodel = \"openai/test\"\n\
-                  tools = [\"misbehave_purely\"]";
-    let options = Options::new().config(config).env("OPENAI_BASE_URL", &model.url);
+    options.has_effects(2).await;
+    mend(&options);
+    client.wait_for(session, "completed").await;
+    assert_eq!(runs(&options), 1);
+    assert_eq!(model.bodies().iter().filter(|body| !body.contains(KEEP_BUSY)).count(), 2);
+    let verified = store.verify(session).await.unwrap();
+    assert!(verified.agrees, "{verified:?}");
+}
+
+#[tokio::test]
+async fn a_pure_tool_that_kills_its_process_ahead_of_its_reply_costs_one_more_model_call_and_no_second() {
+    let database = Database::new().await;
+    let (model, options) = scene("abort").await;
     let store = database.store().await;
-    let replies = "select count(*) from conversation_records where session_id = $1 and role = 'assistant'";
     let asked = || model.bodies().iter().filter(|body| body.contains("Stumble")).count();
 
-    // In the first life a lane waits for the held answer to another session's commit. So the reply waits too, and its
-    // tool runs ahead of it.
-    database.url = proxy.url.clone();
-    proxy.cut_when(COMMIT, CutAt::HeldAnswer);
+    // In the first life another session is at work, so the tool runs ahead of its reply.
+    wake(&store, "busy", "openai/test", KEEP_BUSY).await;
     let process = options.serve(&database).await;
-    wake(&store, "slow1", "openai/test", "Hello.").await;
-    eventually("the commit whose answer is held", || async { (proxy.cut_count() == 1).then_some(()) }).await;
+    options.has_effects(1).await;
     let stumbling = post_before_death(&database, &process.client(), "c1", "Stumble, please.").await;
     ends(process).await;
-    let committed: i64 = database.value(replies, &stumbling).await;
+    let committed: i64 = database.value(REPLIES, &stumbling).await;
     assert_eq!((committed, asked()), (0, 1), "the reply is lost with its tool");
 
-    // In the second life a lane is as busy, but a worker died of this step: the reply is committed first.
-    wake(&store, "slow2", "openai/test", "Hello.").await;
-    proxy.cut_when(COMMIT, CutAt::HeldAnswer);
-    ends(options.spawn(&database.url)).await;
-    let committed: i64 = database.value(replies, &stumbling).await;
+    // In the second life the other session is at work too, but a worker died of this step: the reply is committed first.
+    model.hold();
+    let process = options.spawn(&database.url);
+    let is_busy_again =
+        |lines: &[String]| lines.iter().filter(|line| line.starts_with("misbehave ")).count() == 2;
+    options.until_effects("the other session to be at work again", is_busy_again).await;
+    model.release();
+    ends(process).await;
+    let committed: i64 = database.value(REPLIES, &stumbling).await;
     assert_eq!((committed, asked()), (1, 2), "the reply is kept");
-    let runs = options.effects().iter().filter(|line| line.starts_with("misbehave_purely ")).count();
-    assert_eq!(runs, 2);
+    assert_eq!(runs(&options), 2);
 
     // So no later life asks the model for it again.
-    std::fs::write(options.path("hold-mended"), "").unwrap();
-    database.url = direct;
+    mend(&options);
     let process = options.serve(&database).await;
     process.client().wait_for(&stumbling, "completed").await;
     assert_eq!(asked(), 3, "the third call is the one with the result");

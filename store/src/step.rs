@@ -57,26 +57,6 @@ pub struct Performance<'a> {
     pub intent: Option<NewGeneration<'a>>,
 }
 
-/// A commit that waits for its statement. See [`Store::queue_commit`].
-#[derive(Debug)]
-pub struct QueuedCommit(committer::Ticket);
-
-impl QueuedCommit {
-    /// Takes the commit back, so that it is not made. `false`: it is being written.
-    pub fn withdraw(&mut self) -> bool {
-        self.0.withdraw()
-    }
-
-    /// Waits until it is written. `None`: it was not, or nothing is known of it. The caller then commits the same
-    /// transition with [`Store::commit`], which finds out.
-    pub async fn written(&mut self) -> Option<Commit> {
-        match self.0.reported().await {
-            Reported::Written(written) => Some(written.into()),
-            Reported::Missed(_) | Reported::Alone => None,
-        }
-    }
-}
-
 impl From<Written> for Commit {
     fn from(written: Written) -> Commit {
         Commit::Continued { wake_seq: written.wake_seq, started_at: written.started_at }
@@ -123,32 +103,6 @@ impl Store {
                 other => other,
             };
         }
-    }
-
-    /// Puts `transition` in the queue of commits, if other commits are being written now and this one waits for them.
-    /// `None`: it would not wait. Nothing is in the queue, and the caller commits it with [`Store::commit`].
-    ///
-    /// A model's reply is queued like this: while it waits, its pure tools run. If they end first, the caller withdraws the
-    /// reply and commits it together with their results. So the reply is never held back, and a busy worker makes one
-    /// commit of two.
-    ///
-    /// # Errors
-    /// [`Error::Corrupt`] if the transition cannot be written as JSON.
-    pub fn queue_commit(
-        &self,
-        lease: &Lease,
-        session: &Session,
-        transition: &Transition,
-        performance: Performance<'_>,
-    ) -> Result<Option<QueuedCommit>> {
-        let goes_on = matches!(transition.next, Next::SameStep | Next::NextStep);
-        // Its key may have to be asked for, and this does not wait.
-        let Some(seal) = self.vault.known(session.session_id.as_str()) else { return Ok(None) };
-        if !goes_on || !Rare::new(&seal, transition).is_empty() || !self.committer.is_busy() {
-            return Ok(None);
-        }
-        let rows = Arc::new(Rows::new(&seal, lease, session, transition, &performance)?);
-        Ok(self.committer.enter(rows).map(QueuedCommit))
     }
 
     /// Resets the job's step number from the session's row. If someone edited the job's row by hand, its

@@ -1,4 +1,4 @@
-//! Commits per second: the store's step commit, and a whole turn of the worker with its two commits.
+//! Commits per second: the store's step commit, and a whole turn of the worker.
 
 use crate::fixture::{self, Held, TEXT, USAGE};
 use anyhow::Result;
@@ -17,8 +17,8 @@ use wakeful_workflow::session::{CallOutcome, CallStatus, Session};
 pub enum Shape {
     /// One commit of two messages.
     Step,
-    /// As the step job does it: the assistant's message and its ledger row before the tool runs, then the
-    /// rest. If the first commit has to wait, the results of the pure tool join it.
+    /// As the step job does it with a pure tool that takes no time. A session that is alone in its process: the assistant's
+    /// message and its ledger row before the tool runs, then the rest. One of several: all of it at once.
     Turn,
 }
 
@@ -34,12 +34,13 @@ pub async fn round(store: &Store, held: &mut Vec<Held>, shape: Shape, seconds: f
     let began = Instant::now();
     let end = began + Duration::from_secs_f64(seconds);
     let mut tasks = tokio::task::JoinSet::new();
+    let alone = held.len() == 1;
     for mut one in held.drain(..) {
         let store = store.clone();
         tasks.spawn(async move {
             let mut steps = 0;
             while Instant::now() < end {
-                step(&store, &mut one, shape).await?;
+                step(&store, &mut one, shape, alone).await?;
                 steps += 1;
             }
             anyhow::Ok((one, steps))
@@ -54,14 +55,14 @@ pub async fn round(store: &Store, held: &mut Vec<Held>, shape: Shape, seconds: f
     Ok(Round { steps, seconds: began.elapsed().as_secs_f64() })
 }
 
-/// Commits one step.
-pub async fn step(store: &Store, held: &mut Held, shape: Shape) -> Result<()> {
+/// Commits one step. `alone`: the process has no other session.
+pub async fn step(store: &Store, held: &mut Held, shape: Shape, alone: bool) -> Result<()> {
     match shape {
         Shape::Step => {
             let transition = fixture::step(&held.session);
             held.commit(store, &transition).await?;
         }
-        Shape::Turn => turn(store, held).await?,
+        Shape::Turn => turn(store, held, alone).await?,
     }
     // A commit never reads the transcript, so a long round does not keep it.
     held.session.records.clear();
@@ -112,23 +113,13 @@ pub fn whole_turn(session: &Session) -> Result<Transition> {
     Ok(asked)
 }
 
-async fn turn(store: &Store, held: &mut Held) -> Result<()> {
-    let (mut asked, called) = turn_of(&held.session);
-    let Some(mut queued) = held.queue(store, &asked)? else {
-        held.commit(store, &asked).await?;
-        let results = advance(&held.session, called, AgentPolicy::default());
-        return held.commit(store, &results).await;
-    };
-    let mut after = held.session.clone();
-    after.apply(&asked);
-    let results = advance(&after, called, AgentPolicy::default());
-    if queued.withdraw() {
-        anyhow::ensure!(asked.join(results), "the results are of the same step");
-        return held.commit(store, &asked).await;
+async fn turn(store: &Store, held: &mut Held, alone: bool) -> Result<()> {
+    if !alone {
+        let turn = whole_turn(&held.session)?;
+        return held.commit(store, &turn).await;
     }
-    match queued.written().await {
-        Some(_) => held.session = after,
-        None => held.commit(store, &asked).await?,
-    }
+    let (asked, called) = turn_of(&held.session);
+    held.commit(store, &asked).await?;
+    let results = advance(&held.session, called, AgentPolicy::default());
     held.commit(store, &results).await
 }

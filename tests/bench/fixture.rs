@@ -13,7 +13,7 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use wakeful_store::Store;
 use wakeful_store::queue::{Holdings, Job, Kind, News, Queue, Settings};
-use wakeful_store::step::{Commit, Performance, QueuedCommit};
+use wakeful_store::step::{Commit, Performance};
 use wakeful_store::wake::{Continues, NewMessage, NewSession};
 use wakeful_workflow::advance::{Next, Performed, StepResult, Transition, advance};
 use wakeful_workflow::agent::AgentPolicy;
@@ -192,11 +192,6 @@ pub struct Held {
 const PERFORMANCE: Performance<'static> = Performance { elapsed_s: 0.5, attempt: 1, intent: None };
 
 impl Held {
-    /// Queues a commit if it has to wait.
-    pub fn queue(&self, store: &Store, transition: &Transition) -> Result<Option<QueuedCommit>> {
-        Ok(store.queue_commit(&self.job.lease, &self.session, transition, PERFORMANCE)?)
-    }
-
     /// Commits, and updates the copy as the step job does.
     pub async fn commit(&mut self, store: &Store, transition: &Transition) -> Result<()> {
         let commit = store.commit(&self.job.lease, &self.session, transition, PERFORMANCE).await?;

@@ -140,11 +140,12 @@ pub async fn traffic(database: &Database, held: &mut [Held], shape: Shape) -> Re
     const STEPS: u32 = 20;
     let relay = Relay::start(&database.url)?;
     let store = Store::connect(relay.url(), 1, "wakeful bench").await?;
+    let alone = held.len() == 1;
     // The first step also describes the statement to the client.
-    commits::step(&store, &mut held[0], shape).await?;
+    commits::step(&store, &mut held[0], shape, alone).await?;
     let before = relay.traffic();
     for _ in 0..STEPS {
-        commits::step(&store, &mut held[0], shape).await?;
+        commits::step(&store, &mut held[0], shape, alone).await?;
     }
     let sent = relay.traffic() - before;
     store.close().await;

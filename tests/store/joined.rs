@@ -1,8 +1,7 @@
-//! Replies that wait for a statement, and results that join them.
+//! Replies that are joined by the results of their tools.
 
-use super::group::{commit_all, driver_turn, drivers, warm};
+use super::group::{commit_all, driver_turn, drivers};
 use super::*;
-use crate::support::proxy::{CutAt, Proxy as Cutting};
 use wakeful_workflow::advance::Transition;
 use wakeful_workflow::session::Session;
 
@@ -63,40 +62,4 @@ async fn a_reply_joined_by_its_results_leaves_the_rows_of_two_commits() {
         dumps.push(comparable(world.dump().await));
     }
     assert_eq!(dumps[0], dumps[1]);
-}
-
-#[tokio::test]
-async fn a_commit_that_waits_can_be_taken_back_and_a_lone_one_does_not_wait() {
-    let world = World::new().await;
-    let mut drivers = drivers(&world, 3).await;
-    let proxy = Cutting::start(&world.database.url);
-    let store = warm(&proxy.url, &mut drivers[..1]).await;
-    let [first, second, third] = [&drivers[0], &drivers[1], &drivers[2]];
-    let queue = |driver: &Driver<'_>| {
-        store.queue_commit(&driver.job.lease, &driver.session, &driver_turn(driver), performance()).unwrap()
-    };
-    assert!(queue(first).is_none(), "no lane writes, so it would be written at once");
-
-    proxy.cut_when("opened as (", CutAt::HeldAnswer);
-    let turn = driver_turn(first);
-    let late = [(first, &turn)];
-    let late = commit_all(&store, &late);
-    let others = async {
-        eventually("a lane that waits for its answer", || async { (proxy.cut_count() == 1).then_some(()) })
-            .await;
-        let mut taken_back = queue(second).expect("it waits");
-        assert!(taken_back.withdraw());
-        assert!(!taken_back.withdraw());
-        assert_eq!(taken_back.written().await, None);
-        let mut stays = queue(third).expect("it waits");
-        assert!(matches!(stays.written().await, Some(Commit::Continued { .. })));
-        assert!(!stays.withdraw());
-        proxy.release();
-    };
-    let (late, ()) = tokio::join!(late, others);
-    assert!(matches!(late[0], Ok(Commit::Continued { .. })), "{late:?}");
-    for (driver, records) in drivers.iter().zip([1, 0, 1]) {
-        let read = world.store.hydrate(driver.session.session_id.as_str()).await.unwrap();
-        assert_eq!(read.records.len() - driver.session.records.len(), records);
-    }
 }

@@ -206,6 +206,11 @@ impl Job {
         self.session.lock().unwrap_or_else(PoisonError::into_inner).take().map(|session| *session)
     }
 
+    /// Returns whether the process has no other job now.
+    pub fn is_alone(&self) -> bool {
+        self.slot.held.len() <= 1
+    }
+
     /// Returns whether the queue that claimed this job takes more jobs now. Then it claims every job that waits, so none
     /// has to wait for this one.
     pub fn has_room_beside(&self) -> bool {

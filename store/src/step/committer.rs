@@ -75,45 +75,6 @@ struct Owner {
     lanes: Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// A commit in the queue. It waits for a statement, or a lane writes it.
-#[derive(Debug)]
-pub(super) struct Ticket {
-    owner: Arc<Owner>,
-    rows: Arc<Rows>,
-    reported: oneshot::Receiver<Reported>,
-}
-
-impl Ticket {
-    /// Takes the commit out of the queue. `false`: a lane has taken it.
-    pub(super) fn withdraw(&mut self) -> bool {
-        let mut queue = self.owner.waiting.lock();
-        let waiting = queue.requests.len();
-        queue.requests.retain(|request| !Arc::ptr_eq(&request.rows, &self.rows));
-        queue.requests.len() < waiting
-    }
-
-    /// Waits until a lane has written the commit. If the caller goes away, the commit is made completely or not at all.
-    pub(super) async fn reported(&mut self) -> Reported {
-        let Ticket { owner, reported, .. } = self;
-        if let Ok(reported) = tokio::time::timeout(PATIENCE, &mut *reported).await {
-            // The lane ended without a report if its runtime ended.
-            return reported.unwrap_or(Reported::Alone);
-        }
-        let waits = {
-            let mut queue = owner.waiting.lock();
-            // If the queue is empty, a lane writes this commit, and another lane has nothing to do.
-            queue.late = !queue.requests.is_empty();
-            queue.late
-        };
-        if waits {
-            // The lanes may have ended with their runtime.
-            owner.start_lanes(false);
-            owner.waiting.changed.notify_last();
-        }
-        reported.await.unwrap_or(Reported::Alone)
-    }
-}
-
 /// What a lane says of one commit.
 #[derive(Debug)]
 pub(super) enum Reported {
@@ -131,14 +92,28 @@ impl Committer {
 
     /// Commits `rows` in a lane. If the caller goes away, the commit is made completely or not at all.
     pub(super) async fn commit(&self, rows: Arc<Rows>) -> Reported {
-        match self.enter(rows) {
-            Some(mut ticket) => ticket.reported().await,
-            None => Reported::Alone,
+        let Some(mut reported) = self.enter(rows) else { return Reported::Alone };
+        let Committer(owner) = self;
+        if let Ok(reported) = tokio::time::timeout(PATIENCE, &mut reported).await {
+            // The lane ended without a report if its runtime ended.
+            return reported.unwrap_or(Reported::Alone);
         }
+        let waits = {
+            let mut queue = owner.waiting.lock();
+            // If the queue is empty, a lane writes this commit, and another lane has nothing to do.
+            queue.late = !queue.requests.is_empty();
+            queue.late
+        };
+        if waits {
+            // The lanes may have ended with their runtime.
+            owner.start_lanes(false);
+            owner.waiting.changed.notify_last();
+        }
+        reported.await.unwrap_or(Reported::Alone)
     }
 
     /// Puts `rows` in the queue. `None`: no lane works, so the caller writes the commit alone.
-    pub(super) fn enter(&self, rows: Arc<Rows>) -> Option<Ticket> {
+    fn enter(&self, rows: Arc<Rows>) -> Option<oneshot::Receiver<Reported>> {
         let (report, reported) = oneshot::channel();
         let waiting = &self.0.waiting;
         let is_due = {
@@ -146,7 +121,7 @@ impl Committer {
             if queue.closed || queue.unable >= LANES {
                 return None;
             }
-            queue.requests.push_back(Request { rows: Arc::clone(&rows), report });
+            queue.requests.push_back(Request { rows, report });
             queue.is_due()
         };
         self.0.start_lanes(false);
@@ -154,13 +129,7 @@ impl Committer {
             // The lane that worked last has its connection; a second one is opened only for a second lane.
             waiting.changed.notify_last();
         }
-        Some(Ticket { owner: Arc::clone(&self.0), rows, reported })
-    }
-
-    /// Returns whether a commit that enters now would wait: for a statement to end, or for others to join the next one.
-    pub(super) fn is_busy(&self) -> bool {
-        let queue = self.0.waiting.lock();
-        (queue.writing > 0 || queue.gathering > 0) && !queue.late && queue.requests.len() + 1 < ENOUGH
+        Some(reported)
     }
 
     /// Starts the lanes. The first one opens its connection at once.

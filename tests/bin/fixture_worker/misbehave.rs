@@ -16,7 +16,7 @@ pub struct Misbehave {
 impl Misbehave {
     /// The tool `misbehave`, which starts after its reply's commit.
     pub const IDEMPOTENT: Misbehave = Misbehave { name: "misbehave", effect: Effect::Idempotent };
-    /// The tool `misbehave_purely`, which may run while its reply's commit waits.
+    /// The tool `misbehave_purely`, which may run before its reply's commit.
     pub const PURE: Misbehave = Misbehave { name: "misbehave_purely", effect: Effect::Pure };
 }
 
@@ -29,7 +29,7 @@ impl Tool for Misbehave {
             json!({
                 "type": "object",
                 "properties": {
-                    "mode": {"enum": ["abort", "exit", "panic", "overflow", "allocate", "spin", "block", "yield"]},
+                    "mode": {"enum": ["abort", "exit", "panic", "overflow", "allocate", "spin", "block", "wait", "yield"]},
                 },
                 "required": ["mode"],
                 "additionalProperties": false,
@@ -57,6 +57,17 @@ impl Tool for Misbehave {
             // Keeps its thread until the test mends it.
             Some("block") => {
                 block_until(&super::folder::Changes::of(&mended), is_mended);
+                Ok(ToolOutput::text("Behaved at last."))
+            }
+            // Waits for the same, but leaves its thread to others.
+            Some("wait") => {
+                let waits = move || {
+                    let is_mended = || std::fs::exists(&mended).unwrap_or(false);
+                    block_until(&super::folder::Changes::of(&mended), is_mended);
+                };
+                tokio::task::spawn_blocking(waits)
+                    .await
+                    .map_err(|error| ToolError::new(error.to_string()))?;
                 Ok(ToolOutput::text("Behaved at last."))
             }
             // Never ends, but leaves its thread to others.

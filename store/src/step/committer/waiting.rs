@@ -22,9 +22,8 @@ pub(super) struct Waiting {
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     pub requests: VecDeque<Request>,
-    /// How many lanes write, and how many are about to.
+    /// How many lanes write.
     pub writing: usize,
-    pub gathering: usize,
     /// A commit has waited for long.
     pub late: bool,
     pub closed: bool,
@@ -64,7 +63,7 @@ impl Waiting {
             // From here on `close` reaches this lane.
             changed.as_mut().enable();
             {
-                if let Some(_gathers) = self.gathers(yields) {
+                if self.gathers(yields) {
                     yields += 1;
                     tokio::task::yield_now().await;
                     continue;
@@ -91,23 +90,11 @@ impl Waiting {
 }
 
 impl Waiting {
-    /// Says that a lane lets others join what it is about to write, if there is room for them and it has not done so often enough.
-    fn gathers(&self, yields: u32) -> Option<Gathers<'_>> {
-        let mut queue = self.lock();
-        if yields >= YIELDS || !queue.is_due() || queue.requests.len() >= SESSIONS {
-            return None;
-        }
-        queue.gathering += 1;
-        Some(Gathers(self))
-    }
-}
-
-/// A lane is about to write.
-struct Gathers<'a>(&'a Waiting);
-
-impl Drop for Gathers<'_> {
-    fn drop(&mut self) {
-        self.0.lock().gathering -= 1;
+    /// Returns whether a lane lets others join what it is about to write: there is room for them, and it has not done so often
+    /// enough.
+    fn gathers(&self, yields: u32) -> bool {
+        let queue = self.lock();
+        yields < YIELDS && queue.is_due() && queue.requests.len() < SESSIONS
     }
 }
 

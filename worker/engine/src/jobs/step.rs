@@ -275,14 +275,7 @@ async fn run_steps(
         };
         let commit = match written {
             Some(commit) => commit,
-            None => {
-                commit::failpoint_before(&transition);
-                // `Store::commit`, tried again while the database is away.
-                let commit = commit::commit(ctx, job, session, &transition, performance).await?;
-                wakeful_store::failpoint!("K22");
-                ctx.bus.notifier.session(session.session_id.as_str());
-                commit
-            }
+            None => commit::commit(ctx, job, session, &transition, performance).await?,
         };
         if !transition.deliveries.is_empty() {
             ctx.bus.notifier.job(Kind::Deliver);

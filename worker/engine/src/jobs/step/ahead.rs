@@ -1,23 +1,25 @@
-//! Runs the pure tools of a reply while the reply waits for its statement.
+//! Runs the pure tools of a reply before the reply is committed.
 //!
-//! On a busy worker a commit waits for the statement before it. A model's reply enters that queue at once, and meanwhile
-//! its tools run if they change nothing outside. If they end before a lane takes the reply, the worker withdraws it and
-//! commits reply and results together: one commit instead of two. If a lane was faster, the results wait for
-//! their own commit. So the reply is never held back, and an idle worker commits it before any tool runs.
+//! A tool that changes nothing outside often takes less time than a commit. So the reply waits for its tools for a few
+//! milliseconds ([`HOLD`]). If they end in time, one commit has the reply and their results. If not, the reply is committed while
+//! they go on, and their results have a commit of their own.
 //!
-//! If the process dies in between, the reply is lost with its results, as it would have been in the queue, and the model
-//! is asked again. A tool that kills its process could repeat that. So after a death of its worker, a step runs no tool
-//! ahead.
+//! If the process dies before that commit, the model is asked again. A tool that kills its process could repeat that. So after a
+//! death of its worker, a step runs no tool ahead. And a process that has no other job saves no time that anybody waits for: it
+//! commits each reply at once.
 //!
 //! A recorded reply of a replay costs nothing, so it is always held until its tools have ended.
 
-use super::{commit, files_gate};
+use super::commit::commit;
+use super::files_gate;
 use crate::ctx::Ctx;
 use crate::perform::tentative::{apply, undo};
 use crate::perform::{StartedCalls, perform};
 use std::pin::pin;
+use std::time::Duration;
+use tokio::time::timeout;
 use wakeful_store::queue::Job;
-use wakeful_store::step::{Commit, Performance, QueuedCommit};
+use wakeful_store::step::{Commit, Performance};
 use wakeful_workflow::advance::{CallEnd, EndedCall, OpenedCall, Performed, Transition, advance};
 use wakeful_workflow::agent::Agent;
 use wakeful_workflow::effect::Effect;
@@ -25,6 +27,10 @@ use wakeful_workflow::id::CallId;
 use wakeful_workflow::plan::{Action, How, PlannedCall, plan};
 use wakeful_workflow::replay::has_recorded_replies;
 use wakeful_workflow::session::Session;
+
+/// How long a reply waits for its tools: about the time of a statement with several commits. With a backlog, 2 of 4,000 replies had
+/// no results by then.
+const HOLD: Duration = Duration::from_millis(5);
 
 /// What became of a reply.
 pub(super) struct Ahead {
@@ -43,11 +49,11 @@ impl Ahead {
     }
 }
 
-/// Runs the calls of `reply` ahead of its commit, if they are pure and the commit waits. `session` is as before the
+/// Runs the calls of `reply` ahead of its commit, if they are pure and the process has other jobs too. `session` is as before the
 /// reply, and is so afterwards.
 ///
 /// # Errors
-/// Those of [`wakeful_store::Store::queue_commit`].
+/// Those of the reply's commit.
 pub(super) async fn run_ahead(
     ctx: &Ctx,
     job: &Job,
@@ -56,43 +62,38 @@ pub(super) async fn run_ahead(
     mut reply: Transition,
     performance: Performance<'_>,
 ) -> wakeful_store::Result<Ahead> {
+    let is_recorded = has_recorded_replies(session);
     let tools = reply.calls_opened.iter().map(|call| call.name.as_str());
     if reply.calls_opened.is_empty()
+        || (job.is_alone() && !is_recorded)
         || !are_pure(session, &reply)
         || !files_gate::may_run_ahead(ctx, session, tools)
     {
         return Ok(Ahead::nothing(reply));
     }
-    let mut queued = None;
-    if !has_recorded_replies(session) {
-        queued = ctx.store.queue_commit(&job.lease, session, &reply, performance)?;
-        if queued.is_none() {
-            return Ok(Ahead::nothing(reply));
-        }
-    }
     let before = apply(session, &reply);
-    let (mut results, mut answer) = match plan(session, &agent.limits) {
+    let (mut results, written) = match plan(session, &agent.limits) {
         Action::CallTools { calls } if calls.iter().all(|call| call.how == How::Run) => {
             let tools = run_tools(ctx, job, session, agent, calls);
-            run_beside(ctx, session, &reply, tools, queued.as_mut()).await
-        }
-        _ => (None, None),
-    };
-    if answer.is_none() {
-        if queued.as_mut().is_none_or(QueuedCommit::withdraw) {
-            if let Some(results) = results.take_if(|results| !asks_question(results)) {
-                let results = advance(session, results, agent.policy());
-                undo(session, before, &reply);
-                // They fit, because the plan said that the reply's calls come next. Else the tools run again.
-                reply.join(results);
-                return Ok(Ahead::nothing(reply));
+            if is_recorded {
+                (tools.await, Ok(None))
+            } else {
+                run_beside(tools, || commit(ctx, job, &before, &reply, performance)).await
             }
-        } else if let Some(queued) = &mut queued {
-            answer = Some(commit::queued(ctx, session, &reply, queued).await);
         }
+        _ => (None, Ok(None)),
+    };
+    if matches!(written, Ok(None))
+        && let Some(results) = results.take_if(|results| !asks_question(results))
+    {
+        let results = advance(session, results, agent.policy());
+        undo(session, before, &reply);
+        // They fit, because the plan said that the reply's calls come next. Else the tools run again.
+        reply.join(results);
+        return Ok(Ahead::nothing(reply));
     }
     undo(session, before, &reply);
-    Ok(Ahead { transition: reply, written: answer.flatten(), results })
+    Ok(Ahead { transition: reply, written: written?, results })
 }
 
 /// Returns whether the calls of `reply` may run although no commit has them: they change nothing outside and wait for no person, or
@@ -136,24 +137,25 @@ async fn run_tools(
     }
 }
 
-/// Waits for the tools, and for the commit of the reply if its answer comes first. The second value is that answer. If the
-/// commit was not made, the tools do not go on.
-async fn run_beside(
-    ctx: &Ctx,
-    session: &Session,
-    reply: &Transition,
+/// Waits for the tools, and makes the commit of the reply if they have not ended in time. The second value is its answer, if it was
+/// made. If the answer is that the run does not go on as planned, the tools do not go on either.
+async fn run_beside<C: Future<Output = wakeful_store::Result<Commit>>>(
     tools: impl Future<Output = Option<Performed>>,
-    queued: Option<&mut QueuedCommit>,
-) -> (Option<Performed>, Option<Option<Commit>>) {
+    commit: impl FnOnce() -> C,
+) -> (Option<Performed>, wakeful_store::Result<Option<Commit>>) {
     let mut tools = pin!(tools);
-    let Some(queued) = queued else { return (tools.await, None) };
+    if let Ok(results) = timeout(HOLD, &mut tools).await {
+        return (results, Ok(None));
+    }
+    // Most replies do not get here, so the large future of a commit is not part of this one.
+    let mut commit = Box::pin(commit());
     tokio::select! {
         biased;
-        results = &mut tools => (results, None),
-        answer = commit::queued(ctx, session, reply, queued) => match answer {
-            Some(commit) => (tools.await, Some(Some(commit))),
-            None => (None, Some(None)),
-        }
+        written = &mut commit => match written {
+            Ok(Commit::Continued { .. }) => (tools.await, written.map(Some)),
+            Ok(Commit::Closed { .. } | Commit::Moved | Commit::Stale) | Err(_) => (None, written.map(Some)),
+        },
+        results = &mut tools => (results, commit.await.map(Some)),
     }
 }
 

@@ -4,15 +4,34 @@ use crate::ctx::Ctx;
 use crate::telemetry::{self, names};
 use tracing::{Instrument, Span, debug, info, info_span, warn};
 use wakeful_store::queue::{self, Job};
-use wakeful_store::step::{Commit, Performance, QueuedCommit};
+use wakeful_store::step::{Commit, Performance};
 use wakeful_workflow::advance::{Next, Transition};
 use wakeful_workflow::record::Record;
 use wakeful_workflow::session::Session;
 
-/// Commits `transition`. The model's reply is paid for, so the commit is tried again while the database is
-/// away and the lease lasts. That is safe: if an earlier try went through, the next one finds the session
-/// moved, writes nothing and returns [`Commit::Moved`].
+/// Commits `transition`, and tells the session's readers.
+///
+/// The model's reply is paid for, so the commit is tried again while the database is away and the lease lasts. That is safe: if an
+/// earlier try went through, the next one finds the session moved, writes nothing and returns [`Commit::Moved`].
+///
+/// # Errors
+/// Those of [`wakeful_store::Store::commit`] that do not pass.
 pub(super) async fn commit(
+    ctx: &Ctx,
+    job: &Job,
+    session: &Session,
+    transition: &Transition,
+    performance: Performance<'_>,
+) -> wakeful_store::Result<Commit> {
+    failpoint_before(transition);
+    let commit = write(ctx, job, session, transition, performance).await?;
+    wakeful_store::failpoint!("K22");
+    ctx.bus.notifier.session(session.session_id.as_str());
+    Ok(commit)
+}
+
+/// `Store::commit`, tried again while the database is away.
+async fn write(
     ctx: &Ctx,
     job: &Job,
     session: &Session,
@@ -47,20 +66,6 @@ pub(super) async fn commit(
             }
         }
     }
-}
-
-/// Waits for a commit that is in the queue, and tells readers of it. `None`: it was not made, or nothing is known of it;
-/// [`commit`] finds out.
-pub(super) async fn queued(
-    ctx: &Ctx,
-    session: &Session,
-    transition: &Transition,
-    queued: &mut QueuedCommit,
-) -> Option<Commit> {
-    let commit = queued.written().instrument(span_of(session, transition)).await?;
-    ctx.bus.notifier.session(session.session_id.as_str());
-    report(ctx, session, transition, &commit);
-    Some(commit)
 }
 
 fn span_of(session: &Session, transition: &Transition) -> Span {
@@ -110,7 +115,7 @@ fn report(ctx: &Ctx, session: &Session, transition: &Transition, commit: &Commit
 }
 
 /// The failpoint before a commit. The name says what the commit writes: a whole step, a summary, tool calls, or less.
-pub(super) fn failpoint_before(transition: &Transition) {
+fn failpoint_before(transition: &Transition) {
     if transition.step.is_some() {
         wakeful_store::failpoint!("K21");
     } else if transition.records.last().is_some_and(Record::is_summary) {
