@@ -71,17 +71,7 @@ async fn a_process_with_several_jobs_commits_a_reply_and_the_results_of_its_pure
 
     // Nothing but commits recorded the intents of model calls: this trap is sprung by a statement of its own.
     assert_eq!(proxy.cut_count(), 0, "an intent was written alone");
-    // Rows of one transaction have one `xmin`.
-    let joined: i64 = database
-        .value(
-            "select count(*) from conversation_records reply
-            join conversation_records result using (conversation_id)
-            where reply.role = 'assistant' and result.role = $1 and reply.xmin::text = result.xmin::text
-                and result.message_number = reply.message_number + 1",
-            Role::Tool.as_str(),
-        )
-        .await;
-    assert!(joined > 0, "no reply was committed with its results");
+    assert!(joined(&database).await > 0, "no reply was committed with its results");
     // However they were committed, each session has the same journal.
     let journals: i64 = database
         .value(
@@ -100,6 +90,46 @@ async fn a_process_with_several_jobs_commits_a_reply_and_the_results_of_its_pure
         assert!(verified.agrees, "{verified:?}");
     }
     assert_eq!(model.bodies().len(), 2 * sessions.len(), "each model call is made once");
+}
+
+#[tokio::test]
+async fn a_process_with_one_job_commits_a_reply_before_its_tools_run() {
+    let database = Database::new().await;
+    let (_model, options) = scene("yield").await;
+    mend(&options);
+    let process = options.serve(&database).await;
+    let client = process.client();
+    let session = client.chat("c1", "Try it, please.").await;
+    client.wait_for(session["session_id"].as_str().unwrap(), "completed").await;
+    assert_eq!(runs(&options), 1);
+    assert_eq!(joined(&database).await, 0);
+}
+
+#[tokio::test]
+async fn a_paused_tool_does_not_run_ahead() {
+    let database = Database::new().await;
+    let (_model, options) = scene("yield").await;
+    let store = database.store().await;
+    wake(&store, "busy", "openai/test", KEEP_BUSY).await;
+    let process = options.serve(&database).await;
+    options.has_effects(1).await;
+    mend(&options);
+    let client = process.client();
+    let pause = json!({"kind": "tool", "name": "misbehave_purely", "reason": "wrong prices"});
+    assert_eq!(client.post("/v1/pauses", &pause).await.0, 201);
+    process.wait_for_log("Paused now: ").await;
+    let session = client.chat("c1", "Try it, please.").await;
+    let session = session["session_id"].as_str().unwrap();
+    eventually("the session to wait for the end of the pause", || async {
+        let sql = "select exists (select from jobs where session_id = $1 and held_by is not null)";
+        database.value::<bool>(sql, session).await.then_some(())
+    })
+    .await;
+    assert_eq!((database.value::<i64>(REPLIES, session).await, runs(&options)), (1, 0));
+    let pause = json!({"kind": "tool", "name": "misbehave_purely"});
+    assert_eq!(client.post("/v1/pauses/end", &pause).await.0, 202);
+    client.wait_for(session, "completed").await;
+    assert_eq!(runs(&options), 1);
 }
 
 #[tokio::test]
@@ -160,6 +190,15 @@ async fn a_pure_tool_that_kills_its_process_ahead_of_its_reply_costs_one_more_mo
     process.client().wait_for(&stumbling, "completed").await;
     assert_eq!(asked(), 3, "the third call is the one with the result");
     assert!(process.terminate().success());
+}
+
+/// How many replies were committed together with the result of their tool. Rows of one transaction have one `xmin`.
+async fn joined(database: &Database) -> i64 {
+    let sql = "select count(*) from conversation_records reply
+        join conversation_records result using (conversation_id)
+        where reply.role = 'assistant' and result.role = $1 and reply.xmin::text = result.xmin::text
+            and result.message_number = reply.message_number + 1";
+    database.value(sql, Role::Tool.as_str()).await
 }
 
 /// Waits until its work kills the process.

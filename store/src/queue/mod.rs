@@ -206,7 +206,7 @@ impl Job {
         self.session.lock().unwrap_or_else(PoisonError::into_inner).take().map(|session| *session)
     }
 
-    /// Returns whether the process has no other job now.
+    /// Returns whether the process has no other job now, of any queue.
     pub fn is_alone(&self) -> bool {
         self.slot.held.len() <= 1
     }
