@@ -31,6 +31,16 @@ async fn scene(mode: &'static str) -> (ModelServer, Options) {
     (model, options)
 }
 
+/// A scene whose process is at work on a session that keeps busy, so that no other session is alone.
+async fn busy_scene(mode: &'static str) -> (Database, ModelServer, Options, Process) {
+    let database = Database::new().await;
+    let (model, options) = scene(mode).await;
+    wake(&database.store().await, "busy", "openai/test", KEEP_BUSY).await;
+    let process = options.serve(&database).await;
+    options.has_effects(1).await;
+    (database, model, options, process)
+}
+
 fn is_about(body: &Value, text: &str) -> bool {
     body["messages"].to_string().contains(text)
 }
@@ -107,12 +117,7 @@ async fn a_process_with_one_job_commits_a_reply_before_its_tools_run() {
 
 #[tokio::test]
 async fn a_paused_tool_does_not_run_ahead() {
-    let database = Database::new().await;
-    let (_model, options) = scene("yield").await;
-    let store = database.store().await;
-    wake(&store, "busy", "openai/test", KEEP_BUSY).await;
-    let process = options.serve(&database).await;
-    options.has_effects(1).await;
+    let (database, _model, options, process) = busy_scene("yield").await;
     mend(&options);
     let client = process.client();
     let pause = json!({"kind": "tool", "name": "misbehave_purely", "reason": "wrong prices"});
@@ -134,12 +139,7 @@ async fn a_paused_tool_does_not_run_ahead() {
 
 #[tokio::test]
 async fn a_reply_waits_for_no_slow_tool_and_the_tool_runs_once() {
-    let database = Database::new().await;
-    let (model, options) = scene("wait").await;
-    let store = database.store().await;
-    wake(&store, "busy", "openai/test", KEEP_BUSY).await;
-    let process = options.serve(&database).await;
-    options.has_effects(1).await;
+    let (database, model, options, process) = busy_scene("wait").await;
     let client = process.client();
     let session = client.chat("c1", "Try it, please.").await;
     let session = session["session_id"].as_str().unwrap();
@@ -152,21 +152,15 @@ async fn a_reply_waits_for_no_slow_tool_and_the_tool_runs_once() {
     client.wait_for(session, "completed").await;
     assert_eq!(runs(&options), 1);
     assert_eq!(model.bodies().iter().filter(|body| !body.contains(KEEP_BUSY)).count(), 2);
-    let verified = store.verify(session).await.unwrap();
+    let verified = database.store().await.verify(session).await.unwrap();
     assert!(verified.agrees, "{verified:?}");
 }
 
 #[tokio::test]
 async fn a_pure_tool_that_kills_its_process_ahead_of_its_reply_costs_one_more_model_call_and_no_second() {
-    let database = Database::new().await;
-    let (model, options) = scene("abort").await;
-    let store = database.store().await;
-    let asked = || model.bodies().iter().filter(|body| body.contains("Stumble")).count();
-
     // In the first life another session is at work, so the tool runs ahead of its reply.
-    wake(&store, "busy", "openai/test", KEEP_BUSY).await;
-    let process = options.serve(&database).await;
-    options.has_effects(1).await;
+    let (database, model, options, process) = busy_scene("abort").await;
+    let asked = || model.bodies().iter().filter(|body| body.contains("Stumble")).count();
     let stumbling = post_before_death(&database, &process.client(), "c1", "Stumble, please.").await;
     ends(process).await;
     let committed: i64 = database.value(REPLIES, &stumbling).await;

@@ -181,6 +181,20 @@ pub(super) async fn disown(store: Store, key: i32) {
     }
 }
 
+impl Holdings {
+    /// Call this after a statement that wrote `key` into jobs, when the leases are in here. If the lock has
+    /// changed meanwhile, removes the key again, and lets the heartbeat write the new one.
+    pub(super) fn written(&self, store: &Store, key: Option<i32>) {
+        if self.lock() == key {
+            return;
+        }
+        self.beat_now.notify_one();
+        if let Some(key) = key {
+            tokio::spawn(disown(store.clone(), key));
+        }
+    }
+}
+
 impl Store {
     /// Returns the keys that leased jobs name and that no process holds. Returns none in the first seconds
     /// after the server's start, when no process has its lock back.

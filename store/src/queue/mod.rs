@@ -17,6 +17,7 @@ mod delay;
 mod depth;
 mod feed;
 mod heartbeat;
+mod holdings;
 mod horizon;
 mod left;
 mod liveness;
@@ -33,6 +34,7 @@ pub use depth::{DeadlyStep, Depth, Faults, FaultyStep};
 pub use feed::Offer;
 pub(crate) use feed::Taken;
 pub use heartbeat::Heartbeat;
+pub use holdings::Holdings;
 pub use left::{LACKS, LackedAgent, Served};
 pub use liveness::Liveness;
 pub(crate) use notify::{CANCEL, GATES, SESSIONS};
@@ -41,14 +43,12 @@ pub use readers::{Audience, READS_EVERY};
 pub use workers::{APPLICATION, Connections, WorkerView};
 
 use crate::{Result, Store};
-use room::Room;
+use room::{Room, Slot};
 use rustix::time::{ClockId, clock_gettime};
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use suspect::SuspectPlace;
-use tokio::sync::{Notify, OwnedSemaphorePermit, watch};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use wakeful_workflow::session::Session;
 
@@ -225,98 +225,6 @@ pub struct Outage {
     pub faults: i64,
     /// How long the outage had lasted at the claim. `None`: there was none.
     pub lasted: Option<Duration>,
-}
-
-#[derive(Debug)]
-struct Slot {
-    job_id: i64,
-    token: i64,
-    suspect: bool,
-    held: Arc<Holdings>,
-    freed: Arc<Notify>,
-    permit: Option<OwnedSemaphorePermit>,
-    /// The room of the queue that claimed the job.
-    room: Arc<Room>,
-}
-
-impl Drop for Slot {
-    fn drop(&mut self) {
-        self.held.remove(self.job_id, self.token);
-        if self.suspect {
-            self.held.suspect.leave();
-        }
-        // Free the slot before the claimer is notified. Otherwise it finds no free slot and waits for its
-        // next poll.
-        drop(self.permit.take());
-        self.freed.notify_one();
-    }
-}
-
-/// Every lease that this process holds. The heartbeat renews these.
-#[derive(Debug, Default)]
-pub struct Holdings {
-    leases: Mutex<HashMap<(i64, i64), Arc<Hold>>>,
-    suspect: SuspectPlace,
-    /// Key of the liveness lock that this process holds. 0: it holds none.
-    liveness_lock: AtomicI32,
-    /// Fires when the jobs of this process do not name its present lock.
-    beat_now: Notify,
-}
-
-impl Holdings {
-    fn insert(&self, job_id: i64, token: i64, hold: Arc<Hold>) {
-        self.leases.lock().unwrap_or_else(PoisonError::into_inner).insert((job_id, token), hold);
-    }
-
-    fn remove(&self, job_id: i64, token: i64) {
-        self.leases.lock().unwrap_or_else(PoisonError::into_inner).remove(&(job_id, token));
-    }
-
-    fn all(&self) -> Vec<((i64, i64), Arc<Hold>)> {
-        let leases = self.leases.lock().unwrap_or_else(PoisonError::into_inner);
-        leases.iter().map(|(key, hold)| (*key, Arc::clone(hold))).collect()
-    }
-
-    /// Returns the key of the process's liveness lock.
-    fn lock(&self) -> Option<i32> {
-        Some(self.liveness_lock.load(Ordering::Acquire)).filter(|key| *key != 0)
-    }
-
-    /// Returns the former key. The next heartbeat comes at once and writes the new one.
-    fn replace_lock(&self, key: i32) -> i32 {
-        let former = self.liveness_lock.swap(key, Ordering::AcqRel);
-        if key != 0 {
-            self.beat_now.notify_one();
-        }
-        former
-    }
-
-    /// Call this after a statement that wrote `key` into jobs, when the leases are in here. If the lock has
-    /// changed meanwhile, removes the key again, and lets the heartbeat write the new one.
-    fn written(&self, store: &Store, key: Option<i32>) {
-        if self.lock() == key {
-            return;
-        }
-        self.beat_now.notify_one();
-        if let Some(key) = key {
-            tokio::spawn(liveness::disown(store.clone(), key));
-        }
-    }
-
-    /// Lets the heartbeat beat now, and hear what it is told.
-    pub fn beat(&self) {
-        self.beat_now.notify_one();
-    }
-
-    /// How many leases are held.
-    pub fn len(&self) -> usize {
-        self.leases.lock().unwrap_or_else(PoisonError::into_inner).len()
-    }
-
-    /// Returns whether the process holds no lease.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
 }
 
 pub(crate) fn boottime_ms() -> u64 {

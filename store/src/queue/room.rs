@@ -1,9 +1,9 @@
-//! How many jobs a queue takes: as many as it has slots, and as the process's connections can commit.
+//! How many jobs a queue takes, as many as it has slots and as the process's connections can commit, and the slot of each.
 
 use super::Holdings;
 use crate::pool::Pool;
 use std::sync::Arc;
-use tokio::sync::Semaphore;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 /// Jobs of a process for each of its connections, while the server gives it fewer connections than it wants.
 const JOBS_PER_CONNECTION: usize = 8;
@@ -24,5 +24,31 @@ impl Room {
     pub fn free(&self) -> usize {
         let most = self.pool.limited_to().map_or(usize::MAX, |open| open.max(1) * JOBS_PER_CONNECTION);
         self.slots.available_permits().min(most.saturating_sub(self.held.len()))
+    }
+}
+
+/// What a claimed job takes of its process and of its queue, and gives back.
+#[derive(Debug)]
+pub(super) struct Slot {
+    pub(super) job_id: i64,
+    pub(super) token: i64,
+    pub(super) suspect: bool,
+    pub(super) held: Arc<Holdings>,
+    pub(super) freed: Arc<Notify>,
+    pub(super) permit: Option<OwnedSemaphorePermit>,
+    /// The room of the queue that claimed the job.
+    pub(super) room: Arc<Room>,
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.held.remove(self.job_id, self.token);
+        if self.suspect {
+            self.held.suspect.leave();
+        }
+        // Free the slot before the claimer is notified. Otherwise it finds no free slot and waits for its
+        // next poll.
+        drop(self.permit.take());
+        self.freed.notify_one();
     }
 }

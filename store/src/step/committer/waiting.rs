@@ -87,9 +87,7 @@ impl Waiting {
             changed.await;
         }
     }
-}
 
-impl Waiting {
     /// Returns whether a lane lets others join what it is about to write: there is room for them, and it has not done so often
     /// enough.
     fn gathers(&self, yields: u32) -> bool {

@@ -1,0 +1,63 @@
+//! The leases that a process holds.
+
+use super::Hold;
+use super::suspect::SuspectPlace;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use tokio::sync::Notify;
+
+/// Every lease that this process holds. The heartbeat renews these.
+#[derive(Debug, Default)]
+pub struct Holdings {
+    leases: Mutex<HashMap<(i64, i64), Arc<Hold>>>,
+    pub(super) suspect: SuspectPlace,
+    /// Key of the liveness lock that this process holds. 0: it holds none.
+    liveness_lock: AtomicI32,
+    /// Fires when the jobs of this process do not name its present lock.
+    pub(super) beat_now: Notify,
+}
+
+impl Holdings {
+    pub(super) fn insert(&self, job_id: i64, token: i64, hold: Arc<Hold>) {
+        self.leases.lock().unwrap_or_else(PoisonError::into_inner).insert((job_id, token), hold);
+    }
+
+    pub(super) fn remove(&self, job_id: i64, token: i64) {
+        self.leases.lock().unwrap_or_else(PoisonError::into_inner).remove(&(job_id, token));
+    }
+
+    pub(super) fn all(&self) -> Vec<((i64, i64), Arc<Hold>)> {
+        let leases = self.leases.lock().unwrap_or_else(PoisonError::into_inner);
+        leases.iter().map(|(key, hold)| (*key, Arc::clone(hold))).collect()
+    }
+
+    /// Returns the key of the process's liveness lock.
+    pub(super) fn lock(&self) -> Option<i32> {
+        Some(self.liveness_lock.load(Ordering::Acquire)).filter(|key| *key != 0)
+    }
+
+    /// Returns the former key. The next heartbeat comes at once and writes the new one.
+    pub(super) fn replace_lock(&self, key: i32) -> i32 {
+        let former = self.liveness_lock.swap(key, Ordering::AcqRel);
+        if key != 0 {
+            self.beat_now.notify_one();
+        }
+        former
+    }
+
+    /// Lets the heartbeat beat now, and hear what it is told.
+    pub fn beat(&self) {
+        self.beat_now.notify_one();
+    }
+
+    /// How many leases are held.
+    pub fn len(&self) -> usize {
+        self.leases.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    /// Returns whether the process holds no lease.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
