@@ -335,3 +335,28 @@ async fn a_message_that_a_worker_takes_in_costs_no_claim_and_wakes_no_other_proc
     }
     assert!(told.iter().all(|channel| channel == "wakeful_sessions"), "{told:?}");
 }
+
+#[tokio::test]
+async fn a_message_that_joins_a_run_costs_no_claim() {
+    let mut world = chatting("joins").await;
+    world.options = world
+        .options
+        .env("WAKEFUL_LOG", "info,wakeful=debug,sqlx::query=debug")
+        // A claim comes by a notification, or not at all.
+        .env("WAKEFUL_QUEUE__POLL_MS", "3600000");
+    let process = serve(&world.options, &world.database).await;
+    let client = process.client();
+    // It warms up: the process claims once when it begins to listen.
+    world.begin(&client).await;
+    client.wait_for(&world.session_id, "completed").await;
+    world.model.hold();
+    world.begin(&client).await;
+    world.model.asked(2).await;
+    let before = claims(&process);
+    assert!(before > 0, "the log has statements");
+    world.begin(&client).await;
+    world.model.release();
+    client.wait_for(&world.session_id, "completed").await;
+    assert!(process.log().contains("insert into session_inbox"), "the log has the message");
+    assert_eq!(claims(&process) - before, 0, "{}", process.log());
+}

@@ -165,6 +165,25 @@ async fn a_pause_ends_by_itself_and_a_held_session_can_be_cancelled() {
 }
 
 #[tokio::test]
+async fn a_call_that_a_pause_kept_from_starting_is_not_reported_as_uncertain() {
+    let house = House::new().await;
+    let pause = json!({"kind": "tool", "name": "reserve", "reason": "wrong prices"});
+    assert_eq!(house.client.post("/v1/pauses", &pause).await.0, 201);
+    house.process.wait_for_log("Paused now: ").await;
+    let id = house.client.chat("c", "reserve").await["session_id"].as_str().unwrap().to_owned();
+    house.is_held(&id).await;
+    let sql = "select string_agg(name || ' ' || status, ', ') from tool_calls";
+    let statuses: String = sqlx::query_scalar(sql).fetch_one(&house.database.pool).await.unwrap();
+    assert_eq!(statuses, "reserve invoked", "the row proves that it never ran");
+    let (status, answer) = house.client.post(&format!("/v1/sessions/{id}/cancel"), &json!({})).await;
+    assert!(status.is_success(), "{answer}");
+    house.client.wait_for(&id, "cancelled").await;
+    assert_eq!(house.count("select count(*) from tool_calls where status = 'uncertain'").await, 0);
+    let uncertain = "select count(*) from session_events where type = 'TOOL_FAILED_UNCERTAIN'";
+    assert_eq!(house.count(uncertain).await, 0);
+}
+
+#[tokio::test]
 async fn a_pause_that_ends_lets_its_jobs_go_at_the_rate_the_oldest_first() {
     let database = Database::new().await;
     let store = database.store().await;

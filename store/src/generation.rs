@@ -135,7 +135,8 @@ impl Store {
                         where k.session_id = given.session_id
                             and k.generation_id = given.generation_id
                             and k.chunk_no = given.first_chunk - 1))
-                -- Commits of several sessions delete generations in this order too.
+                -- One order for all such statements. Commits of several sessions go by conversation first; should the two wait for
+                -- each other, the lane's `lock_timeout` ends its statement, and its commits are written alone.
                 order by g.session_id, g.generation_id
                 -- Waits for a reply that deletes the generation, so that no chunk is left behind.
                 for key share of g

@@ -146,7 +146,7 @@ impl Store {
     /// calls. The result equals the copy in memory of the worker that committed last.
     ///
     /// The first row is the session's, with an object for each of its parts that stay small. Every other row
-    /// is a message, whose JSON is parsed while the server sends the next ones.
+    /// is a message. All rows have come before the first is parsed, so that no parsing keeps a connection.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Corrupt`], [`Error::Database`].

@@ -7,6 +7,7 @@
 //! Words, tools, senders, costs and failures are in tables of their own, which `index` fills beside the steps.
 
 mod index;
+mod said;
 mod words;
 
 pub use index::{Behind, Indexed};

@@ -195,8 +195,9 @@ impl Store {
         };
         let mut connection = self.intake.acquire().await?;
         let woken = at_once::wake(connection.sends(), &self.vault, &seal, to, message, offer).await;
-        if !matches!(woken, Err(Error::Database(_))) {
-            connection.answered(&Ok::<(), sqlx::Error>(()));
+        match &woken {
+            Err(Error::Database(error)) => connection.failed(error),
+            Ok(_) | Err(_) => connection.answered(&Ok::<(), sqlx::Error>(())),
         }
         woken
     }

@@ -75,6 +75,25 @@ async fn a_process_that_works_for_all_spaces_and_for_one_keeps_a_connection_for_
 }
 
 #[tokio::test]
+async fn a_message_that_waited_in_vain_for_a_lock_costs_no_connection() {
+    let database = Database::new().await;
+    let store = Store::connect(&database.url, 8, "in vain").await.unwrap();
+    let session_id = crate::support::world::wake(&store, "c", "scripted/test", "hello").await;
+    let backends = "select string_agg(pid::text, ' ' order by pid) from pg_stat_activity
+        where datname = current_database() and application_name = $1";
+    let before: String = database.value(backends, "in vain").await;
+    let mut holder = database.pool.begin().await.unwrap();
+    let locked = "select from conversation_sessions where session_id = $1 for update";
+    sqlx::query(locked).bind(&session_id).execute(&mut *holder).await.unwrap();
+    let refused = store.send(&session_id, &message("more")).await.unwrap_err();
+    assert!(refused.to_string().contains("lock timeout"), "{refused}");
+    holder.rollback().await.unwrap();
+    store.send(&session_id, &message("more")).await.unwrap();
+    assert_eq!(database.value::<String>(backends, "in vain").await, before);
+    store.close().await;
+}
+
+#[tokio::test]
 async fn a_pool_without_a_connection_says_why_there_is_none() {
     let database = Database::new().await;
     let url = limited(&database, 0).await;

@@ -30,7 +30,7 @@ pub fn separate_session_type(latest: &str, arriving: &str) -> Option<&'static st
 }
 
 /// Returns whether a session must now copy the texts of the notice's session as seeds. It does so when its
-/// first run begins, because the notice's run may still be working before that.
+/// first run starts, because the notice's run may still be working before that.
 pub fn copies_notice_texts(trigger_type: &str, had_run: bool) -> bool {
     trigger_type == HERALD_CHAT && !had_run
 }

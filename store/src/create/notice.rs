@@ -13,7 +13,7 @@ use wakeful_workflow::seed::Seed;
 const TEXTS: i64 = 100;
 
 /// Creates a separate session for a chat about the notice whose session is `latest`. The new session has the
-/// restrictions of `latest`, but not its reply route. It gets the texts of `latest` when its first run begins
+/// restrictions of `latest`, but not its reply route. It gets the texts of `latest` when its first run starts
 /// ([`copy_notice_texts`]), because the run of `latest` may still be working.
 pub(super) async fn open_separate(
     tx: &mut PgConnection,
@@ -37,7 +37,7 @@ pub(super) async fn open_separate(
     run::lock_session(tx, &session_id).await
 }
 
-/// Copies the texts of a notice's session into the chat about it, as seeds, when the chat's first run begins.
+/// Copies the texts of a notice's session into the chat about it, as seeds, when the chat's first run starts.
 /// That run holds the conversation, so the notice's run has ended or waits for a person.
 pub(crate) async fn copy_notice_texts(tx: &mut PgConnection, session: &Locked) -> Result<()> {
     // An earlier version of Wakeful copied the texts when it created the session.

@@ -64,7 +64,7 @@ impl Export {
                 from (
                     select *, octet_length(content) as weight
                     from (
-                        -- A chat about a notice gets more seeds when its first run begins. The limit leaves out
+                        -- A chat about a notice gets more seeds when its first run starts. The limit leaves out
                         -- those that were added after the snapshot.
                         select * from session_seed_messages
                         where session_id = $1

@@ -30,7 +30,7 @@ pub struct Hydrated {
 ///
 /// - the row. One that was made again under the same id has another `ordinal`, and one of a restored dump is in another table;
 /// - the hash of the prefix, and the prefix itself;
-/// - the number of seeds: a chat about a notice gets more of them when its first run begins;
+/// - the number of seeds: a chat about a notice gets more of them when its first run starts;
 /// - the server, by the time of its start. One that takes over after a failover may lack the last commits, and have others in
 ///   their stead. For the same reason the copy's last message is read again, and must be the same.
 ///

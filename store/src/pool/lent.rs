@@ -74,10 +74,15 @@ impl Lent {
 
     /// Notes how a statement ended.
     pub(crate) fn answered<T>(&mut self, answer: &Result<T, sqlx::Error>) {
-        self.after = match answer {
-            Ok(_) => After::Ready,
-            Err(error) => after(error),
-        };
+        match answer {
+            Ok(_) => self.after = After::Ready,
+            Err(error) => self.failed(error),
+        }
+    }
+
+    /// Notes that a statement ended with this error.
+    pub(crate) fn failed(&mut self, error: &sqlx::Error) {
+        self.after = after(error);
         if self.after == After::Unusable {
             self.pool.server.breaks.note();
         }

@@ -43,7 +43,7 @@ const SETTINGS: [(&str, &str); 8] = [
 /// The database, as every connection of the process is opened. Clones share [`Breaks`] and [`Links`].
 #[derive(Clone, Debug)]
 pub(crate) struct Server {
-    options: PgConnectOptions,
+    options: Arc<PgConnectOptions>,
     pub breaks: Breaks,
     pub links: Links,
 }
@@ -56,7 +56,7 @@ impl Server {
             .application_name(application)
             // A pooler such as PgBouncer refuses start-up parameters that it does not know.
             .extra_float_digits(None);
-        Ok(Server { options, breaks: Breaks::default(), links: Links::default() })
+        Ok(Server { options: Arc::new(options), breaks: Breaks::default(), links: Links::default() })
     }
 
     /// Opens a connection with `more` settings.

@@ -1,8 +1,8 @@
 //! Wake-ups across processes: NOTIFY after commits, LISTEN on a connection of its own.
 //!
 //! One task per process sends notifications, the first at once and then at most twenty a second. Transactions
-//! do not send NOTIFY themselves, because Postgres makes commits with NOTIFY wait for each other. Only a
-//! cancel does, which is rare. A notification is only a hint: every waiter also polls.
+//! do not send NOTIFY themselves, because Postgres makes commits with NOTIFY wait for each other. Only rare ones do: a cancel,
+//! a pause, a gate, a schedule, a drain, a step that is left to others. A notification is only a hint: every waiter also polls.
 //!
 //! A process with room for a new job announces the job only to itself. It tells the others if its
 //! claim leaves jobs behind.

@@ -180,6 +180,15 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_fleet_that_wants_more_connections_than_the_server_has_for_it_is_told_so() {
+        let fleet = |wanted| Connections { workers: 4, wanted, limit: 27, others: 3 };
+        assert!(fleet(24).shortage().is_none());
+        let (said, remedy) = fleet(25).shortage().expect("one is lacking");
+        assert!(said.contains("4 workers want up to 25 connections, and the server has 24"), "{said}");
+        assert!(remedy.contains("max_connections"), "{remedy}");
+    }
+
+    #[test]
     fn a_worker_without_a_heartbeat_is_silent_while_it_holds_jobs_and_gone_when_it_holds_none() {
         let worker = |beat_age_s: f64, leases: i64, drain_asked_at: Option<DateTime<Utc>>| WorkerView {
             worker_id: "one".into(),

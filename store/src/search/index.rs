@@ -7,16 +7,15 @@
 //! and a bundle, which may be committed long after its ids were made. A session that is at work is looked at again after some seconds,
 //! until it rests and all of its messages are read.
 
+use super::said::words;
 use super::words::WordVector;
-use crate::encryption::may_be_sealed;
-use crate::{Result, Store, failure, hydrate, search::id_of};
+use crate::step::to_json;
+use crate::{Result, Store, failure, search::id_of};
 use chrono::{DateTime, TimeDelta, Utc};
 use serde::Serialize;
-use serde_json::Value;
 use sqlx::PgConnection;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
-use wakeful_workflow::record::Block;
 
 /// The lock of the one who fills the tables. An erasure takes it too, so that no words come back after it.
 pub(crate) const LOCK: i64 = 0x7761_6b65_7365_6172;
@@ -28,8 +27,6 @@ const SESSIONS: i64 = 50;
 const MESSAGES: i64 = 50;
 /// The bytes of one message that are read. What follows is not found by its words.
 const MESSAGE_BYTES: i32 = 64 * 1024;
-/// The bytes of the words of one row.
-const PART_BYTES: usize = 128 * 1024;
 /// The words of so many bytes are written by one statement, about.
 const STATEMENT_BYTES: usize = 4 << 20;
 
@@ -39,6 +36,8 @@ const LATE: TimeDelta = TimeDelta::seconds(60);
 const MOSTLY: TimeDelta = TimeDelta::seconds(2);
 /// How often a sweep reads the ids of all of [`LATE`].
 const SWEEPS_EVERY: TimeDelta = TimeDelta::seconds(10);
+/// While enough sessions for a look are due, ids are read this often: a look at a backlog would read the same ids each time.
+const DISCOVERS_EVERY: TimeDelta = TimeDelta::seconds(2);
 
 /// A session that is at work is looked at again after as long as it was silent, but not before the first and not after the second.
 const AT_WORK: [Duration; 2] = [Duration::from_secs(3), Duration::from_secs(20)];
@@ -110,16 +109,17 @@ impl Store {
         let mut messages = messages(&mut tx, &due).await?;
         let mut senders = senders(&mut tx, &ids).await?;
         let mut more = is_full || found.more || counted;
-        let mut documents = Documents::default();
+        let (mut documents, mut marks) = (Documents::default(), Marks::default());
         for one in &due {
             let read = messages.remove(&one.session_id).unwrap_or_default();
             let senders = senders.remove(&one.session_id).unwrap_or_default();
-            more |= write(&mut tx, one, &read, senders, &mut documents).await?;
+            more |= marks.add(one, &read, &senders, &mut documents)?;
             if documents.bytes > STATEMENT_BYTES {
                 documents.write(&mut tx).await?;
             }
         }
         documents.write(&mut tx).await?;
+        marks.write(&mut tx).await?;
         tx.commit().await?;
         Ok(Indexed { ids: found.ids, sessions: due.len(), more })
     }
@@ -161,13 +161,23 @@ struct Found {
 async fn discover(tx: &mut PgConnection) -> Result<Found> {
     let progress = sqlx::query!(
         r#"select clock_timestamp() as "now!", run_id, session_id, recent_run_id, recent_session_id,
-            swept_at <= clock_timestamp() - make_interval(secs => $1) or swept_at > clock_timestamp() as "sweeps!"
+            swept_at <= clock_timestamp() - make_interval(secs => $1) or swept_at > clock_timestamp() as "sweeps!",
+            (select count(*) from (
+                select from search_sessions where due_at <= clock_timestamp() limit $2
+            ) due) = $2 as "is_backlog!"
         from search_progress"#,
-        SWEEPS_EVERY.as_seconds_f64()
+        SWEEPS_EVERY.as_seconds_f64(),
+        SESSIONS
     )
     .fetch_one(&mut *tx)
     .await?;
     let (now, sweeps) = (progress.now, progress.sweeps);
+    let recently = now - MOSTLY - DISCOVERS_EVERY;
+    let is_recent = progress.recent_run_id > id_of("run", recently)
+        && progress.recent_session_id > id_of("sess", recently);
+    if progress.is_backlog && is_recent && !sweeps {
+        return Ok(Found { ids: 0, more: false });
+    }
     // What is older than `certain` is not read again: by a sweep, or by the looks until the next one.
     let (certain, run_id, session_id) = if sweeps {
         (now - LATE, progress.run_id, progress.session_id)
@@ -363,96 +373,87 @@ impl Documents {
     }
 }
 
-/// Writes what was read of one session, and adds its words to `documents`. `true`: it has more messages.
-async fn write(
-    tx: &mut PgConnection,
-    one: &Due,
-    read: &[(i64, String)],
+/// What a look found out about its sessions. One statement writes it for all of them.
+#[derive(Default)]
+struct Marks {
+    session_ids: Vec<String>,
+    through: Vec<i64>,
+    parts: Vec<i32>,
+    /// A JSON array of texts each, as `senders`.
+    tools: Vec<String>,
     senders: Vec<String>,
-    documents: &mut Documents,
-) -> Result<bool> {
-    let (bodies, tools) = words(read, one.sealed);
-    documents.add(one, &bodies);
-    let is_full = read.len() as i64 == MESSAGES;
-    // Numbers may be left out: another session of the conversation has them.
-    let through = if is_full { read.last().map_or(one.through, |(number, _)| *number) } else { one.last };
-    sqlx::query!(
-        "update search_sessions
-        set through_message_number = $2,
-            parts = $3,
-            tools = array(select distinct unnest(tools || $4::text[]) order by 1),
-            senders = $5,
-            cost_micros = $6,
-            steps = $7,
-            failed_calls = $10,
-            active_at = $11,
-            due_at = case when $8 then clock_timestamp() else clock_timestamp() + make_interval(secs => $9) end,
-            indexed_at = clock_timestamp()
-        where session_id = $1",
-        one.session_id,
-        through,
-        one.parts + bodies.len() as i32,
-        &tools,
-        &senders,
-        one.cost_micros,
-        one.steps,
-        is_full,
-        one.pause_s(),
-        one.failed_calls,
-        one.active_at
-    )
-    .execute(tx)
-    .await?;
-    Ok(is_full)
+    costs_micros: Vec<i64>,
+    steps: Vec<i64>,
+    failed_calls: Vec<i64>,
+    active_at: Vec<DateTime<Utc>>,
+    /// Seconds until the next look. `None`: there is none.
+    pauses_s: Vec<Option<f64>>,
 }
 
-/// The texts of these messages, a part each, and the tools that they ask for.
-fn words(read: &[(i64, String)], is_sealed: bool) -> (Vec<String>, Vec<String>) {
-    let (mut parts, mut tools) = (Vec::new(), BTreeSet::new());
-    let mut part = String::new();
-    for (_, content) in read {
-        let mut add = |text: &str| {
-            // What is encrypted is not searched: the index would be the texts in clear.
-            if is_sealed && may_be_sealed(text) {
-                return;
-            }
-            part.push_str(&text.replace('\0', " "));
-            part.push('\n');
-        };
-        // A long message was cut, so it is not JSON any more. Its words are words all the same.
-        let Ok(blocks) = hydrate::from_text::<Vec<Block>>("message", content) else {
-            add(&content.replace("\\n", " ").replace("\\t", " "));
-            continue;
-        };
-        for block in blocks {
-            match block {
-                Block::Text { text } => add(&text),
-                Block::ToolCall(call) => {
-                    add(&call.name);
-                    strings(&call.arguments, &mut add);
-                    tools.insert(call.name);
-                }
-                Block::ToolResult(result) => add(&result.content),
-                Block::Provider { .. } => {}
-            }
-        }
-        if part.len() >= PART_BYTES {
-            parts.push(std::mem::take(&mut part));
-        }
+impl Marks {
+    /// Notes what was read of one session, and adds its words to `documents`. `true`: it has more messages.
+    fn add(
+        &mut self,
+        one: &Due,
+        read: &[(i64, String)],
+        senders: &[String],
+        documents: &mut Documents,
+    ) -> Result<bool> {
+        let (bodies, tools) = words(read, one.sealed);
+        documents.add(one, &bodies);
+        let is_full = read.len() as i64 == MESSAGES;
+        // Numbers may be left out: another session of the conversation has them.
+        let through = if is_full { read.last().map_or(one.through, |(number, _)| *number) } else { one.last };
+        self.session_ids.push(one.session_id.clone());
+        self.through.push(through);
+        self.parts.push(one.parts + bodies.len() as i32);
+        self.tools.push(to_json(&tools)?);
+        self.senders.push(to_json(&senders)?);
+        self.costs_micros.push(one.cost_micros);
+        self.steps.push(one.steps);
+        self.failed_calls.push(one.failed_calls);
+        self.active_at.push(one.active_at);
+        self.pauses_s.push(if is_full { Some(0.0) } else { one.pause_s() });
+        Ok(is_full)
     }
-    if !part.is_empty() {
-        parts.push(part);
-    }
-    (parts, tools.into_iter().map(|name| name.replace('\0', " ")).collect())
-}
 
-/// The texts and numbers of a call's arguments.
-fn strings(value: &Value, add: &mut impl FnMut(&str)) {
-    match value {
-        Value::String(text) => add(text),
-        Value::Number(number) => add(&number.to_string()),
-        Value::Array(values) => values.iter().for_each(|value| strings(value, add)),
-        Value::Object(fields) => fields.values().for_each(|value| strings(value, add)),
-        Value::Null | Value::Bool(_) => {}
+    async fn write(self, tx: &mut PgConnection) -> Result<()> {
+        if self.session_ids.is_empty() {
+            return Ok(());
+        }
+        sqlx::query!(
+            "update search_sessions h
+            set through_message_number = d.through,
+                parts = d.parts,
+                tools = array(
+                    select distinct tool
+                    from (select unnest(h.tools) union all select json_array_elements_text(d.tools::json)) t (tool)
+                    order by tool
+                ),
+                senders = array(select json_array_elements_text(d.senders::json)),
+                cost_micros = d.cost_micros,
+                steps = d.steps,
+                failed_calls = d.failed_calls,
+                active_at = d.active_at,
+                due_at = clock_timestamp() + make_interval(secs => d.pause_s),
+                indexed_at = clock_timestamp()
+            from unnest($1::text[], $2::bigint[], $3::integer[], $4::text[], $5::text[], $6::bigint[], $7::bigint[],
+                $8::bigint[], $9::timestamptz[], $10::float8[]) as d (session_id, through, parts, tools, senders,
+                cost_micros, steps, failed_calls, active_at, pause_s)
+            where h.session_id = d.session_id",
+            &self.session_ids,
+            &self.through,
+            &self.parts,
+            &self.tools,
+            &self.senders,
+            &self.costs_micros,
+            &self.steps,
+            &self.failed_calls,
+            &self.active_at,
+            &self.pauses_s as &[Option<f64>]
+        )
+        .execute(tx)
+        .await?;
+        Ok(())
     }
 }

@@ -26,6 +26,7 @@ use wakeful_store::mail::{MailWakes, NewMail};
 use wakeful_store::queue::{Kind, Offer};
 use wakeful_store::wake::{ChatWoken, NewMessage, NewSession, Woken};
 use wakeful_workflow::id::InvalidConversationId;
+use wakeful_workflow::inbox::Acceptance;
 
 /// Seconds after which a refused sender may try again. One second is enough, because a message takes
 /// milliseconds.
@@ -273,7 +274,8 @@ fn begin(ctx: &Ctx, woken: &Woken, offer: Option<Offer>) {
     span.record(names::RUN_ID, woken.run_id.as_str());
     let begun = offer.is_some_and(Offer::begin);
     if !woken.duplicate {
-        if !begun {
+        // A message that waits in the inbox has no job of its own: the run's step takes it.
+        if !begun && woken.outcome != Acceptance::Queued {
             ctx.bus.notifier.job(Kind::Step);
         }
         ctx.bus.notifier.session(&woken.session_id);

@@ -375,8 +375,11 @@ impl<'a> Draft<'a> {
     /// Usage and finish reason of the open turn's model call. An earlier commit stored them with the message,
     /// before the tools ran.
     fn turn_cost(&self) -> (Usage, FinishReason) {
-        let details = self.session.open_turn().map(|turn| turn.record.details.clone()).unwrap_or_default();
-        (details.usage.unwrap_or_default(), details.finish_reason.unwrap_or(FinishReason::ToolCalls))
+        let turn = self.session.open_turn();
+        let (usage, finish_reason) = turn
+            .map(|turn| (turn.record.details.usage, turn.record.details.finish_reason))
+            .unwrap_or_default();
+        (usage.unwrap_or_default(), finish_reason.unwrap_or(FinishReason::ToolCalls))
     }
 
     /// The transition of a run that goes on, with a checkpoint where one is due.

@@ -114,7 +114,7 @@ impl Transcript for Messages {
         self.turns.add(message);
         join(&mut self.joined, &self.turns.settled());
         let count = self.settled();
-        settled.extend(self.joined.drain(..count).map(|one| repair::bytes(&one.value())));
+        settled.extend(self.joined.drain(..count).map(|one| repair::bytes(one.value())));
     }
 
     fn end(&self, prefill: Option<&str>) -> End {
@@ -134,7 +134,7 @@ impl Transcript for Messages {
             let blocks = vec![json!({"type": "text", "text": prefill})];
             joined.push(Joined { role: "assistant", blocks });
         }
-        let messages = joined.into_iter().map(|one| repair::bytes(&one.value())).collect();
+        let messages = joined.into_iter().map(|one| repair::bytes(one.value())).collect();
         End { messages, repairs, prefill }
     }
 

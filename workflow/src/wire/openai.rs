@@ -90,9 +90,9 @@ struct Messages {
 impl Messages {
     fn give(&self, normal: &[Message], out: &mut Vec<Vec<u8>>) {
         if !self.begun && !repair::is_blank(self.turns.system()) {
-            out.push(repair::bytes(&json!({"role": "system", "content": self.turns.system()})));
+            out.push(repair::bytes(json!({"role": "system", "content": self.turns.system()})));
         }
-        out.extend(normal.iter().map(|one| repair::bytes(&message(one))));
+        out.extend(normal.iter().map(|one| repair::bytes(message(one))));
     }
 }
 

@@ -61,7 +61,7 @@ impl Frame {
         fields.sort_by(|a, b| a.0.cmp(&b.0));
         let (mut before, mut after) = (String::from("{"), String::from("]"));
         for (name, value) in fields {
-            let field = format!("{}:{}", Value::String(name.clone()), repair::sorted(&value));
+            let field = format!("{}:{}", Value::String(name.clone()), repair::sorted(value));
             if name.as_str() < "messages" {
                 before.push_str(&field);
                 before.push(',');
@@ -124,7 +124,8 @@ impl Rendering {
     /// Returns the request for the context that was rendered last, with this prefill.
     pub fn rendered(&self, prefill: Option<&str>) -> Rendered<'_> {
         let End { messages, mut repairs, prefill } = self.transcript.end(prefill);
-        let mut end = Vec::new();
+        let bytes: usize = messages.iter().map(|message| message.len() + 1).sum();
+        let mut end = Vec::with_capacity(bytes + self.frame.after.len());
         let mut has_message = self.has_message;
         for message in &messages {
             append(&mut end, message, &mut has_message);
@@ -186,13 +187,15 @@ impl Rendering {
     }
 
     fn add(&mut self, messages: &[Message]) {
-        let mut settled = Vec::new();
+        let mut settled = Vec::with_capacity(messages.len());
+        self.added.reserve(messages.len());
         for message in messages {
             self.transcript.add(message, &mut settled);
             self.said_bytes += message.bytes();
             self.added.push(message.clone());
         }
         let from = self.bytes.len();
+        self.bytes.reserve(settled.iter().map(|message| message.len() + 1).sum());
         for message in settled {
             append(&mut self.bytes, &message, &mut self.has_message);
         }

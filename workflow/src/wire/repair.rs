@@ -84,14 +84,14 @@ pub(crate) fn without_blank_end(text: &str) -> &str {
 /// object.
 pub(super) fn arguments(call: &ToolCall) -> Value {
     match (&call.malformed, &call.arguments) {
-        (None, Value::Object(_)) => sorted(&call.arguments),
+        (None, Value::Object(_)) => sorted(call.arguments.clone()),
         _ => Value::Object(serde_json::Map::new()),
     }
 }
 
 /// The JSON schema of a tool's input: always of type object, with `properties`.
 pub(super) fn parameters(schema: &Value) -> Value {
-    let mut schema = sorted(schema);
+    let mut schema = sorted(schema.clone());
     if !schema.is_object() {
         schema = Value::Object(serde_json::Map::new());
     }
@@ -109,14 +109,13 @@ pub(super) fn result_text(result: &ToolResult) -> &str {
 
 /// `value` with all keys sorted, so that equal values always give the same bytes. Otherwise the order of keys
 /// would depend on the JSON column, and on whether a dependency turns on serde_json's `preserve_order`.
-pub(super) fn sorted(value: &Value) -> Value {
-    let mut value = value.clone();
+pub(super) fn sorted(mut value: Value) -> Value {
     value.sort_all_objects();
     value
 }
 
 /// The value's bytes in a request, with sorted keys.
-pub(super) fn bytes(value: &Value) -> Vec<u8> {
+pub(super) fn bytes(value: Value) -> Vec<u8> {
     sorted(value).to_string().into_bytes()
 }
 

@@ -205,6 +205,22 @@ async fn withdraw(
     Ok(())
 }
 
+/// Takes back the starts of calls that do not run after all, and reads the session again if there were any. Otherwise these calls
+/// would count as such that may have run, and be reported as uncertain if the run is then cancelled.
+async fn withdraw_starts(
+    ctx: &Ctx,
+    job: &Job,
+    session: &mut Session,
+    started: &StartedCalls,
+) -> wakeful_store::Result<()> {
+    let unused = started.take_unused();
+    if !unused.is_empty() {
+        ctx.store.withdraw_starts(&job.lease, &session.session_id, &unused).await?;
+        ctx.store.refresh(session).await?;
+    }
+    Ok(())
+}
+
 /// Hops 3 to 8: takes the run from step to step until this claim ends. Each round of the loop makes at most
 /// one commit. After a crash, the next claim hydrates the latest commit; the ledger and the table
 /// `generations` tell it which calls had begun.
@@ -298,15 +314,9 @@ async fn run_steps(
                     // The request may lack what arrived, so the prepared call is not made.
                     withdraw(ctx, job, &session.session_id, counts).await?;
                     ctx.store.refresh(session).await?;
-                    let unused = if session.cancel_requested {
-                        std::mem::take(&mut started).into_unused()
-                    } else {
-                        Vec::new()
-                    };
-                    if !unused.is_empty() {
+                    if session.cancel_requested {
                         // These calls do not run, and the model is to be told so.
-                        ctx.store.withdraw_starts(&job.lease, &session.session_id, &unused).await?;
-                        ctx.store.refresh(session).await?;
+                        withdraw_starts(ctx, job, session, &started).await?;
                     }
                 } else if let (Some(call), Some(started_at)) = (prepared, started_at) {
                     committed = Some(CommittedCall { call, started_at });
@@ -383,6 +393,7 @@ async fn decide(
     }
     if let Some(end) = held::by_a_pause(ctx, job, session, agent, &action) {
         withdraw(ctx, job, &session.session_id, counts).await?;
+        withdraw_starts(ctx, job, session, made.started).await?;
         return Ok(Decided::End(end));
     }
     let mut way = None;
@@ -420,6 +431,7 @@ async fn decide(
         Admitted::Go(probe) => probe,
         Admitted::Wait(end) => {
             withdraw(ctx, job, &session.session_id, counts).await?;
+            withdraw_starts(ctx, job, session, made.started).await?;
             return Ok(Decided::End(end));
         }
     };
@@ -435,6 +447,7 @@ async fn decide(
             performed = perform(ctx, &job.lease, session, agent, action, committed.take(), made.started) => performed,
             () = ctx.cancelled(session.session_id.as_str()) => {
                 ctx.store.refresh(session).await?;
+                withdraw_starts(ctx, job, session, made.started).await?;
                 return Ok(Decided::Again);
             }
         };

@@ -56,6 +56,7 @@ impl Model for Anthropic {
         let mut answer = Answer::default();
         loop {
             if answer.take(&events.next().await?, deltas)? {
+                events.end();
                 return answer.finish(request.prefill.as_deref());
             }
         }

@@ -34,6 +34,8 @@ pub struct Endpoint {
 const MAX_BODY_BYTES: usize = 32 << 20;
 const MAX_ERROR_BYTES: usize = 64 << 10;
 const MAX_RETRY_AFTER_MS: f64 = 86_400_000.0;
+/// How long a response may take to end after its last event.
+const ENDS_WITHIN: Duration = Duration::from_secs(1);
 
 /// Why the byte stream ended early.
 #[derive(Debug)]
@@ -94,6 +96,15 @@ impl Events {
                 Err(bad_response(error))
             }
         }
+    }
+
+    /// Reads the response to its end after its last event, beside what the caller goes on to do. A connection whose response was
+    /// not read to its end is closed, and the next call would have to make a new one.
+    pub fn end(mut self) {
+        tokio::spawn(timeout(
+            ENDS_WITHIN,
+            async move { while let Some(Ok(_)) = self.events.next().await {} },
+        ));
     }
 }
 

@@ -5,8 +5,10 @@ use super::call::Endpoint;
 use super::openai::OpenAi;
 use super::{Deltas, Model, NoDeltas};
 use serde_json::{Value, json};
+use std::sync::Arc;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
+use tokio::sync::{Semaphore, mpsc};
 use wakeful_workflow::context::{Context, Message};
 use wakeful_workflow::fault::Fault;
 use wakeful_workflow::record::{Block, Reply, Role};
@@ -334,5 +336,70 @@ async fn a_key_that_no_header_can_hold_asks_for_configuration_and_is_not_shown()
     for answer in ask(&endpoint).await {
         let Err(Fault::NotConfigured { message }) = answer else { panic!("{answer:?}") };
         assert!(!message.contains("sk-1"));
+    }
+}
+
+/// Answers each request on each connection with `events`. Ends a response only after it was told to, and sends whenever it
+/// accepts a connection.
+async fn server_that_ends_late(events: String) -> (String, mpsc::UnboundedReceiver<()>, Arc<Semaphore>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let (accepted, connections) = mpsc::unbounded_channel();
+    let ends = Arc::new(Semaphore::new(0));
+    let may_end = Arc::clone(&ends);
+    tokio::spawn(async move {
+        while let Ok((mut socket, _)) = listener.accept().await {
+            let _ = accepted.send(());
+            let (events, may_end) = (events.clone(), Arc::clone(&may_end));
+            tokio::spawn(async move {
+                loop {
+                    let mut request = Vec::new();
+                    while !request.ends_with(b"}") {
+                        let mut chunk = [0; 4096];
+                        match socket.read(&mut chunk).await {
+                            Ok(0) | Err(_) => return,
+                            Ok(read) => request.extend_from_slice(&chunk[..read]),
+                        }
+                    }
+                    let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n";
+                    let response = format!("{head}{:x}\r\n{events}\r\n", events.len());
+                    socket.write_all(response.as_bytes()).await.unwrap();
+                    may_end.acquire().await.unwrap().forget();
+                    let _ = socket.write_all(b"0\r\n\r\n").await;
+                }
+            });
+        }
+    });
+    (url, connections, ends)
+}
+
+#[tokio::test]
+async fn a_connection_is_used_again_though_its_response_ends_after_the_last_event() {
+    const CALLS: usize = 10;
+    let whole = [
+        [
+            r#"{"type":"message_start","message":{"usage":{"input_tokens":1}}}"#,
+            r#"{"type":"message_delta","delta":{"stop_reason":"end_turn"},"usage":{"output_tokens":1}}"#,
+            r#"{"type":"message_stop"}"#,
+        ],
+        [
+            r#"{"choices":[{"delta":{"content":"Hello"},"finish_reason":null}]}"#,
+            r#"{"choices":[{"delta":{},"finish_reason":"stop"}]}"#,
+            "[DONE]",
+        ],
+    ];
+    for (number, events) in whole.iter().enumerate() {
+        let (url, mut connections, ends) = server_that_ends_late(stream(events)).await;
+        let model = &models(&endpoint(&url))[number];
+        for _ in 0..CALLS {
+            model.call(&model.request(&hello()), &mut NoDeltas).await.unwrap();
+            ends.add_permits(1);
+        }
+        // A call that comes before the response ended opens a connection of its own, so there may be a few.
+        let mut accepted = 0;
+        while connections.try_recv().is_ok() {
+            accepted += 1;
+        }
+        assert!((1..CALLS).contains(&accepted), "{accepted} connections for {CALLS} calls");
     }
 }

@@ -55,6 +55,7 @@ impl Model for OpenAi {
                 data => data?,
             };
             if data.trim() == "[DONE]" {
+                events.end();
                 return answer.finish();
             }
             answer.take(&data, deltas)?;

@@ -129,7 +129,8 @@ async fn prepare(ctx: &Ctx, session: &Session, agent: &Agent) -> Result<Prepared
     let model = ctx.plugins.models.get(&agent.model)?;
     let Built { context, rebase } = build(ctx, session, agent)?;
     let draft = ctx.renderings.draft(&session.session_id, &agent.model, model.as_ref(), &context);
-    let base_sha256 = draft.outline(None).sha256;
+    let whole = draft.request(None);
+    let base_sha256 = whole.sha256();
     let next =
         NextCall { model: &agent.model, base_sha256: &base_sha256, takes_prefill: model.takes_prefill() };
     let (request, request_sha256, resumes) = match resumable(ctx, session, &next).await? {
@@ -140,7 +141,7 @@ async fn prepare(ctx: &Ctx, session: &Session, agent: &Agent) -> Result<Prepared
             let resumes = request.prefill.is_some().then(|| attempt.generation_id.clone());
             (request, request_sha256, resumes)
         }
-        None => (draft.request(None), base_sha256.clone(), None),
+        None => (whole, base_sha256.clone(), None),
     };
     drop(draft);
     let tools = context.tools;

@@ -77,9 +77,10 @@ impl StartedCalls {
         Some((started, self.term?))
     }
 
-    /// The rights that were not used.
-    pub fn into_unused(self) -> Vec<Started> {
-        self.rights.into_inner().unwrap_or_else(PoisonError::into_inner).into_values().collect()
+    /// Takes the rights that were not used. Their calls do not run by them any more.
+    pub fn take_unused(&self) -> Vec<Started> {
+        let mut rights = self.rights.lock().unwrap_or_else(PoisonError::into_inner);
+        rights.drain().map(|(_, started)| started).collect()
     }
 }
 

@@ -189,7 +189,6 @@ async fn answered(ctx: &Ctx, way: Way<'_>, troubles: &mut Troubles) {
 }
 
 /// Decides what follows from a fault of the call that went this `way`: an end of the claim, or the fault that ends the run.
-/// `tries` is the number of attempts that faults ended, and `stuck` that of claims without progress.
 pub(super) async fn after_fault(
     ctx: &Ctx,
     job: &Job,
