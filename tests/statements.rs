@@ -120,6 +120,24 @@ async fn a_message_that_comes_in_sends_no_more_statements_than_its_limit() {
 }
 
 #[tokio::test]
+async fn a_message_that_its_own_process_answers_sends_no_more_statements_than_its_limit() {
+    let world = World::new().await;
+    let process = world.process("api,worker", &world.recorder.url, "\"Listening\"").await;
+    process.wait_for_log("\"Working\"").await;
+    let client = process.client();
+    let mut runs = Vec::new();
+    // The first run prepares the statements.
+    for number in 0..=RUNS {
+        world.settled().await;
+        let session = client.chat(&format!("c{number}"), "answer").await;
+        world.over(session["session_id"].as_str().unwrap()).await;
+        runs.push(Cost::of(&world.settled().await, |sql| kind(sql).is_none()));
+    }
+    drop(process);
+    check("message_and_answer", &median(runs.split_off(1)));
+}
+
+#[tokio::test]
 async fn a_pure_tool_step_allocates_no_more_than_its_limit() {
     let world = World::new().await;
     let file = world.options.path("allocations");
