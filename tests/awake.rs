@@ -288,6 +288,17 @@ async fn next_claim(database: &Database, session_id: &str, last: i64) -> i64 {
     .await
 }
 
+/// A process whose log has its claims. They come by notifications, or not at all.
+async fn logging_claims(conversation: &'static str) -> (World, Process) {
+    let mut world = chatting(conversation).await;
+    world.options = world
+        .options
+        .env("WAKEFUL_LOG", "info,wakeful=debug,sqlx::query=debug")
+        .env("WAKEFUL_QUEUE__POLL_MS", "3600000");
+    let process = serve(&world.options, &world.database).await;
+    (world, process)
+}
+
 /// How many claims the process has sent.
 fn claims(process: &Process) -> usize {
     process
@@ -299,13 +310,7 @@ fn claims(process: &Process) -> usize {
 
 #[tokio::test]
 async fn a_message_that_a_worker_takes_in_costs_no_claim_and_wakes_no_other_process() {
-    let mut world = chatting("quiet").await;
-    world.options = world
-        .options
-        .env("WAKEFUL_LOG", "info,wakeful=debug,sqlx::query=debug")
-        // A claim comes by a notification, or not at all.
-        .env("WAKEFUL_QUEUE__POLL_MS", "3600000");
-    let process = serve(&world.options, &world.database).await;
+    let (mut world, process) = logging_claims("quiet").await;
     let client = process.client();
     // The first messages also warm up: the process claims once when it begins to listen.
     for _ in 0..2 {
@@ -338,13 +343,7 @@ async fn a_message_that_a_worker_takes_in_costs_no_claim_and_wakes_no_other_proc
 
 #[tokio::test]
 async fn a_message_that_joins_a_run_costs_no_claim() {
-    let mut world = chatting("joins").await;
-    world.options = world
-        .options
-        .env("WAKEFUL_LOG", "info,wakeful=debug,sqlx::query=debug")
-        // A claim comes by a notification, or not at all.
-        .env("WAKEFUL_QUEUE__POLL_MS", "3600000");
-    let process = serve(&world.options, &world.database).await;
+    let (mut world, process) = logging_claims("joins").await;
     let client = process.client();
     // It warms up: the process claims once when it begins to listen.
     world.begin(&client).await;

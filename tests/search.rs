@@ -234,6 +234,26 @@ async fn a_look_reads_new_ids_alone_and_a_sweep_finds_what_was_committed_late() 
 }
 
 #[tokio::test]
+async fn a_look_at_a_backlog_does_not_look_for_new_sessions_each_time_and_finds_them_all_the_same() {
+    let database = Database::new().await;
+    let store = database.store().await;
+    let mut all = Vec::new();
+    for number in 0..120 {
+        all.push(said(&store, &format!("c{number}"), None, "Is there a table?").await);
+    }
+    let first = store.index_sessions().await.unwrap();
+    assert!(first.ids > 0 && first.sessions == 50 && first.more, "{first:?}");
+    all.push(said(&store, "new", None, "Is there another table?").await);
+    let second = store.index_sessions().await.unwrap();
+    assert!(second.ids == 0 && second.sessions == 50 && second.more, "{second:?}");
+    index(&store).await;
+    // Each has its words and its mark, of whichever statement it was.
+    let sql = "select count(*) from search_sessions h join search_documents d using (session_id)
+        where h.through_message_number = 1 and h.parts = 1 and d.words @@ to_tsquery('simple', $1)";
+    assert_eq!(database.value::<i64>(sql, "table").await, all.len() as i64);
+}
+
+#[tokio::test]
 async fn a_session_in_which_nothing_happened_is_not_written_again() {
     let database = Database::new().await;
     let store = database.store().await;

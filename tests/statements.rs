@@ -36,29 +36,17 @@ const TIMED: [(&str, &str); 11] = [
 
 #[tokio::test]
 async fn a_pure_tool_step_sends_no_more_statements_than_its_limit() {
-    let world = World::new().await;
-    let worker = world.worker().await;
-    let steps = cost(&world, &format!("{STEPS} steps")).await.minus(&cost(&world, "answer").await);
-    drop(worker);
-    check("pure_tool_step", &steps.divided_by(STEPS as f64));
+    check("pure_tool_step", &cost_of_a_step(&format!("{STEPS} steps")).await);
 }
 
 #[tokio::test]
 async fn an_effectful_tool_step_sends_no_more_statements_than_its_limit() {
-    let world = World::new().await;
-    let worker = world.worker().await;
-    let steps = cost(&world, "reservations").await.minus(&cost(&world, "answer").await);
-    drop(worker);
-    check("effectful_tool_step", &steps.divided_by(STEPS as f64));
+    check("effectful_tool_step", &cost_of_a_step("reservations").await);
 }
 
 #[tokio::test]
 async fn a_guarded_tool_step_sends_no_more_statements_than_its_limit() {
-    let world = World::new().await;
-    let worker = world.worker().await;
-    let steps = cost(&world, "charges").await.minus(&cost(&world, "answer").await);
-    drop(worker);
-    check("guarded_tool_step", &steps.divided_by(STEPS as f64));
+    check("guarded_tool_step", &cost_of_a_step("charges").await);
 }
 
 #[tokio::test]
@@ -348,6 +336,14 @@ impl World {
         let sql = "select (pg_current_wal_insert_lsn() - $1::text::pg_lsn)::bigint";
         self.database.value(sql, "0/0").await
     }
+}
+
+/// What one of the steps of a run that begins with `text` costs.
+async fn cost_of_a_step(text: &str) -> Cost {
+    let world = World::new().await;
+    let _worker = world.worker().await;
+    let steps = cost(&world, text).await.minus(&cost(&world, "answer").await);
+    steps.divided_by(STEPS as f64)
 }
 
 /// The median cost of a run that begins with `text`.

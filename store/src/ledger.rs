@@ -1,9 +1,9 @@
 //! The ledger of tool calls. Because of it, a guarded call runs at most once.
 //!
 //! The commit of the message that asks for a call writes the call as `invoked`, which proves that it never
-//! ran. An idempotent call that runs at once is written as `started` there. `started` means that it may have run. A worker
-//! may run the tool only if its own update or its own commit has set `started` with a nonce that it holds. A row that is already `started` gives no right to run the tool, even under
-//! the same lease.
+//! ran. An idempotent call that runs at once is written as `started` there. `started` means that it may have run.
+//! A worker may run the tool only if its own update or its own commit has set `started` with a nonce that it
+//! holds. A row that is already `started` gives no right to run the tool, even under the same lease.
 
 use crate::error::missed_fence;
 use crate::queue::Lease;

@@ -85,7 +85,8 @@ impl Backend for Queue {
         self.jobs.poll_recv(cx).map(|job| job.map(|job| Ok(TaskBuilder::new(job).build())))
     }
 
-    /// Gives back the jobs that were claimed but not begun, so that another process claims them at its next poll and need not wait for their leases.
+    /// Gives back the jobs that were claimed but not begun. Another process claims them at its next poll, and need not wait
+    /// for the end of their leases.
     fn poll_close(&mut self, cx: &mut Context<'_>, _: &WorkerContext) -> Poll<Result<(), Error>> {
         self.draining.cancel();
         self.jobs.close();

@@ -15,9 +15,9 @@
 //! was written, or its connection broke and the lane cannot tell. Then each commit is written alone, by its caller,
 //! and its own fence tells what happened. So no commit can fail because of another one.
 //!
-//! A statement of many sessions locks several rows, in the order of the conversations and then of the session ids. All other statements lock
-//! the rows of one session at a time, or skip locked rows. Should two of them wait for each other all the
-//! same, the lane's `lock_timeout` ends its statement, and its commits are written alone.
+//! A statement of many sessions locks several rows, in the order of the conversations and then of the session
+//! ids. All other statements lock the rows of one session at a time, or skip locked rows. Should two of them
+//! wait for each other all the same, the lane's `lock_timeout` ends its statement, and its commits are written alone.
 
 mod waiting;
 
