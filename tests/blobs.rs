@@ -142,6 +142,8 @@ async fn files_are_in_a_directory_that_may_go_away_and_may_be_left_at_any_time()
     let client = process.client();
     says(&client, "c1", "read a.md write b.md").await;
     let error = waits_for_a_store(&client, &id).await;
+    let started = "select count(*) from tool_calls where status = 'started' and $1 <> ''";
+    assert_eq!(sample.count(started).await, 0, "the row proves that the call did not run");
     let address = sample.folder.display().to_string();
     assert!(error.contains(&format!("blob store {address} is away")), "{error}");
     let (status, told) = client.get(&format!("/v1/sessions/{id}/files")).await;

@@ -205,8 +205,7 @@ async fn withdraw(
     Ok(())
 }
 
-/// Takes back the starts of calls that do not run after all, and reads the session again if there were any. Otherwise these calls
-/// would count as such that may have run, and be reported as uncertain if the run is then cancelled.
+/// Takes back the starts of calls that do not run after all: a cancelled run would report them as uncertain.
 async fn withdraw_starts(
     ctx: &Ctx,
     job: &Job,
@@ -245,7 +244,11 @@ async fn run_steps(
             Ok(agent) => {
                 let started = std::mem::take(&mut started);
                 let made = Made { call: committed.take(), started: &started, results: results.take() };
-                decide(ctx, job, session, agent, counts, made).await?
+                let decided = decide(ctx, job, session, agent, counts, made).await;
+                if !matches!(decided, Ok(Decided::Performed(_) | Decided::Again)) {
+                    withdraw_starts(ctx, job, session, &started).await?;
+                }
+                decided?
             }
             // This process does not have the agent.
             Err(error) => held::without_agent(ctx, job, session, error, counts).await?,
@@ -393,7 +396,6 @@ async fn decide(
     }
     if let Some(end) = held::by_a_pause(ctx, job, session, agent, &action) {
         withdraw(ctx, job, &session.session_id, counts).await?;
-        withdraw_starts(ctx, job, session, made.started).await?;
         return Ok(Decided::End(end));
     }
     let mut way = None;
@@ -431,7 +433,6 @@ async fn decide(
         Admitted::Go(probe) => probe,
         Admitted::Wait(end) => {
             withdraw(ctx, job, &session.session_id, counts).await?;
-            withdraw_starts(ctx, job, session, made.started).await?;
             return Ok(Decided::End(end));
         }
     };
