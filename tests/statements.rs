@@ -6,6 +6,8 @@
 use crate::support::recorder::{Recorder, Sent};
 use crate::support::world::{send, wake};
 use crate::support::{Client, Database, Options, Process, Server, eventually};
+use futures::StreamExt as _;
+use futures::future::join_all;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::path::Path;
@@ -17,6 +19,9 @@ const STEPS: usize = 16;
 
 /// Runs of each kind. The figure is their median.
 const RUNS: usize = 5;
+
+/// Calls that stream at one time, each with a reader.
+const READERS: usize = 6;
 
 /// Statements that timers and notifications cause, each with a part of its text. Their number depends on time, so the figures
 /// leave them out.
@@ -87,6 +92,29 @@ async fn a_streamed_answer_that_nobody_reads_sends_no_more_statements_than_its_l
     // No user cancels or reads, so the looks for a cancel and the notifications are part of this cost.
     let timed = ["look for cancels", "notification"];
     check("streamed_answer", &Cost::of(&streamed, |sql| kind(sql).is_none_or(|kind| timed.contains(&kind))));
+}
+
+#[tokio::test]
+async fn calls_that_stream_at_one_time_share_the_statements_that_write_their_text() {
+    let world = World::new().await;
+    let worker = world.worker().await;
+    let api = world.process("api", &world.database.url, "\"Listening\"").await;
+    let client = api.client();
+    world.settled().await;
+    let texts = join_all((0..READERS).map(async |number| {
+        let session = client.chat(&format!("c{number}"), "slow").await;
+        let stream = client.stream(session["session_id"].as_str().unwrap(), None).await;
+        let call = stream.take_while(|event| std::future::ready(event.event != "gen_complete"));
+        call.filter(|event| std::future::ready(event.event == "gen_chunk")).count().await
+    }))
+    .await;
+    let sent = world.settled().await;
+    drop((api, worker));
+    let writes = sent.iter().filter(|one| one.sql.contains("insert into generation_chunks")).count();
+    assert!(texts.iter().all(|read| *read > 1), "each is read while it streams: {texts:?}");
+    // A slow machine writes less often. All that is written at one moment is one statement all the same.
+    let texts: usize = texts.iter().sum();
+    assert!(writes * 2 <= texts, "{writes} statements for {texts} texts of {READERS} calls");
 }
 
 #[tokio::test]

@@ -128,8 +128,12 @@ impl Store {
                 limit $3
             ), runs as (
                 select r.status, date_bin('1 hour', r.created_at, timestamptz 'epoch') as hour, step.cost_micros,
-                    case when step.found >= r.steps then extract(epoch from step.first_at - r.created_at) * 1000 end
-                        as first_ms
+                    -- The steps of an open run are counted when it ends. All that are found are the session's latest, so fewer of them
+                    -- than were looked for are all that it has.
+                    case
+                        when step.found >= r.steps and (r.status <> 'running' or step.found < $4)
+                            then extract(epoch from step.first_at - r.created_at) * 1000
+                    end as first_ms
                 from latest
                 cross join lateral (
                     select run_id, status, steps, created_at from session_runs

@@ -129,10 +129,14 @@ impl Store {
         let seal = self.seal_of(session_id).await?;
         let mut run = sqlx::query_as!(
             RunView,
-            "select run_id, status, steps, error, created_at, started_at, completed_at from session_runs
-            where session_id = $1
-            order by created_at desc
-            limit 1",
+            r#"select r.run_id, r.status, coalesce(used.steps, r.steps) as "steps!", r.error, r.created_at, r.started_at,
+                r.completed_at
+            from session_runs r
+            left join lateral run_totals(case when r.status = 'running' then r.session_id end, r.run_id, r.from_step) used
+                on r.status = 'running'
+            where r.session_id = $1
+            order by r.created_at desc
+            limit 1"#,
             session_id
         )
         .fetch_optional(&self.pool)

@@ -59,12 +59,6 @@ with s as (
         s.last_message_number, 'tool_calls', $input, $output, $cached, 0, $micros, 1, 1, s.last_event_seq, j.lease,
         'bench', clock_timestamp() - make_interval(secs => 0.5)
     from s, j
-), of_run as (
-    update session_runs
-    set steps = steps + 1, input_tokens = input_tokens + $input, output_tokens = output_tokens + $output,
-        tool_calls = tool_calls + 1
-    from s, j
-    where session_runs.run_id = 'run_' || substr(s.session_id, 6)
 )$calls
 select max(s.wake_seq) / (1 / count(*)) from s, j;
 "#;
@@ -130,13 +124,9 @@ impl Pgbench {
     pub async fn new(database: &Database, store: &Store, clients: usize) -> Result<Pgbench> {
         let held = fixture::hold_sessions(store, 0, clients).await?;
         let mut connection = database.connect().await?;
-        for table in ["conversation_sessions", "jobs", "session_runs"] {
+        for table in ["conversation_sessions", "jobs"] {
             let session = "'sess_' || lpad(substr(conversation_id, 7), 32, '0')";
-            let run = match table {
-                "session_runs" => ", run_id = 'run_' || lpad(substr(conversation_id, 7), 32, '0')",
-                _ => "",
-            };
-            let rename = format!("update {table} set session_id = {session}{run}");
+            let rename = format!("update {table} set session_id = {session}");
             sqlx::query(sqlx::AssertSqlSafe(rename)).execute(&mut connection).await?;
         }
         connection.close().await?;

@@ -113,6 +113,86 @@ async fn runs_that_end_and_runs_that_go_on_are_one_statement() {
 }
 
 #[tokio::test]
+async fn what_a_run_has_used_is_shown_while_it_runs_and_written_when_it_ends() {
+    let world = World::new().await;
+    let session_id = world.wake("c1", "Hello").await;
+    let used = async || {
+        let runs = world.store.runs(&session_id, 10).await.unwrap();
+        runs.iter()
+            .map(|run| (run.steps, run.input_tokens + run.output_tokens, run.tool_calls))
+            .collect::<Vec<_>>()
+    };
+    let written = "select sum(steps)::bigint from session_runs";
+    let turns = "select sum(total_turns)::bigint from conversation_sessions";
+    let step = async |driver: &mut Driver<'_>, id: &str| {
+        let reserve = call(id, "reserve");
+        driver.continues(replied(vec![asks(&reserve)])).await;
+        driver.continues(Performed::Called(vec![performed(&reserve, done("Reserved.", None))])).await;
+    };
+
+    let mut driver = world.drive(&session_id).await;
+    driver.continues(Performed::Begun).await;
+    step(&mut driver, "call_1").await;
+    step(&mut driver, "call_2").await;
+    let tokens = driver.session.run.as_ref().unwrap().tokens;
+    assert!(tokens > 0);
+    assert_eq!((used().await, world.one(written).await), (vec![(2, tokens, 2)], 0));
+    // It waits for a person. What it has used until then is written, and counts when it goes on.
+    let question = call("call_3", "ask_user");
+    driver.continues(replied(vec![asks(&question)])).await;
+    assert_eq!(driver.commit(asked(&question)).await, Commit::Closed { opened: false });
+    let first = used().await[0];
+    assert_eq!((first.0, world.one(written).await), (world.one(turns).await, world.one(turns).await));
+    drop(driver);
+    world.send(&session_id, "For two.").await;
+    let mut driver = world.drive(&session_id).await;
+    driver.continues(Performed::Begun).await;
+    assert_eq!(used().await[0], first);
+    step(&mut driver, "call_4").await;
+    assert_eq!(used().await[0].0, first.0 + 1);
+    assert_eq!(world.one(written).await, first.0);
+    assert_eq!(driver.commit(replied(vec![text("Reserved.")])).await, Commit::Closed { opened: false });
+    let first = used().await[0];
+    assert_eq!((first.0, world.one(written).await), (world.one(turns).await, world.one(turns).await));
+    drop(driver);
+
+    world.send(&session_id, "Once more.").await;
+    let mut driver = world.drive(&session_id).await;
+    driver.continues(Performed::Begun).await;
+    step(&mut driver, "call_5").await;
+    assert_eq!(driver.session.run.as_ref().unwrap().steps, 1);
+    assert_eq!((used().await[1].0, used().await[0], world.one(written).await), (1, first, first.0));
+    assert!(world.store.verify(&session_id).await.unwrap().agrees, "the totals of an open run are not wrong");
+    let failed = Performed::Stopped(Stop::Failed(Fault::StepLimit { limit: 1 }));
+    assert_eq!(driver.commit(failed).await, Commit::Closed { opened: false });
+    assert_eq!((world.one(written).await, world.one(turns).await), (first.0 + 1, first.0 + 1));
+    assert!(world.store.verify(&session_id).await.unwrap().agrees);
+}
+
+#[tokio::test]
+async fn a_run_whose_row_changes_while_its_end_waits_ends_with_what_it_has_used() {
+    let world = World::new().await;
+    let (driver, transition) = ending(&world, "c1", End::Answer).await;
+    // A notice that the run takes long is noted in its row.
+    let mut notice = world.database.pool.begin().await.unwrap();
+    sqlx::query("update session_runs set delay_told_at = now()").execute(&mut *notice).await.unwrap();
+    let told = async {
+        world
+            .until(
+                "select exists (select from pg_stat_activity
+                where datname = current_database() and wait_event_type = 'Lock')",
+            )
+            .await;
+        notice.commit().await.unwrap();
+    };
+    let (commit, ()) = tokio::join!(driver.write(&transition), told);
+    assert_eq!(commit, Commit::Closed { opened: false });
+    let ended = "select count(*) from session_runs
+        where status = 'completed' and steps = 1 and input_tokens > 0 and delay_told_at is not null";
+    assert_eq!(world.one(ended).await, 1);
+}
+
+#[tokio::test]
 async fn a_run_that_cannot_end_keeps_no_other_of_its_statement_from_ending() {
     let world = World::new().await;
     let drivers = drivers(&world, 5).await;

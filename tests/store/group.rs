@@ -8,6 +8,7 @@ use wakeful_store::step::Performance;
 use wakeful_workflow::advance::Transition;
 use wakeful_workflow::derive::StateUpdate;
 use wakeful_workflow::generation::Purpose;
+use wakeful_workflow::session::Session;
 use wakeful_workflow::strategy::Strategy;
 
 /// Sessions that are running, each with its worker.
@@ -108,6 +109,14 @@ async fn messages_of_many_sessions_in_one_statement_stay_with_their_sessions() {
 enum Miss {
     LostLease,
     Moved,
+    /// The job's row is of another space.
+    OtherSpace,
+    /// Somebody edited the number of the job's step.
+    OtherStep,
+    /// Its run has begun already.
+    BegunTwice,
+    /// It ends its run, and another run of the conversation waits.
+    Awaited,
     /// A text that Postgres refuses.
     Poison,
     /// Another transaction holds the session's row.
@@ -118,7 +127,17 @@ enum Miss {
 
 #[tokio::test]
 async fn a_commit_that_fails_harms_no_other_of_its_statement() {
-    for miss in [Miss::LostLease, Miss::Moved, Miss::Poison, Miss::Held, Miss::Twice] {
+    for miss in [
+        Miss::LostLease,
+        Miss::Moved,
+        Miss::OtherSpace,
+        Miss::OtherStep,
+        Miss::BegunTwice,
+        Miss::Awaited,
+        Miss::Poison,
+        Miss::Held,
+        Miss::Twice,
+    ] {
         for count in [2, 16] {
             fails_alone(miss, count).await;
         }
@@ -131,10 +150,27 @@ async fn fails_alone(miss: Miss, count: usize) {
     let mut transitions: Vec<Transition> = drivers.iter().map(driver_turn).collect();
     let victim = count / 2;
     let victim_id = drivers[victim].session.session_id.as_str();
+    let job_id = drivers[victim].job.lease.job_id;
+    let edit_job = async |edit: &'static str| {
+        sqlx::query(edit).bind(job_id).execute(&world.database.pool).await.unwrap();
+    };
     let mut holder = world.database.pool.begin().await.unwrap();
     match miss {
         Miss::LostLease => {
-            world.steal(drivers[victim].job.lease.job_id).await;
+            world.steal(job_id).await;
+        }
+        Miss::OtherSpace => edit_job("update jobs set space_id = 'other' where job_id = $1").await,
+        Miss::OtherStep => {
+            edit_job("update jobs set step_number = step_number + 1 where job_id = $1").await;
+        }
+        Miss::BegunTwice => {
+            let queued = Session { status: SessionStatus::Queued, ..drivers[victim].session.clone() };
+            transitions[victim] = advance(&queued, Performed::Begun, drivers[victim].policy);
+        }
+        Miss::Awaited => {
+            transitions[victim] = drivers[victim].transition(replied(vec![text("That is all.")]));
+            let other = new_session(&format!("g{victim}"), "another");
+            world.store.wake(&other, &message("Now me.")).await.unwrap();
         }
         Miss::Moved => {
             let moved = "update conversation_sessions set last_message_number = last_message_number + 1
@@ -170,12 +206,17 @@ async fn fails_alone(miss: Miss, count: usize) {
     let of_victim = done.remove(victim);
     match miss {
         Miss::LostLease => assert_eq!(of_victim.unwrap(), Commit::Stale, "{context}"),
-        Miss::Moved => assert_eq!(of_victim.unwrap(), Commit::Moved, "{context}"),
+        Miss::Moved | Miss::OtherSpace | Miss::BegunTwice => {
+            assert_eq!(of_victim.unwrap(), Commit::Moved, "{context}");
+        }
+        Miss::Awaited => assert_eq!(of_victim.unwrap(), Commit::Closed { opened: true }, "{context}"),
         Miss::Poison => {
             let error = of_victim.expect_err("Postgres refuses it");
             assert!(!error.is_transient(), "{context}: {error}");
         }
-        Miss::Held => assert!(matches!(of_victim, Ok(Commit::Continued { .. })), "{context}: {of_victim:?}"),
+        Miss::Held | Miss::OtherStep => {
+            assert!(matches!(of_victim, Ok(Commit::Continued { .. })), "{context}: {of_victim:?}");
+        }
         Miss::Twice => {
             let both = [of_victim.unwrap(), second.unwrap().unwrap()];
             assert!(both.contains(&Commit::Moved), "{context}: {both:?}");
@@ -187,11 +228,11 @@ async fn fails_alone(miss: Miss, count: usize) {
     }
     for (at, driver) in drivers.iter().enumerate() {
         let read = world.store.hydrate(driver.session.session_id.as_str()).await;
-        let written = at != victim || matches!(miss, Miss::Held | Miss::Twice);
+        let written = at != victim || matches!(miss, Miss::Held | Miss::OtherStep | Miss::Twice);
         assert_eq!(read.is_ok_and(|read| read.calls.len() == 1), written, "{context}, session {at}");
     }
-    let counted =
-        "select count(*) from jobs where attempt <> 1 or stuck > 1 or died > 0 or last_error is not null";
+    let counted = "select count(*) from jobs
+        where lease is not null and (attempt <> 1 or stuck > 1 or died > 0 or last_error is not null)";
     assert_eq!(world.one(counted).await, 0, "{context}");
 }
 

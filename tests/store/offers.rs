@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::support::proxy::{CutAt, Proxy};
+use sqlx::postgres::PgListener;
 use wakeful_store::queue::{Notifier, Offer};
 
 /// A queue that rests, and what offers its slots.
@@ -20,6 +21,20 @@ impl Resting {
     async fn offer(&self) -> Offer {
         eventually("the queue rests", async || self.notifier.offer(Kind::Step)).await
     }
+}
+
+/// The workers of other processes, as far as they hear of jobs.
+async fn others(world: &World) -> PgListener {
+    let mut others = PgListener::connect(&world.database.url).await.unwrap();
+    others.listen("wakeful_jobs").await.unwrap();
+    others
+}
+
+/// What the others hear next.
+async fn heard(others: &mut PgListener) -> String {
+    let heard =
+        tokio::time::timeout(crate::support::timeout(), others.recv()).await.expect("they are told").unwrap();
+    heard.payload().to_owned()
 }
 
 async fn lease(world: &World) -> Option<i64> {
@@ -131,13 +146,27 @@ async fn a_statement_that_was_refused_leaves_the_offer_for_nobody() {
 #[tokio::test]
 async fn a_queue_that_drains_gives_back_what_a_message_claimed_for_it() {
     let world = World::new().await;
+    let mut others = others(&world).await;
     let mut resting = Resting::start(&world.store, 1);
     let mut offer = resting.offer().await;
     world.store.wake_for(&new_session("c1", "c1"), &message("Hello"), Some(&mut offer)).await.unwrap();
     resting.claims.close().await;
     assert!(offer.begin());
     eventually("the job is given back", async || lease(&world).await.is_none().then_some(())).await;
+    assert_eq!(heard(&mut others).await, "step:");
     assert!(resting.notifier.offer(Kind::Step).is_none());
+}
+
+#[tokio::test]
+async fn a_queue_that_drains_hands_over_what_it_has_not_begun() {
+    let world = World::new().await;
+    let mut others = others(&world).await;
+    world.wake("c1", "Hello").await;
+    let mut claims = Claims::start(&world.store, Kind::Step, 1, LEASE);
+    eventually("it is claimed", async || lease(&world).await).await;
+    claims.close().await;
+    eventually("the job is given back", async || lease(&world).await.is_none().then_some(())).await;
+    assert_eq!(heard(&mut others).await, "step:");
 }
 
 #[tokio::test]

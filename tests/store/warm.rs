@@ -100,7 +100,7 @@ async fn what_was_erased_is_not_served_from_memory_although_its_session_was_made
     assert!(matches!(world.store.hydrate(&session_id).await, Err(Error::NotFound { .. })));
 
     // The same ids, numbers and last message, and other words before it.
-    let script = "alter table kept_sessions drop column total_cost_cents, drop column ordinal;
+    let script = "alter table kept_sessions drop column ordinal;
         do $$ declare columns text; begin
             select string_agg(quote_ident(column_name), ', ') into columns from information_schema.columns
             where table_name = 'kept_sessions';

@@ -9,7 +9,8 @@ use axum::http::{StatusCode, Uri, header};
 use axum::response::{IntoResponse as _, Response};
 use serde_json::json;
 use std::path::{Path, PathBuf};
-use tokio::sync::watch;
+use std::sync::Arc;
+use tokio::sync::{Notify, watch};
 
 #[tokio::test]
 async fn a_session_begins_with_a_copy_of_its_agents_folder_which_any_host_restores() {
@@ -113,16 +114,23 @@ enum Mood {
 struct Source {
     url: String,
     mood: watch::Sender<Mood>,
+    /// Fires when a request comes.
+    asked: Arc<Notify>,
 }
 
 impl Source {
     async fn start(bundle: Vec<u8>, mood: Mood) -> Source {
         let (mood, moods) = watch::channel(mood);
-        let app = axum::Router::new().fallback(move |uri: Uri| answer(uri, bundle.clone(), moods.clone()));
+        let asked = Arc::new(Notify::new());
+        let came = Arc::clone(&asked);
+        let app = axum::Router::new().fallback(move |uri: Uri| {
+            came.notify_one();
+            answer(uri, bundle.clone(), moods.clone())
+        });
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         tokio::spawn(async move { axum::serve(listener, app).await });
-        Source { url, mood }
+        Source { url, mood, asked }
     }
 }
 
@@ -272,6 +280,33 @@ async fn a_url_that_does_not_answer_is_waited_for_and_fails_no_run() {
         assert_eq!(model.bodies().len(), asked + 4, "two calls of the model for each session");
         assert!(process.terminate().success());
     }
+}
+
+#[tokio::test]
+async fn a_cancel_while_a_call_waits_for_its_files_leaves_the_proof_that_it_never_ran() {
+    let database = Database::new().await;
+    let call = Answer::call("write_file", json!({"path": "a.md", "content": "one"}));
+    let model = ModelServer::turns(vec![call]).await;
+    let source = Source::start(Vec::new(), Mood::Silent).await;
+    let config = agent(&format!("{}/seed.bundle", source.url)).replace("read_file", "write_file");
+    let options = Options::new()
+        .config(&format!("[web]\nprivate_hosts = [\"127.0.0.1\"]\n{config}"))
+        .env("OPENAI_BASE_URL", &model.url);
+    let process = options.serve(&database).await;
+    let client = process.client();
+    let id = client.chat("c1", "Write it.").await["session_id"].as_str().unwrap().to_owned();
+    let asked = tokio::time::timeout(crate::support::timeout(), source.asked.notified());
+    asked.await.expect("the source is asked");
+    let status = "select status from tool_calls where session_id = $1";
+    assert_eq!(database.value::<String>(status, &id).await, "started", "by the commit of the reply");
+    let (cancelled, answer) = client.post(&format!("/v1/sessions/{id}/cancel"), &json!({})).await;
+    assert!(cancelled.is_success(), "{answer}");
+    client.wait_for(&id, "cancelled").await;
+    assert_eq!(database.value::<String>(status, &id).await, "abandoned");
+    let uncertain =
+        "select count(*) from session_events where session_id = $1 and type = 'TOOL_FAILED_UNCERTAIN'";
+    assert_eq!(database.value::<i64>(uncertain, &id).await, 0);
+    assert!(process.terminate().success());
 }
 
 #[tokio::test]

@@ -241,6 +241,11 @@ impl OpenedCall {
 }
 
 impl Transition {
+    /// Whether the run gets on: it has a new message, or a step is complete. A run that only begins does not.
+    pub fn is_progress(&self) -> bool {
+        self.step.is_some() || !self.records.is_empty()
+    }
+
     /// Records those calls of the reply for which `needs_approval` says so as ones that wait for a person.
     pub fn hold_calls(&mut self, mut needs_approval: impl FnMut(&ToolCall) -> bool) {
         let Some(reply) = self.records.last() else { return };

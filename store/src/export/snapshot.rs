@@ -282,11 +282,15 @@ async fn counts(tx: &mut PgConnection, session_id: &str) -> Result<Counted> {
 async fn runs(tx: &mut PgConnection, session_id: &str) -> Result<SnapshotRows> {
     let rows = sqlx::query!(
         r#"
-        select run_id, status, prompt_message_number, steps, input_tokens, output_tokens, tool_calls, error,
-            created_at, started_at, completed_at
-        from session_runs
-        where session_id = $1
-        order by created_at, run_id collate "C"
+        select r.run_id, r.status, r.prompt_message_number, coalesce(used.steps, r.steps) as "steps!",
+            coalesce(used.input_tokens, r.input_tokens) as "input_tokens!",
+            coalesce(used.output_tokens, r.output_tokens) as "output_tokens!",
+            coalesce(used.tool_calls, r.tool_calls) as "tool_calls!", r.error, r.created_at, r.started_at, r.completed_at
+        from session_runs r
+        left join lateral run_totals(case when r.status = 'running' then r.session_id end, r.run_id, r.from_step) used
+            on r.status = 'running'
+        where r.session_id = $1
+        order by r.created_at, r.run_id collate "C"
         "#,
         session_id
     )

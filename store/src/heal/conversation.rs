@@ -121,8 +121,12 @@ pub(super) async fn end_runs(
     healed: &mut Vec<Healed>,
 ) -> Result<()> {
     let ended = sqlx::query_scalar!(
-        "update session_runs
-        set status = 'failed', error = $2, completed_at = clock_timestamp()
+        "update session_runs as run
+        set status = 'failed', error = $2, completed_at = clock_timestamp(),
+            (steps, input_tokens, output_tokens, tool_calls) = (
+                select t.steps, t.input_tokens, t.output_tokens, t.tool_calls
+                from run_totals(run.session_id, run.run_id, run.from_step) t
+            )
         where session_id = $1 and status in ('running', 'queued')
         returning run_id",
         session.session_id,

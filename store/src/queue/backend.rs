@@ -85,8 +85,8 @@ impl Backend for Queue {
         self.jobs.poll_recv(cx).map(|job| job.map(|job| Ok(TaskBuilder::new(job).build())))
     }
 
-    /// Gives back the jobs that were claimed but not begun. Another process claims them at its next poll, and need not wait
-    /// for the end of their leases.
+    /// Gives back the jobs that were claimed but not begun, and tells the other processes. They need not wait for the end of the
+    /// leases.
     fn poll_close(&mut self, cx: &mut Context<'_>, _: &WorkerContext) -> Poll<Result<(), Error>> {
         self.draining.cancel();
         self.jobs.close();
@@ -99,9 +99,7 @@ impl Backend for Queue {
             let store = store.clone();
             async move {
                 for job in unbegun {
-                    if let Err(error) = store.release(&job.lease).await {
-                        warn!(%error, "A job was not released; it is free when its lease ends");
-                    }
+                    super::feed::hand_over(&store, &job.lease).await;
                 }
             }
             .boxed()

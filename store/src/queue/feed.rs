@@ -39,7 +39,7 @@ impl Feed {
         // If sending fails, the drain began during the claim and the channel has no receiver any more. Give
         // the job back.
         if let Err(mpsc::error::SendError(job)) = self.jobs.send(job).await {
-            release(&self.store, &job.lease).await;
+            hand_over(&self.store, &job.lease).await;
         }
     }
 
@@ -215,7 +215,7 @@ impl Offer {
         // There is a place for the job of each slot. So this fails only if the process drains.
         if let Err(refused) = self.feed.jobs.try_send(job) {
             let (job, store) = (refused.into_inner(), self.feed.store.clone());
-            tokio::spawn(async move { release(&store, &job.lease).await });
+            tokio::spawn(async move { hand_over(&store, &job.lease).await });
         }
         true
     }
@@ -240,9 +240,9 @@ impl Drop for Offer {
     }
 }
 
-/// Gives a job back that was not begun.
-async fn release(store: &Store, lease: &Lease) {
-    if let Err(error) = store.release(lease).await {
+/// Gives a job back that was not begun, to the other processes.
+pub(super) async fn hand_over(store: &Store, lease: &Lease) {
+    if let Err(error) = store.hand_over(lease).await {
         warn!(%error, "A job was not released; it is free when its lease ends");
     }
 }

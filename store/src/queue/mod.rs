@@ -43,8 +43,10 @@ pub use readers::{Audience, READS_EVERY};
 pub use workers::{APPLICATION, Connections, WorkerView};
 
 use crate::{Result, Store};
+use notify::JOBS;
 use room::{Room, Slot};
 use rustix::time::{ClockId, clock_gettime};
+use sqlx::PgExecutor;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -364,24 +366,26 @@ impl Store {
         Ok(())
     }
 
-    /// Gives a job back at once: on shutdown, or because other jobs wait. The claim does not count.
+    /// Gives a job back at once, because other jobs wait or the process drains. The claim does not count.
     ///
     /// # Errors
     /// [`crate::Error::Database`]; then the lease ends by itself.
     pub async fn release(&self, lease: &Lease) -> Result<()> {
-        sqlx::query!(
-            "update jobs
-            set lease = null, worker_id = null, run_at = clock_timestamp(),
-                stuck = greatest(stuck - 1, 0), attempt = greatest(attempt - 1, 0),
-                trace_context = $3
-            where job_id = $1 and lease = $2",
-            lease.job_id,
-            lease.token,
-            lease.trace_context.as_deref()
-        )
-        .execute(&self.pool)
-        .await?;
+        free(&self.pool, lease).await?;
         Ok(())
+    }
+
+    /// Gives a job back that this process will not begin or end, and tells the others in the same transaction: this process
+    /// may be gone before its [`Notifier`] sends.
+    ///
+    /// # Errors
+    /// [`crate::Error::Database`]; then the lease ends by itself.
+    pub async fn hand_over(&self, lease: &Lease) -> Result<()> {
+        let mut tx = self.pool.begin().await?;
+        if let Some(said) = free(&mut *tx, lease).await? {
+            sqlx::query!("select pg_notify($1, $2)", JOBS, said).execute(&mut *tx).await?;
+        }
+        Ok(tx.commit().await?)
     }
 
     /// Deletes a job that has nothing left to do.
@@ -410,4 +414,22 @@ impl Store {
         .fetch_one(&self.pool)
         .await?)
     }
+}
+
+/// Gives a job back, and returns what a notification says of it. `None`: the lease is lost, and nothing changed.
+async fn free(executor: impl PgExecutor<'_>, lease: &Lease) -> sqlx::Result<Option<String>> {
+    let freed = sqlx::query!(
+        "update jobs
+        set lease = null, worker_id = null, run_at = clock_timestamp(),
+            stuck = greatest(stuck - 1, 0), attempt = greatest(attempt - 1, 0),
+            trace_context = $3
+        where job_id = $1 and lease = $2
+        returning kind, runner",
+        lease.job_id,
+        lease.token,
+        lease.trace_context.as_deref()
+    )
+    .fetch_optional(executor)
+    .await?;
+    Ok(freed.map(|job| notify::payload(&job.kind, &job.runner)))
 }

@@ -2,7 +2,8 @@
 //!
 //! One task per process sends notifications, the first at once and then at most twenty a second. Transactions
 //! do not send NOTIFY themselves, because Postgres makes commits with NOTIFY wait for each other. Only rare ones do: a cancel,
-//! a pause, a gate, a schedule, a drain, a step that is left to others. A notification is only a hint: every waiter also polls.
+//! a pause, a gate, a schedule, a drain and the jobs that it gives back, a step that is left to others. A notification is only a
+//! hint: every waiter also polls.
 //!
 //! A process with room for a new job announces the job only to itself. It tells the others if its
 //! claim leaves jobs behind.
@@ -71,13 +72,13 @@ impl Notifier {
     /// Announces a job of the pool `runner`.
     pub fn job_of(&self, kind: Kind, runner: &str) {
         if !self.claimants.tell_here(kind, runner, &self.notes) {
-            self.send(Note::Job(payload(kind, runner)));
+            self.send(Note::Job(payload(kind.as_str(), runner)));
         }
     }
 
     /// Offers a free slot to the job of a message, if a queue of this process rests. `None`: announce the job.
     pub fn offer(&self, kind: Kind) -> Option<Offer> {
-        let all = self.claimants.with_payload(&payload(kind, ""));
+        let all = self.claimants.with_payload(&payload(kind.as_str(), ""));
         all.iter().find_map(|one| one.offer())
     }
 
@@ -105,8 +106,8 @@ impl Notifier {
 }
 
 /// What a notification says of a job. No runner has a colon before the first one.
-fn payload(kind: Kind, runner: &str) -> String {
-    format!("{}:{runner}", kind.as_str())
+pub(super) fn payload(kind: &str, runner: &str) -> String {
+    format!("{kind}:{runner}")
 }
 
 /// The queues of this process that claim jobs. Clones share them.
@@ -123,7 +124,7 @@ impl Claimants {
 
     /// Returns whether a queue of this process has room and claims the job.
     fn tell_here(&self, kind: Kind, runner: &str, notes: &mpsc::UnboundedSender<Note>) -> bool {
-        let all = self.with_payload(&payload(kind, runner));
+        let all = self.with_payload(&payload(kind.as_str(), runner));
         let Some(one) = all.into_iter().find(|one| one.room.free() > 0) else {
             return false;
         };
@@ -334,7 +335,7 @@ impl News {
     /// Registers a queue of this process, until it is dropped.
     pub(super) fn register(&self, feed: &Arc<Feed>) -> Arc<Claimant> {
         let claimant = Arc::new(Claimant {
-            payload: payload(feed.settings.kind, &feed.settings.runner),
+            payload: payload(feed.settings.kind.as_str(), &feed.settings.runner),
             room: Arc::clone(&feed.room),
             feed: Arc::downgrade(feed),
             rests: AtomicBool::new(false),
@@ -456,7 +457,7 @@ mod tests {
         let (claimants, slots) = (Claimants::default(), Arc::new(Semaphore::new(1)));
         let (pool, _) = Pool::new(Server::new("postgres://nowhere", "test").unwrap(), 1);
         let claimant = Arc::new(Claimant {
-            payload: payload(Kind::Step, ""),
+            payload: payload(Kind::Step.as_str(), ""),
             room: Arc::new(Room { slots: Arc::clone(&slots), pool, held: Arc::new(Holdings::default()) }),
             feed: Weak::new(),
             rests: AtomicBool::new(false),

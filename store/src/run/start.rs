@@ -130,11 +130,13 @@ pub(crate) async fn start(
     sqlx::query!(
         "update session_runs
         set status = 'running',
+            from_step = case when started_at is null then $3 else from_step end,
             started_at = coalesce(started_at, clock_timestamp()),
             prompt_message_number = coalesce(prompt_message_number, $2)
         where run_id = $1",
         run_id,
-        numbers.first().copied()
+        numbers.first().copied(),
+        session.last_step_number + 1
     )
     .execute(&mut *tx)
     .await?;

@@ -34,6 +34,7 @@ pub(super) struct Statement<'c> {
     pub(super) demands: String,
     /// The CTEs after `b`.
     pub(super) parts: String,
+    pub(super) writes_step: bool,
     pub(super) writes_intent: bool,
     pub(super) starts_calls: bool,
 }
@@ -55,6 +56,7 @@ impl<'c> Statement<'c> {
             sets: String::with_capacity(TEXT_BYTES / 8),
             demands: String::new(),
             parts: String::with_capacity(TEXT_BYTES),
+            writes_step: false,
             writes_intent: false,
             starts_calls: false,
         }

@@ -143,48 +143,32 @@ impl Statement<'_> {
         ));
     }
 
-    /// The run's row: its totals if a commit completes a step, and its end.
+    /// The end of the run's row, with what the run has used. Until then its steps say that: see `run_totals` in the migrations.
     pub(super) fn of_run(&mut self) {
-        let steps = self.usual(|commit| commit.step.is_some());
-        let ends = self.some(|commit| commit.planned_wake_seq().is_some());
-        let mut sets = Vec::new();
-        if steps {
-            sets.push(
-                "steps = run.steps + b.ends_step::integer,
-        input_tokens = run.input_tokens + b.input_tokens,
-        output_tokens = run.output_tokens + b.output_tokens,
-        tool_calls = run.tool_calls + b.tool_calls",
-            );
+        if !self.some(|commit| commit.planned_wake_seq().is_some()) {
+            return;
         }
-        if ends {
-            sets.push(if self.all(|commit| commit.planned_wake_seq().is_some()) {
-                "status = b.status,
-        error = b.error,
-        completed_at = case when b.pauses then null else clock_timestamp() end"
-            } else {
-                "status = case when b.planned_wake_seq is null then run.status else b.status end,
-        error = case when b.planned_wake_seq is null then run.error else b.error end,
-        completed_at = case
-            when b.planned_wake_seq is null then run.completed_at
-            when b.pauses then null
-            else clock_timestamp()
-        end"
-            });
-        }
-        let changes = match (steps, ends) {
-            (false, false) => return,
-            (true, false) => "b.ends_step",
-            (false, true) => "b.planned_wake_seq is not null",
-            (true, true) => "(b.ends_step or b.planned_wake_seq is not null)",
+        // The sums do not see the step that this statement writes.
+        let own = if self.writes_step {
+            ["b.ends_step::integer", "b.input_tokens", "b.output_tokens", "b.tool_calls"]
+        } else {
+            ["0"; 4]
         };
+        let [steps, input_tokens, output_tokens, tool_calls] = own;
         let of_run = self.of_lone("run.run_id", "text", self.run_ids);
-        let sets = sets.join(",\n        ");
         self.part(format_args!(
             "of_run as (
     update session_runs as run
-    set {sets}
+    set status = b.status,
+        error = b.error,
+        completed_at = case when b.pauses then null else clock_timestamp() end,
+        (steps, input_tokens, output_tokens, tool_calls) = (
+            select t.steps + {steps}, t.input_tokens + {input_tokens}, t.output_tokens + {output_tokens},
+                t.tool_calls + {tool_calls}
+            from run_totals(run.session_id, run.run_id, run.from_step) t
+        )
     from b
-    where {of_run}{changes}
+    where {of_run}b.planned_wake_seq is not null
         and run.run_id = b.run_id
         and run.space_id = b.space_id
 )"

@@ -31,6 +31,8 @@ pub(super) struct Rows {
     pub worker_id: String,
     pub run_id: String,
 
+    /// See [`Transition::is_progress`].
+    pub progress: bool,
     pub status: Option<&'static str>,
     /// The end or the pause of the run, if this commit closes it.
     pub closes: Option<CloseRow>,
@@ -249,6 +251,7 @@ impl Rows {
             trace_context: lease.trace_context.clone(),
             worker_id: lease.worker_id.to_string(),
             run_id: transition.run_id.as_str().to_owned(),
+            progress: transition.is_progress(),
             status: transition.status().map(|status| status.as_str()),
             closes: closing.map(|closing| CloseRow {
                 error: closing.error.as_deref().map(|error| seal.error(error).into_owned()),

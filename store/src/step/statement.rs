@@ -168,7 +168,7 @@ left join intent using (session_id)"
         self.run_ids = self.given("run_id", "text", |commit| commit.run_id.as_str());
         self.given("trace_context", "text", |commit| commit.trace_context.as_deref());
         self.given("ends_step", "boolean", |commit| commit.step.is_some());
-        self.given("progress", "boolean", |commit| commit.step.is_some() || !commit.records.is_empty());
+        self.given("progress", "boolean", |commit| commit.progress);
         self.given("record_count", "bigint", |commit| commit.records.len() as i64);
         self.given("event_count", "bigint", |commit| commit.events.len() as i64);
     }
@@ -359,6 +359,7 @@ left join intent using (session_id)"
         if !self.usual(|commit| commit.step.is_some()) {
             return;
         }
+        self.writes_step = true;
         self.given("worker_id", "text", |commit| commit.worker_id.as_str());
         self.given("from_message_number", "bigint", |commit| {
             commit.step.as_ref().map(|step| step.from_message_number)

@@ -330,15 +330,12 @@ async fn wrong_runs(tx: &mut PgConnection, session_id: &str) -> Result<Vec<Strin
         r#"
         select r.run_id
         from session_runs r
-        left join lateral (
-            select count(*) as steps, coalesce(sum(s.input_tokens), 0) as input,
-                coalesce(sum(s.output_tokens), 0) as output, coalesce(sum(s.executed_local_tool_count), 0) as tools
-            from session_steps s
-            where s.session_id = r.session_id and s.run_id = r.run_id
-        ) sums on true
+        left join lateral run_totals(r.session_id, r.run_id, 0) sums on true
         where r.session_id = $1
+            -- The totals of an open run are written when it ends.
+            and r.status <> 'running'
             and (r.steps, r.input_tokens, r.output_tokens, r.tool_calls)
-                is distinct from (sums.steps, sums.input, sums.output, sums.tools)
+                is distinct from (sums.steps, sums.input_tokens, sums.output_tokens, sums.tool_calls)
         order by r.created_at
         "#,
         session_id

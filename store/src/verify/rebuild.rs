@@ -148,13 +148,10 @@ async fn write(tx: &mut PgConnection, seal: &Seal, session_id: &str, facts: &Fac
             output_tokens = sums.output_tokens,
             tool_calls = sums.tool_calls
         from (
-            select r.run_id, count(s.step_number) as steps, coalesce(sum(s.input_tokens), 0) as input_tokens,
-                coalesce(sum(s.output_tokens), 0) as output_tokens,
-                coalesce(sum(s.executed_local_tool_count), 0) as tool_calls
+            select r.run_id, t.*
             from session_runs r
-            left join session_steps s on s.session_id = r.session_id and s.run_id = r.run_id
+            cross join lateral run_totals(r.session_id, r.run_id, 0) t
             where r.run_id = any ($1)
-            group by r.run_id
         ) sums
         where session_runs.run_id = sums.run_id",
         &facts.wrong_runs

@@ -1,6 +1,7 @@
 //! The deliver job: sends the outgoing messages of one conversation through one channel, in order.
 #![doc = include_str!("deliver.md")]
 
+use super::not_given_back;
 use crate::channel::{Channel, Found, Outbound, SEND, SendError};
 use crate::ctx::Ctx;
 use crate::telemetry::{self, names};
@@ -44,8 +45,8 @@ pub async fn deliver(job: Job, ctx: Data<Arc<Ctx>>) -> Result<(), BoxDynError> {
         end = work => end.unwrap_or_else(|_| Err(GiveBack::later("internal error: the delivery panicked"))),
         () = job.lease.lost().cancelled() => Ok(()),
         () = ctx.shutdown.abort.cancelled() => {
-            if let Err(error) = ctx.store.release(&job.lease).await {
-                warn!(%error, "A job was not released; it is free when its lease ends");
+            if let Err(error) = ctx.store.hand_over(&job.lease).await {
+                not_given_back(&error);
             }
             Ok(())
         }
@@ -74,7 +75,7 @@ pub async fn deliver(job: Job, ctx: Data<Arc<Ctx>>) -> Result<(), BoxDynError> {
             }
         };
         if let Err(error) = given_back {
-            warn!(%error, "The job could not be given back; workers can claim it when its lease ends");
+            not_given_back(&error);
         }
     }
     Ok(())

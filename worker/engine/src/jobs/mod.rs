@@ -16,3 +16,10 @@ pub mod pool;
 pub mod search;
 pub mod step;
 mod timer;
+
+use tracing::warn;
+
+/// Says that a job keeps its lease, so that it waits for the lease's end.
+fn not_given_back(error: &wakeful_store::Error) {
+    warn!(%error, "The job could not be given back; workers can claim it when its lease ends");
+}

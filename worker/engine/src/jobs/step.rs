@@ -275,7 +275,7 @@ async fn run_steps(
             let ahead = run_ahead(ctx, job, session, agent, transition, performance).await?;
             (transition, written, results) = (ahead.transition, ahead.written, ahead.results);
         }
-        let progress = transition.step.is_some() || !transition.records.is_empty();
+        let progress = transition.is_progress();
         let may_yield = transition.step.is_some() && slice_ends(ctx, job, steps + 1);
         // If a model call follows, prepare it now: the commit then records its intent too.
         let prepared = match &agent {

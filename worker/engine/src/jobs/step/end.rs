@@ -2,6 +2,7 @@
 
 use super::provider::Back;
 use crate::ctx::Ctx;
+use crate::jobs::not_given_back;
 use std::time::Duration;
 use tracing::warn;
 use wakeful_store::queue::{self, Job, Kind};
@@ -112,10 +113,17 @@ pub(super) fn slice_ends(ctx: &Ctx, job: &Job, steps: u32) -> bool {
 
 /// Gives the job back. Any worker may claim it at once.
 pub(super) async fn release(ctx: &Ctx, job: &Job) -> ClaimEnd {
-    if let Err(error) = ctx.store.release(&job.lease).await {
-        warn!(%error, "A job was not released; it is free when its lease ends");
+    let drains = ctx.shutdown.draining.is_cancelled();
+    let given_back = match drains {
+        true => ctx.store.hand_over(&job.lease).await,
+        false => ctx.store.release(&job.lease).await,
+    };
+    if let Err(error) = given_back {
+        not_given_back(&error);
     }
-    ctx.bus.notifier.job_of(Kind::Step, &job.runner);
+    if !drains {
+        ctx.bus.notifier.job_of(Kind::Step, &job.runner);
+    }
     ClaimEnd::Released
 }
 
@@ -129,6 +137,6 @@ pub(super) async fn retry(ctx: &Ctx, job: &Job, error: &str, at_least: Option<Du
         "The step failed; trying again later"
     );
     if let Err(error) = ctx.store.retry_later(&job.lease, delay, error).await {
-        warn!(%error, "The job could not be given back; workers can claim it when its lease ends");
+        not_given_back(&error);
     }
 }

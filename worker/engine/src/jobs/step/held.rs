@@ -3,6 +3,7 @@
 
 use super::{ClaimEnd, Counts, Decided, withdraw};
 use crate::ctx::Ctx;
+use crate::jobs::not_given_back;
 use crate::model::provider_of;
 use std::time::Duration;
 use tracing::{info, warn};
@@ -63,9 +64,7 @@ pub(super) async fn hold(ctx: &Ctx, job: &Job, subject: &Subject, why: &str) {
                 ctx.bus.notifier.job_of(job.kind, &job.runner);
             }
         }
-        Err(error) => {
-            warn!(%error, "The job could not be given back; workers can claim it when its lease ends")
-        }
+        Err(error) => not_given_back(&error),
     }
 }
 
@@ -73,7 +72,7 @@ pub(super) async fn hold(ctx: &Ctx, job: &Job, subject: &Subject, why: &str) {
 pub(super) async fn wait_for_key(ctx: &Ctx, job: &Job, why: &str) {
     warn!(session.id = job.session_id, why, "The step waits for its data key");
     if let Err(error) = ctx.store.postpone(&job.lease, queue::delay(KEY_ATTEMPTS, None), why).await {
-        warn!(%error, "The job could not be given back; workers can claim it when its lease ends");
+        not_given_back(&error);
     }
 }
 
@@ -124,8 +123,6 @@ pub(super) async fn leave(ctx: &Ctx, job: &Job, agent: &str) {
                 agent, "This process lacks the agent; the step waits for one that has it"
             );
         }
-        Err(error) => {
-            warn!(%error, "The job could not be given back; workers can claim it when its lease ends")
-        }
+        Err(error) => not_given_back(&error),
     }
 }

@@ -6,6 +6,7 @@
 use super::{ClaimEnd, Counts};
 use crate::ctx::Ctx;
 use crate::gates::{Admission, Probe};
+use crate::jobs::not_given_back;
 use crate::model::provider_of;
 use std::borrow::Cow;
 use std::time::{Duration, Instant};
@@ -297,7 +298,7 @@ pub(super) async fn set_back(ctx: &Ctx, job: &Job, back: &Back) {
     let cancelled = match ctx.store.set_back(&job.lease, &set_back).await {
         Ok(cancelled) => cancelled,
         Err(error) => {
-            warn!(%error, "The job could not be given back; workers can claim it when its lease ends");
+            not_given_back(&error);
             return;
         }
     };
