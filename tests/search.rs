@@ -254,6 +254,52 @@ async fn a_look_at_a_backlog_does_not_look_for_new_sessions_each_time_and_finds_
 }
 
 #[tokio::test]
+async fn a_look_reads_what_is_new_and_not_all_that_there_is() {
+    const OLD: i64 = 20_000;
+    let database = Database::new().await;
+    // Sessions that rest and are in the search, and failures that their groups count.
+    let fill = "with old as (
+            select 'sess_' || lpad(to_hex(n), 32, '0') as session_id, n from generate_series(1, 20000) n
+        ), sessions as (
+            insert into conversation_sessions (session_id, conversation_id, space_id, mailbox_id, trigger_type, trigger_id,
+                agent, model_id, model_context_window, status)
+            select session_id, 'default/old' || n, 'default', 'default', 'chat', n::text, 'a', 'm', 1, 'completed' from old
+        ), known as (
+            insert into search_sessions (session_id, space_id) select session_id, 'default' from old
+        )
+        insert into run_failures (session_id, run_id, space_id, fingerprint, kind, source, text, error, version, is_counted)
+        select session_id, 'run_' || n, 'default', '0', 'k', 's', 't', 'e', 'v', true from old";
+    sqlx::query(fill).execute(&database.pool).await.unwrap();
+    let analyze = "vacuum (analyze) conversation_sessions, search_sessions, run_failures";
+    sqlx::query(analyze).execute(&database.pool).await.unwrap();
+    let first = database.store().await;
+    index(&first).await;
+    // A connection reports what it read when it ends.
+    first.close().await;
+    let read = "select sum(idx_tup_fetch)::bigint from pg_stat_user_tables
+        where relname = any(string_to_array($1, ' '))";
+    let tables = "conversation_sessions search_sessions run_failures";
+    let before = database.value::<i64>(read, tables).await;
+
+    let store = database.store().await;
+    for number in 0..20 {
+        let session_id = said(&store, &format!("c{number}"), None, "Is there a table?").await;
+        let failed = "insert into run_failures (session_id, run_id, space_id, fingerprint, kind, source, text, error, version)
+            values ($1, 'run', 'default', '0', 'k', 's', 't', 'e', 'v')";
+        sqlx::query(failed).bind(session_id).execute(&database.pool).await.unwrap();
+    }
+    assert_eq!(store.index_sessions().await.unwrap().sessions, 20);
+    store.close().await;
+    let looked = "select n_tup_ins + n_tup_upd from pg_stat_user_tables where relname = $1";
+    eventually("the look is reported", || async {
+        (database.value::<i64>(looked, "search_sessions").await >= OLD + 40).then_some(())
+    })
+    .await;
+    let read = database.value::<i64>(read, tables).await - before;
+    assert!(read < OLD / 10, "{read} rows of {OLD} and 20");
+}
+
+#[tokio::test]
 async fn a_session_in_which_nothing_happened_is_not_written_again() {
     let database = Database::new().await;
     let store = database.store().await;

@@ -254,7 +254,10 @@ pub(crate) async fn count(tx: &mut PgConnection) -> Result<bool> {
     let counted = sqlx::query_scalar!(
         r#"with taken as (
             update run_failures set is_counted = true
-            where failure_id in (select failure_id from run_failures where not is_counted order by failure_id limit $1)
+            -- An array, not a join: Postgres may read all failures to join a few.
+            where failure_id = any (array(
+                select failure_id from run_failures where not is_counted order by failure_id limit $1
+            ))
             returning *
         ), live as (
             select taken.* from taken

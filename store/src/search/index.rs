@@ -204,8 +204,16 @@ async fn discover(tx: &mut PgConnection) -> Result<Found> {
             insert into search_sessions (session_id, space_id, due_at)
             select s.session_id, s.space_id, clock_timestamp()
             from found
-            join conversation_sessions s using (session_id)
-            left join search_sessions known using (session_id)
+            -- Postgres cannot tell how many are found, and a join could read the two tables from end to end. "offset 0" has it look for
+            -- each one by the key.
+            cross join lateral (
+                select session_id, space_id, last_message_number, status from conversation_sessions
+                where session_id = found.session_id offset 0
+            ) s
+            left join lateral (
+                select session_id, due_at, through_message_number from search_sessions
+                where session_id = found.session_id offset 0
+            ) known on true
             where known.session_id is null
                 or (known.due_at is null
                     and (known.through_message_number < s.last_message_number or s.status in ('queued', 'running')))
