@@ -122,6 +122,8 @@ impl Fleet {
     pub async fn end(&mut self) -> Vec<String> {
         for slot in &self.slots {
             if let Some(process) = &slot.process {
+                // One that has just been started takes no signals yet.
+                process.wait_for_log(if slot.worker.is_some() { "\"Working\"" } else { "\"Listening\"" }).await;
                 process.signal(libc::SIGTERM);
             }
         }
