@@ -123,7 +123,8 @@ impl Fleet {
         for slot in &self.slots {
             if let Some(process) = &slot.process {
                 // One that has just been started takes no signals yet.
-                process.wait_for_log(if slot.worker.is_some() { "\"Working\"" } else { "\"Listening\"" }).await;
+                let started = if slot.worker.is_some() { "\"Working\"" } else { "\"Listening\"" };
+                process.wait_for_log(started).await;
                 process.signal(libc::SIGTERM);
             }
         }
