@@ -83,11 +83,9 @@ impl Store {
                 join conversation_sessions s on s.session_id = open.session_id
                 left join jobs j on j.kind = 'step' and j.session_id = s.session_id
                 left join lateral (
-                    select coalesce(used.steps, r.steps) as steps, coalesce(used.input_tokens, r.input_tokens) as input_tokens,
-                        coalesce(used.output_tokens, r.output_tokens) as output_tokens
+                    select used.steps, used.input_tokens, used.output_tokens
                     from session_runs r
-                    left join lateral run_totals(case when r.status = 'running' then r.session_id end, r.run_id, r.from_step) used
-                        on r.status = 'running'
+                    cross join lateral used_by_run(r) used
                     where r.session_id = s.session_id order by r.created_at desc limit 1
                 ) r on true
                 left join lateral (

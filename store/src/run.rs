@@ -184,10 +184,8 @@ pub(crate) async fn close(
         set status = $2,
             error = $3,
             completed_at = case when $4 then null else clock_timestamp() end,
-            (steps, input_tokens, output_tokens, tool_calls) = (
-                select t.steps, t.input_tokens, t.output_tokens, t.tool_calls
-                from run_totals(run.session_id, run.run_id, run.from_step) t
-            )
+            (steps, input_tokens, output_tokens, tool_calls) =
+                (select * from run_totals(run.session_id, run.run_id, run.from_step))
         where run_id = $1",
         ending.run_id,
         ending.status.as_str(),

@@ -197,7 +197,8 @@ impl Store {
                 s.cancel_requested, s.seed_message_count, s.base_message_number, s.last_message_number,
                 s.to_message_number, s.total_turns, s.total_input_tokens, s.total_output_tokens,
                 s.total_cached_tokens, s.total_cache_write_tokens,
-                ((s.total_cost_micros + 5000) / 10000)::integer as "total_cost_cents!", s.total_cost_micros, s.state, s.started_at, s.completed_at, s.error, s.data_key,
+                ((s.total_cost_micros + 5000) / 10000)::integer as "total_cost_cents!", s.total_cost_micros, s.state,
+                s.started_at, s.completed_at, s.error, s.data_key,
                 q.content::text as "asked?", q.call_id as "asked_by?",
                 case when j.job_id is not null then json_build_object(
                     'step_number', j.step_number, 'attempt', j.attempt, 'stuck', j.stuck, 'worker_id', j.worker_id,

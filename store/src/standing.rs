@@ -129,11 +129,10 @@ impl Store {
         let seal = self.seal_of(session_id).await?;
         let mut run = sqlx::query_as!(
             RunView,
-            r#"select r.run_id, r.status, coalesce(used.steps, r.steps) as "steps!", r.error, r.created_at, r.started_at,
+            r#"select r.run_id, r.status, used.steps as "steps!", r.error, r.created_at, r.started_at,
                 r.completed_at
             from session_runs r
-            left join lateral run_totals(case when r.status = 'running' then r.session_id end, r.run_id, r.from_step) used
-                on r.status = 'running'
+            cross join lateral used_by_run(r) used
             where r.session_id = $1
             order by r.created_at desc
             limit 1"#,

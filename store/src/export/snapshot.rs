@@ -282,13 +282,11 @@ async fn counts(tx: &mut PgConnection, session_id: &str) -> Result<Counted> {
 async fn runs(tx: &mut PgConnection, session_id: &str) -> Result<SnapshotRows> {
     let rows = sqlx::query!(
         r#"
-        select r.run_id, r.status, r.prompt_message_number, coalesce(used.steps, r.steps) as "steps!",
-            coalesce(used.input_tokens, r.input_tokens) as "input_tokens!",
-            coalesce(used.output_tokens, r.output_tokens) as "output_tokens!",
-            coalesce(used.tool_calls, r.tool_calls) as "tool_calls!", r.error, r.created_at, r.started_at, r.completed_at
+        select r.run_id, r.status, r.prompt_message_number, used.steps as "steps!", used.input_tokens as "input_tokens!",
+            used.output_tokens as "output_tokens!", used.tool_calls as "tool_calls!", r.error, r.created_at, r.started_at,
+            r.completed_at
         from session_runs r
-        left join lateral run_totals(case when r.status = 'running' then r.session_id end, r.run_id, r.from_step) used
-            on r.status = 'running'
+        cross join lateral used_by_run(r) used
         where r.session_id = $1
         order by r.created_at, r.run_id collate "C"
         "#,

@@ -123,10 +123,8 @@ pub(super) async fn end_runs(
     let ended = sqlx::query_scalar!(
         "update session_runs as run
         set status = 'failed', error = $2, completed_at = clock_timestamp(),
-            (steps, input_tokens, output_tokens, tool_calls) = (
-                select t.steps, t.input_tokens, t.output_tokens, t.tool_calls
-                from run_totals(run.session_id, run.run_id, run.from_step) t
-            )
+            (steps, input_tokens, output_tokens, tool_calls) =
+                (select * from run_totals(run.session_id, run.run_id, run.from_step))
         where session_id = $1 and status in ('running', 'queued')
         returning run_id",
         session.session_id,

@@ -118,16 +118,12 @@ impl Store {
     pub async fn runs(&self, session_id: &str, limit: i64) -> Result<Vec<RunView>> {
         let rows = sqlx::query!(
             r#"
-            select r.run_id, r.status, r.prompt_message_number,
-                -- The totals of an open run are written when it ends. A null finds no step, so those of other runs are not read.
-                coalesce(used.steps, r.steps) as "steps!",
-                coalesce(used.input_tokens, r.input_tokens) as "input_tokens!",
-                coalesce(used.output_tokens, r.output_tokens) as "output_tokens!",
-                coalesce(used.tool_calls, r.tool_calls) as "tool_calls!", r.error, r.created_at, r.started_at, r.completed_at, m.content::text as "prompt?",
+            select r.run_id, r.status, r.prompt_message_number, used.steps as "steps!", used.input_tokens as "input_tokens!",
+                used.output_tokens as "output_tokens!", used.tool_calls as "tool_calls!", r.error, r.created_at,
+                r.started_at, r.completed_at, m.content::text as "prompt?",
                 i.content as "waiting?"
             from session_runs r
-            left join lateral run_totals(case when r.status = 'running' then r.session_id end, r.run_id, r.from_step) used
-                on r.status = 'running'
+            cross join lateral used_by_run(r) used
             left join conversation_records m
                 on m.conversation_id = r.conversation_id and m.message_number = r.prompt_message_number
             left join lateral (

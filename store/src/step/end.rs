@@ -143,7 +143,7 @@ impl Statement<'_> {
         ));
     }
 
-    /// The end of the run's row, with what the run has used. Until then its steps say that: see `run_totals` in the migrations.
+    /// The end of the run's row, with what the run has used. Until then its steps say that: see `used_by_run` in the migrations.
     pub(super) fn of_run(&mut self) {
         if !self.some(|commit| commit.planned_wake_seq().is_some()) {
             return;

@@ -14,6 +14,7 @@ mod held;
 mod provider;
 mod span;
 mod tries;
+mod unused;
 
 use crate::ctx::Ctx;
 use crate::perform::{CommittedCall, StartedCalls, Unperformed, next_call, perform};
@@ -33,6 +34,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use tracing::{Instrument, Span, debug, warn};
 use tries::RetryCounts;
+use unused::{withdraw_intent, withdraw_starts};
 use wakeful_store::Error;
 use wakeful_store::queue::{self, Job, Kind};
 use wakeful_store::step::{Commit, Performance};
@@ -114,7 +116,9 @@ async fn work(ctx: &Ctx, job: &Job) -> ClaimEnd {
             Ok(end) => return end,
             // The database does its work, so this is none of its faults, and no attempt.
             Err(error @ Error::Keys { .. }) => {
-                if let Err(error) = withdraw(ctx, job, &SessionId::from(session_id), &mut counts).await {
+                if let Err(error) =
+                    withdraw_intent(ctx, job, &SessionId::from(session_id), &mut counts.uncalled).await
+                {
                     warn!(%error, "The intent of a model call could not be withdrawn");
                 }
                 return ClaimEnd::WithoutKey { why: error.to_string() };
@@ -164,7 +168,7 @@ async fn hydrate_and_run(
     counts: &mut Counts,
 ) -> wakeful_store::Result<ClaimEnd> {
     wakeful_store::failpoint!("K3");
-    withdraw(ctx, job, &SessionId::from(session_id), counts).await?;
+    withdraw_intent(ctx, job, &SessionId::from(session_id), &mut counts.uncalled).await?;
     // A replay runs its session once.
     let once = !job.runner.is_empty();
     let mut hydrated = match job.take_session() {
@@ -188,36 +192,6 @@ struct Counts {
     troubles: Troubles,
     attempt: i32,
     uncalled: Option<GenerationId>,
-}
-
-/// Deletes the intent of a model call that is not made after all. Otherwise the session would be read with an
-/// interrupted call, and the next reply would journal a GEN_RESUMED and count an attempt that never was.
-async fn withdraw(
-    ctx: &Ctx,
-    job: &Job,
-    session_id: &SessionId,
-    counts: &mut Counts,
-) -> wakeful_store::Result<()> {
-    if let Some(generation_id) = &counts.uncalled {
-        ctx.store.withdraw_generation(&job.lease, session_id, generation_id).await?;
-        counts.uncalled = None;
-    }
-    Ok(())
-}
-
-/// Takes back the starts of calls that do not run after all: a cancelled run would report them as uncertain.
-async fn withdraw_starts(
-    ctx: &Ctx,
-    job: &Job,
-    session: &mut Session,
-    started: &StartedCalls,
-) -> wakeful_store::Result<()> {
-    let unused = started.take_unused();
-    if !unused.is_empty() {
-        ctx.store.withdraw_starts(&job.lease, &session.session_id, &unused).await?;
-        ctx.store.refresh(session).await?;
-    }
-    Ok(())
 }
 
 /// Hops 3 to 8: takes the run from step to step until this claim ends. Each round of the loop makes at most
@@ -315,7 +289,7 @@ async fn run_steps(
                 }
                 if wake_seq != session.wake_seq {
                     // The request may lack what arrived, so the prepared call is not made.
-                    withdraw(ctx, job, &session.session_id, counts).await?;
+                    withdraw_intent(ctx, job, &session.session_id, &mut counts.uncalled).await?;
                     ctx.store.refresh(session).await?;
                     if session.cancel_requested {
                         // These calls do not run, and the model is to be told so.
@@ -331,7 +305,7 @@ async fn run_steps(
                     steps += 1;
                     let yields = may_yield && ctx.store.others_wait(Kind::Step, &job.runner).await?;
                     if yields || ctx.shutdown.draining.is_cancelled() {
-                        withdraw(ctx, job, &session.session_id, counts).await?;
+                        withdraw_intent(ctx, job, &session.session_id, &mut counts.uncalled).await?;
                         return Ok(release(ctx, job).await);
                     }
                 }
@@ -345,7 +319,7 @@ async fn run_steps(
             }
             Commit::Moved => {
                 // The commit may have gone through, if only its answer was lost.
-                withdraw(ctx, job, &session.session_id, counts).await?;
+                withdraw_intent(ctx, job, &session.session_id, &mut counts.uncalled).await?;
                 let read = ctx.store.hydrate(session.session_id.as_str()).await?;
                 if read == *session {
                     // The session is unchanged, so another try would be refused too, after one more paid
@@ -395,7 +369,7 @@ async fn decide(
         return Ok(Decided::Performed(Performed::Stopped(Stop::Failed(fault))));
     }
     if let Some(end) = held::by_a_pause(ctx, job, session, agent, &action) {
-        withdraw(ctx, job, &session.session_id, counts).await?;
+        withdraw_intent(ctx, job, &session.session_id, &mut counts.uncalled).await?;
         return Ok(Decided::End(end));
     }
     let mut way = None;
@@ -403,11 +377,11 @@ async fn decide(
         match provider::route(ctx, job, agent, &counts.troubles).await? {
             Routed::Call(chosen) => way = Some(*chosen),
             Routed::Wait(end) => {
-                withdraw(ctx, job, &session.session_id, counts).await?;
+                withdraw_intent(ctx, job, &session.session_id, &mut counts.uncalled).await?;
                 return Ok(Decided::End(end));
             }
             Routed::Fail(fault) => {
-                withdraw(ctx, job, &session.session_id, counts).await?;
+                withdraw_intent(ctx, job, &session.session_id, &mut counts.uncalled).await?;
                 ctx.store.refresh(session).await?;
                 return Ok(Decided::Performed(Performed::Stopped(Stop::Failed(fault))));
             }
@@ -432,7 +406,7 @@ async fn decide(
     let probe = match files_gate::admit(ctx, job, session, &action, &mut counts.troubles).await? {
         Admitted::Go(probe) => probe,
         Admitted::Wait(end) => {
-            withdraw(ctx, job, &session.session_id, counts).await?;
+            withdraw_intent(ctx, job, &session.session_id, &mut counts.uncalled).await?;
             return Ok(Decided::End(end));
         }
     };
@@ -440,7 +414,7 @@ async fn decide(
     if committed.is_some() {
         counts.uncalled = None;
     } else {
-        withdraw(ctx, job, &session.session_id, counts).await?;
+        withdraw_intent(ctx, job, &session.session_id, &mut counts.uncalled).await?;
     }
     let performed = loop {
         let asks_model = action == Action::CallModel;

@@ -1,7 +1,8 @@
 //! Steps that are given back and wait without a slot: those that a pause holds up, those whose agent this process lacks, and
 //! those of texts whose data key cannot be had.
 
-use super::{ClaimEnd, Counts, Decided, withdraw};
+use super::unused::withdraw_intent;
+use super::{ClaimEnd, Counts, Decided};
 use crate::ctx::Ctx;
 use crate::jobs::not_given_back;
 use crate::model::provider_of;
@@ -99,7 +100,7 @@ pub(super) async fn without_agent(
         | Action::Pause
             if job.runner.is_empty() =>
         {
-            withdraw(ctx, job, &session.session_id, counts).await?;
+            withdraw_intent(ctx, job, &session.session_id, &mut counts.uncalled).await?;
             Ok(Decided::End(ClaimEnd::Left { agent: session.agent.clone() }))
         }
         Action::Stop(_)
