@@ -299,6 +299,39 @@ async fn a_window_that_is_cut_by_a_killed_worker_is_cut_the_same_by_the_next() {
 }
 
 #[tokio::test]
+async fn a_worker_that_reads_only_what_a_rebase_shows_sends_what_one_that_has_everything_sends() {
+    const WINDOW: &str = "[agents.default.context]\nstrategy = \"sliding_window\"\nhigh = 4\nlow = 2";
+    let messages = ["First.", LONG, LATER, "A fourth thing.", "A fifth thing."];
+    for context in [WINDOW, NARROW] {
+        let one = Talk::new(context, obliging).await;
+        let process = one.options.serve(&one.database).await;
+        one.says(&process.client(), &messages).await;
+
+        let many = Talk::new(context, obliging).await;
+        let mut id = String::new();
+        for message in messages {
+            let process = many.options.serve(&many.database).await;
+            id = many.says(&process.client(), &[message]).await;
+            process.signal(libc::SIGTERM);
+            process.ended().await;
+        }
+        assert_eq!(many.model.bodies(), one.model.bodies(), "{context}");
+        let session = many.store().await.hydrate_tail(&id).await.unwrap().session;
+        assert!(session.left_out.is_some(), "{context}: the last of them had only the end");
+
+        // An agent that shall see everything again gets it.
+        let strategy = "WAKEFUL_AGENTS__DEFAULT__CONTEXT__STRATEGY";
+        let process = many.options.clone().env(strategy, "full").serve(&many.database).await;
+        many.says(&process.client(), &["What was it all?"]).await;
+        let bodies = many.model.bodies();
+        let said = said(&parsed(bodies.last().unwrap()));
+        let missing: Vec<&&str> =
+            messages.iter().filter(|text| !said.contains(&(**text).to_owned())).collect();
+        assert!(missing.is_empty(), "{context}: {missing:?} of {said:?}");
+    }
+}
+
+#[tokio::test]
 async fn verify_finds_a_rebase_that_the_journal_does_not_have_and_a_rebuild_mends_it() {
     let talk = Talk::new(NARROW, obliging).await;
     let process = talk.options.serve(&talk.database).await;

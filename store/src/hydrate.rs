@@ -59,18 +59,60 @@ macro_rules! query_changing {
 }
 
 /// The rows of a session: the first one is the session's own, every other one a message. `$content` is the column of the
-/// contents, and what each is read into. With `from $last`, the rows that a [`Warm`] copy lacks: no prefix, no seeds, and the
-/// messages from that number on.
+/// contents, and what each is read into.
+///
+/// - `whole`: all messages.
+/// - `tail`: those that [`LeftOut`](wakeful_workflow::session::LeftOut) does not leave out, and what that says. Its rule is here
+///   in SQL.
+/// - `from $last`: what a [`Warm`] copy lacks: no prefix, no seeds, and the messages from that number on.
 macro_rules! rows {
-    ($store:expr, $content:tt, $session_id:expr) => {
+    ($store:expr, $content:tt, $session_id:expr, whole) => {
         rows!(
             $store,
             $content,
+            "",
             "p.bytes",
             "(select json_agg(json_build_object('role', m.role, 'content', m.content, 'is_new', m.is_new)
                         order by m.ordinal)
                     from session_seed_messages m where m.session_id = s.session_id)",
+            "null",
             "",
+            $session_id
+        )
+    };
+    ($store:expr, $content:tt, $session_id:expr, tail) => {
+        rows!(
+            $store,
+            $content,
+            r#"with tail as materialized (
+                select least((s.rebase ->> 'keep_from_message_number')::bigint, newest.message_number) as before,
+                    (s.rebase ->> 'user_messages_from')::bigint as user_messages_from
+                from conversation_sessions s
+                cross join lateral (
+                    select m.message_number from conversation_records m
+                    where m.session_id = s.session_id and m.role = 'assistant' and not m.internal
+                    order by m.message_number desc limit 1
+                ) newest
+                where s.session_id = $1 and s.rebase is not null and s.parent_session_id is null
+                    and coalesce(s.policy ->> 'tool_mode', 'live') = 'live'
+                    and least((s.rebase ->> 'keep_from_message_number')::bigint, newest.message_number)
+                        > s.base_message_number + 1
+            )
+            "#,
+            "p.bytes",
+            "(select json_agg(json_build_object('role', m.role, 'content', m.content, 'is_new', m.is_new)
+                        order by m.ordinal)
+                    from session_seed_messages m where m.session_id = s.session_id)",
+            "(select json_build_object('before', t.before, 'user_messages_from', t.user_messages_from,
+                        'call_ids', coalesce((select json_agg(c.call_id) from tool_calls c where c.session_id = s.session_id),
+                            '[]'))
+                    from tail t)",
+            r#" and m.message_number >= coalesce((select before from tail), 0)
+            union all
+            select m.message_number, null, null, null, m.run_id, m.step_number, m.role, m.content, m.internal, m.details
+            from tail
+            join conversation_records m on m.session_id = $1 and m.role = 'user'
+                and m.message_number >= tail.user_messages_from and m.message_number < tail.before"#,
             $session_id
         )
     };
@@ -78,16 +120,19 @@ macro_rules! rows {
         rows!(
             $store,
             $content,
+            "",
             "case when p.sha256 is not null then ''::bytea end",
+            "null",
             "null",
             " and m.message_number >= $2",
             $session_id,
             $last
         )
     };
-    ($store:expr, $content:tt, $prefix:tt, $seeds:tt, $from:tt, $($given:expr),+) => {
+    ($store:expr, $content:tt, $with:tt, $prefix:tt, $seeds:tt, $left_out:tt, $which:tt, $($given:expr),+) => {
         query_changing!(
-            (r#"select 0 as "message_number!", json_build_object(
+            ($with
+                + r#"select 0 as "message_number!", json_build_object(
                 'session_id', s.session_id, 'conversation_id', s.conversation_id,
                 'parent_session_id', s.parent_session_id, 'space_id', s.space_id, 'mailbox_id', s.mailbox_id,
                 'trigger_type', s.trigger_type, 'agent', s.agent, 'policy', s.policy,
@@ -104,6 +149,8 @@ macro_rules! rows {
                     'run_id', r.run_id, 'steps', used.steps, 'tokens', used.input_tokens + used.output_tokens) end,
                 'seeds', "#
                 + $seeds
+                + ", 'left_out', "
+                + $left_out
                 + r#"
             )::text as fixed, "#),
             (r#"::text as changing, "#
@@ -124,7 +171,7 @@ macro_rules! rows {
             from conversation_records m
             where m.session_id = $1
                 and m.message_number <= (select s.last_message_number from conversation_sessions s where s.session_id = $1)"#
-                + $from),
+                + $which),
             $($given),+
         )
         .fetch(&$store.pool)
@@ -161,7 +208,21 @@ impl Store {
     /// Like [`Store::hydrate`].
     pub async fn hydrate_to_keep(&self, session_id: &str) -> Result<Hydrated> {
         self.knows_key(session_id).await?;
-        let rows = rows!(self, r#"null::json as "content?: Stored<Content>""#, session_id);
+        let rows = rows!(self, r#"null::json as "content?: Stored<Content>""#, session_id, whole);
+        let parts = self.read(session_id, rows).await?;
+        let basis = parts.fixed.basis();
+        Ok(Hydrated::new(parts.session()?, basis))
+    }
+
+    /// Like [`Store::hydrate_to_keep`], for a worker that takes the session's next steps: does not read the messages that the
+    /// newest rebase leaves out. See [`LeftOut`](wakeful_workflow::session::LeftOut). What this reads of a conversation that is
+    /// summarised now and then does not grow with it, except for the ids of its calls.
+    ///
+    /// # Errors
+    /// Like [`Store::hydrate`].
+    pub async fn hydrate_tail(&self, session_id: &str) -> Result<Hydrated> {
+        self.knows_key(session_id).await?;
+        let rows = rows!(self, r#"null::json as "content?: Stored<Content>""#, session_id, tail);
         let parts = self.read(session_id, rows).await?;
         let basis = parts.fixed.basis();
         Ok(Hydrated::new(parts.session()?, basis))
@@ -182,7 +243,7 @@ impl Store {
             }
         }
         self.knows_key(session_id).await?;
-        let rows = rows!(self, r#"null::json as "content?: Stored<Outlined>""#, session_id);
+        let rows = rows!(self, r#"null::json as "content?: Stored<Outlined>""#, session_id, whole);
         let parts = self.read(session_id, rows).await?;
         let basis = parts.fixed.basis();
         Ok(Hydrated::new(parts.session()?, basis))

@@ -1,4 +1,4 @@
-//! What long sessions cost: hydrate, fork, export, import and replay of 10 to 3,000 steps. The rival
+//! What long sessions cost: hydrate, fork, export, import and replay of 10 to 10,000 steps. The rival
 //! keeps a checkpoint of all messages for every step, in the same database and run.
 
 use crate::fixture::Database;
@@ -26,6 +26,11 @@ use wakeful_workflow::policy::{Answers, ToolMode};
 /// A replay of the next length is left out when one took longer than this: its time may grow with the square of the steps.
 const PATIENCE_MS: f64 = 8000.0;
 const MESSAGE_BYTES: usize = 2048;
+/// A longer session is not replayed, because to make its hashes takes minutes, and the rival does not have it, because its rows take
+/// tens of gigabytes.
+const COMPARED_STEPS: usize = 3000;
+/// Messages that a rebase keeps.
+const SHOWN: i64 = 20;
 
 /// What one length costs. Times are medians, in milliseconds.
 #[derive(Clone, Debug, Default, serde::Serialize)]
@@ -34,6 +39,8 @@ pub struct Cost {
     pub hydrate_ms: f64,
     /// By the worker of the turn before, which has kept its copy.
     pub hydrate_warm_ms: f64,
+    /// By a worker that has no copy, when the context begins at the last message but twenty.
+    pub hydrate_tail_ms: f64,
     pub fork_ms: f64,
     pub export_ms: f64,
     pub import_ms: f64,
@@ -56,7 +63,7 @@ pub struct Cost {
 /// ten times, because writing all takes minutes.
 #[derive(Clone, Debug, Default, serde::Serialize)]
 pub struct Rival {
-    pub kept_bytes: i64,
+    pub kept_bytes: f64,
     /// Time to read the last checkpoint and parse it.
     pub rebuild_ms: f64,
     /// Time to write all rows, copied from rows that are already in the database. An estimate if only every
@@ -73,7 +80,8 @@ pub async fn measure(database: &Database, lengths: &[usize], progress: &mut Prog
     let ctx = App::new().context(Config::load(Some(&config), std::iter::empty())?, &database.url).await?;
     let mut costs = Vec::new();
     for steps in lengths.iter().copied() {
-        let replays = costs.last().is_none_or(|last: &Cost| last.replay_ms < PATIENCE_MS);
+        let is_compared = steps <= COMPARED_STEPS;
+        let replays = is_compared && costs.last().is_none_or(|last: &Cost| last.replay_ms < PATIENCE_MS);
         progress.say(&format!("a session of {steps} steps"));
         // Only a replay compares the hashes, and they take minutes for the longest session.
         let long = Long { steps, message_bytes: MESSAGE_BYTES, hashes: replays };
@@ -90,10 +98,15 @@ pub async fn measure(database: &Database, lengths: &[usize], progress: &mut Prog
         } else {
             cost.replay_ms = f64::NAN;
         }
-        progress.say(&format!("a checkpoint of all messages for each of {steps} steps"));
-        cost.rival = rival(&mut connection, &session_id, steps, times).await?;
+        if is_compared {
+            progress.say(&format!("a checkpoint of all messages for each of {steps} steps"));
+            cost.rival = rival(&mut connection, &session_id, steps, times).await?;
+        } else {
+            cost.rival = Rival { kept_bytes: f64::NAN, rebuild_ms: f64::NAN, write_ms: f64::NAN };
+        }
         progress.say(&format!("the next turn after {steps} steps"));
         cost.next_turn(&store, long, &session_id, times).await?;
+        cost.tail(&store, &mut connection, &session_id, times).await?;
         costs.push(cost);
     }
     ctx.shutdown.draining.cancel();
@@ -186,6 +199,30 @@ impl Cost {
         Ok(())
     }
 
+    /// What a worker reads of a session whose context begins near its end.
+    async fn tail(
+        &mut self,
+        store: &Store,
+        connection: &mut PgConnection,
+        session_id: &str,
+        times: usize,
+    ) -> Result<()> {
+        let rebase = "update conversation_sessions set rebase = jsonb_build_object('strategy', 'sliding_window',
+                'at_message_number', last_message_number, 'keep_from_message_number', last_message_number - $2)
+            where session_id = $1";
+        sqlx::query(rebase).bind(session_id).bind(SHOWN).execute(connection).await?;
+        let mut hydrate = Vec::new();
+        for _ in 0..times {
+            let began = Instant::now();
+            let hydrated = store.hydrate_tail(session_id).await?;
+            hydrate.push(since(began));
+            let read = hydrated.session.records.len();
+            ensure!(read <= SHOWN as usize + 2, "{read} messages were read");
+        }
+        self.hydrate_tail_ms = median(&hydrate);
+        Ok(())
+    }
+
     async fn replay(&mut self, ctx: &Arc<Ctx>, session_id: &str, times: usize) -> Result<()> {
         let request = replay::Request {
             source_session_id: session_id.into(),
@@ -260,7 +297,7 @@ async fn rival(connection: &mut PgConnection, session_id: &str, steps: usize, ti
         ensure!(!messages.is_empty(), "a checkpoint holds messages");
     }
     sqlx::query("drop table rival").execute(&mut *connection).await?;
-    Ok(Rival { kept_bytes: written * every, rebuild_ms: median(&rebuild), write_ms })
+    Ok(Rival { kept_bytes: (written * every) as f64, rebuild_ms: median(&rebuild), write_ms })
 }
 
 fn since(began: Instant) -> f64 {
@@ -274,9 +311,9 @@ pub fn write_markdown(text: &mut String, costs: &[Cost]) -> std::fmt::Result {
     }
     writeln!(
         text,
-        "\n| Long sessions, ms | hydrate | hydrate, warm | fork at the middle | export | check and import | recorded replay |"
+        "\n| Long sessions, ms | hydrate | hydrate, warm | hydrate after a rebase | fork at the middle | export | check and import | recorded replay |"
     )?;
-    writeln!(text, "|---|---|---|---|---|---|---|")?;
+    writeln!(text, "|---|---|---|---|---|---|---|---|")?;
     for cost in costs {
         let replay = if cost.replay_ms.is_nan() {
             "not measured".to_owned()
@@ -285,8 +322,14 @@ pub fn write_markdown(text: &mut String, costs: &[Cost]) -> std::fmt::Result {
         };
         writeln!(
             text,
-            "| {} steps | {:.1} | {:.1} | {:.1} | {:.1} | {:.1} | {replay} |",
-            cost.steps, cost.hydrate_ms, cost.hydrate_warm_ms, cost.fork_ms, cost.export_ms, cost.import_ms
+            "| {} steps | {:.1} | {:.1} | {:.1} | {:.1} | {:.1} | {:.1} | {replay} |",
+            cost.steps,
+            cost.hydrate_ms,
+            cost.hydrate_warm_ms,
+            cost.hydrate_tail_ms,
+            cost.fork_ms,
+            cost.export_ms,
+            cost.import_ms
         )?;
     }
     Ok(())
@@ -310,6 +353,7 @@ pub fn print(paint: &Paint, costs: &[Cost]) {
     let (ms, kb) = (|value: f64| format!("{value:.1} ms"), |value: f64| size(value));
     row("hydrate", &|cost| cost.hydrate_ms, &ms);
     row("hydrate, warm", &|cost| cost.hydrate_warm_ms, &ms);
+    row("hydrate after a rebase", &|cost| cost.hydrate_tail_ms, &ms);
     row("fork at the middle", &|cost| cost.fork_ms, &ms);
     row("export", &|cost| cost.export_ms, &ms);
     row("check and import", &|cost| cost.import_ms, &ms);
@@ -325,7 +369,7 @@ pub fn print(paint: &Paint, costs: &[Cost]) {
         costs.iter().map(|cost| format!("{:>14}", cost.fork_blobs)).collect::<String>()
     );
     println!("\n  {}", paint.bold("Beside a checkpoint of all messages for every step"));
-    row("its rows", &|cost| cost.rival.kept_bytes as f64, &kb);
+    row("its rows", &|cost| cost.rival.kept_bytes, &kb);
     row("to rebuild from the last one", &|cost| cost.rival.rebuild_ms, &ms);
     row("to write them all, in SQL (about)", &|cost| cost.rival.write_ms, &ms);
     let most = costs.iter().map(ratio).fold(1.0, f64::max);

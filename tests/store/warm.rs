@@ -1,6 +1,7 @@
 //! A copy that a worker keeps between two turns: when it has caught up it equals hydration, or it is refused.
 
 mod history;
+mod tail;
 
 use super::*;
 use crate::support::recorder::Recorder;

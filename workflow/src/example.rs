@@ -46,6 +46,7 @@ pub fn session() -> Session {
         run: Some(Run { run_id: RUN.into(), steps: 0, tokens: 0 }),
         seeds: vec![Seed { role: Role::System, content: "Be brief.".into(), is_new: true }],
         records: vec![user(2, "hello")],
+        left_out: None,
         calls: Vec::new(),
         inbox: Vec::new(),
         interrupted: Vec::new(),

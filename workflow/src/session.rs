@@ -1,7 +1,9 @@
 //! A session as the step job sees it: its row, its transcript, its open tool calls and its waiting messages.
 
+mod left_out;
 mod status;
 
+pub use left_out::LeftOut;
 pub use status::SessionStatus;
 
 use crate::effect::Effect;
@@ -16,6 +18,7 @@ use crate::strategy::Rebase;
 use crate::workspace::Snapshot;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use std::sync::Arc;
 
 /// The open run.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -136,7 +139,10 @@ pub struct Session {
     pub workspace: Option<Snapshot>,
     pub run: Option<Run>,
     pub seeds: Vec<Seed>,
+    /// In order. Without those of `left_out`.
     pub records: Vec<Record>,
+    /// `None`: all messages are here.
+    pub left_out: Option<Arc<LeftOut>>,
     /// Ledger rows whose results are not in `records` yet, in the order of the asking message, then of the
     /// call id.
     pub calls: Vec<Call>,

@@ -2,13 +2,16 @@
 
 use crate::{Error, Result};
 use serde_json::Value;
+use std::sync::Arc;
 use wakeful_workflow::effect::Effect;
 use wakeful_workflow::generation::{InterruptedCall, Purpose};
 use wakeful_workflow::policy::SessionPolicy;
 use wakeful_workflow::prefix::Prefix;
 use wakeful_workflow::record::{Attachment, Record};
 use wakeful_workflow::seed::Seed;
-use wakeful_workflow::session::{Call, CallStatus, InboxMessage, Run, Session, SessionStatus, Totals};
+use wakeful_workflow::session::{
+    Call, CallStatus, InboxMessage, LeftOut, Run, Session, SessionStatus, Totals,
+};
 use wakeful_workflow::state::State;
 use wakeful_workflow::workspace::Snapshot;
 
@@ -35,6 +38,7 @@ pub(super) struct Fixed {
     totals: Totals,
     run: Option<RunRow>,
     seeds: Option<Vec<Seed>>,
+    left_out: Option<LeftOut>,
 }
 
 /// What one statement has read.
@@ -82,7 +86,8 @@ impl Parts {
             (None, _) => None,
         };
         let seeds = self.fixed.seeds.take().unwrap_or_default();
-        self.fixed.session(self.changing, prefix, seeds, self.records)
+        let left_out = self.fixed.left_out.take().map(Arc::new);
+        self.fixed.session(self.changing, prefix, seeds, (self.records, left_out))
     }
 }
 
@@ -97,7 +102,7 @@ impl Fixed {
         changing: Changing,
         prefix: Option<Prefix>,
         seeds: Vec<Seed>,
-        records: Vec<Record>,
+        (records, left_out): (Vec<Record>, Option<Arc<LeftOut>>),
     ) -> Result<Session> {
         let policy = match self.policy {
             Some(policy) => {
@@ -133,6 +138,7 @@ impl Fixed {
             run: self.run.map(|run| Run { run_id: run.run_id.into(), steps: run.steps, tokens: run.tokens }),
             seeds,
             records,
+            left_out,
             calls: Vec::new(),
             inbox: Vec::new(),
             interrupted: Vec::new(),

@@ -4,14 +4,15 @@ use super::parts::Parts;
 use crate::Result;
 use serde_json::Value;
 use std::mem::size_of;
-use wakeful_workflow::id::SessionId;
+use std::sync::Arc;
+use wakeful_workflow::id::{CallId, SessionId};
 use wakeful_workflow::prefix::Prefix;
 use wakeful_workflow::record::{Block, Outline, Record};
 use wakeful_workflow::seed::Seed;
-use wakeful_workflow::session::Session;
+use wakeful_workflow::session::{LeftOut, Session};
 
 /// A session that was read to be worked on, and perhaps kept.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Hydrated {
     pub session: Session,
     /// `None`: it may not be kept.
@@ -45,6 +46,7 @@ pub struct Warm {
     prefix: Option<Prefix>,
     seeds: Vec<Seed>,
     records: Vec<Record>,
+    left_out: Option<Arc<LeftOut>>,
     weighed: Weighed,
 }
 
@@ -68,11 +70,19 @@ impl Hydrated {
         Hydrated { session, basis, weighed: Weighed::default() }
     }
 
+    /// Drops the messages that the newest rebase leaves out: see [`Session::leave_out`].
+    pub fn leave_out(&mut self) {
+        if self.session.leave_out() {
+            self.weighed = Weighed::default();
+        }
+    }
+
     /// Keeps the parts that do not change. The session's messages must be those of its last commit: of a commit whose outcome is
     /// unknown, nothing may be kept. `None`: nothing of this session may be.
     pub fn keep(self) -> Option<Warm> {
-        let Session { session_id, prefix, seeds, records, .. } = self.session;
-        Some(Warm { session_id, basis: self.basis?, prefix, seeds, records, weighed: self.weighed }.weighed())
+        let basis = self.basis?;
+        let Session { session_id, prefix, seeds, records, left_out, .. } = self.session;
+        Some(Warm { session_id, basis, prefix, seeds, records, left_out, weighed: self.weighed }.weighed())
     }
 }
 
@@ -84,7 +94,9 @@ impl Warm {
     /// About how much memory the copy takes.
     pub fn bytes(&self) -> usize {
         let seeds: usize = self.seeds.iter().map(|seed| size_of::<Seed>() + seed.content.len()).sum();
-        size_of::<Warm>() + seeds + self.weighed.bytes
+        let ids = self.left_out.iter().flat_map(|left_out| &left_out.call_ids);
+        let ids: usize = ids.map(|id| 2 * size_of::<CallId>() + id.as_str().len()).sum();
+        size_of::<Warm>() + seeds + ids + self.weighed.bytes
     }
 
     fn weighed(mut self) -> Warm {
@@ -116,7 +128,7 @@ impl Warm {
             return Ok(None);
         }
         self.records.extend(newer);
-        let session = fixed.session(changing, self.prefix, self.seeds, self.records)?;
+        let session = fixed.session(changing, self.prefix, self.seeds, (self.records, self.left_out))?;
         Ok(Some(Hydrated { session, basis: Some(self.basis), weighed: self.weighed }))
     }
 }

@@ -29,8 +29,11 @@ async fn a_copy_that_catches_up_equals_hydration_whatever_others_have_done() {
         let what = history.act(act).await;
         history.check(act, what).await;
     }
-    let History { caught_up, behind, refused, seen, .. } = &history;
-    println!("{caught_up} caught up, {behind} of them with new messages; {refused} refused; {seen:?}");
+    let History { caught_up, behind, refused, shorter, seen, .. } = &history;
+    println!(
+        "{caught_up} caught up, {behind} of them with new messages; {refused} refused; {shorter} tails; {seen:?}"
+    );
+    assert!(*shorter > 100, "{shorter} tails");
     assert!(*behind > 100 && *caught_up > behind + 100, "{caught_up} caught up, {behind} behind");
     assert_eq!(*refused, 0, "none of these acts makes a copy useless");
     for what in [
@@ -59,6 +62,8 @@ struct History {
     /// Those that lacked messages.
     behind: usize,
     refused: usize,
+    /// Times that a tail had fewer messages than its session.
+    shorter: usize,
     seen: HashSet<&'static str>,
 }
 
@@ -78,7 +83,7 @@ impl History {
             sessions.push(world.store.wake(&new, &message("Begin.")).await.unwrap().session_id);
         }
         let (copies, seen) = (Vec::new(), HashSet::new());
-        History { world, sessions, copies, caught_up: 0, behind: 0, refused: 0, seen }
+        History { world, sessions, copies, caught_up: 0, behind: 0, refused: 0, shorter: 0, seen }
     }
 
     /// Somebody does something.
@@ -191,17 +196,27 @@ impl History {
 
     /// A worker takes a session and makes at most so many commits. It keeps a copy as the step job does.
     async fn work(&mut self, act: u64, most: u64) -> &'static str {
-        if self.world.one("select count(*) from jobs where kind = 'step' and lease is null and run_at <= clock_timestamp()").await == 0 {
-            return "no work";
-        }
         let store = &self.world.store;
+        let waiting =
+            "select count(*) from jobs where kind = 'step' and lease is null and run_at <= clock_timestamp()";
+        if self.world.one(waiting).await == 0 {
+            let id = &self.sessions[dice(act, "session", self.sessions.len() as u64) as usize];
+            // Refused if the session is archived.
+            let _ = store.send(id, &message(&format!("Message {act}."))).await;
+            if self.world.one(waiting).await == 0 {
+                return "no work";
+            }
+        }
         let mut claims = Claims::start(store, Kind::Step, 1, LEASE);
         let job = claims.next().await;
         claims.stop();
         let id = job.session_id.clone().unwrap();
-        let mut hydrated = store.hydrate_to_keep(&id).await.unwrap();
+        let mut hydrated = store.hydrate_tail(&id).await.unwrap();
         let mut commits = 0;
         let what = loop {
+            if hydrated.session.lacks_messages(Strategy::Compaction) {
+                hydrated = store.hydrate_to_keep(&id).await.unwrap();
+            }
             if commits == most {
                 store.release(&job.lease).await.unwrap();
                 break "stops midway";
@@ -249,7 +264,10 @@ impl History {
         what
     }
 
-    fn keep(&mut self, act: u64, hydrated: Hydrated) {
+    fn keep(&mut self, act: u64, mut hydrated: Hydrated) {
+        if dice(act, "leaves out", 2) == 0 {
+            hydrated.leave_out();
+        }
         let copy = hydrated.keep().expect("nothing is sealed");
         let id = copy.session_id().clone();
         let mut of_it: Vec<usize> =
@@ -263,9 +281,11 @@ impl History {
     async fn check(&mut self, act: u64, what: &str) {
         let store = &self.world.store;
         for copy in &self.copies {
-            let cold = store.hydrate(copy.session_id().as_str()).await.unwrap();
+            let mut cold = store.hydrate(copy.session_id().as_str()).await.unwrap();
+            self.shorter += usize::from(tail::is_the_end_of(store, &cold).await);
             match store.catch_up(copy.clone()).await.unwrap() {
                 Some(warm) => {
+                    cold.leave_out_like(&warm.session);
                     assert_eq!(warm.session, cold, "act {act}: somebody {what}");
                     self.caught_up += 1;
                     let bytes = |hydrated: Hydrated| hydrated.keep().unwrap().bytes();
@@ -285,7 +305,7 @@ fn replies(act: u64, commit: u64, last_message_number: i64) -> Performed {
         1 => tool("charge"),
         2 => tool("ask_user"),
         3 => tool("compose_email"),
-        4 => Performed::Compacted(Compaction {
+        4 | 6 => Performed::Compacted(Compaction {
             generation_id: new_id("gen").into(),
             attempt: 1,
             model: "test/test".into(),
@@ -300,7 +320,7 @@ fn replies(act: u64, commit: u64, last_message_number: i64) -> Performed {
                     strategy: Strategy::Compaction,
                     at_message_number: last_message_number,
                     keep_from_message_number: last_message_number,
-                    user_messages_from: None,
+                    user_messages_from: (commit % 2 == 0).then_some(last_message_number - 5),
                     summary_message_number: Some(last_message_number + 1),
                     trim_results_before: None,
                 },

@@ -23,26 +23,28 @@ impl WarmSessions {
         WarmSessions { most_bytes: megabytes << 20, kept: Mutex::default() }
     }
 
-    /// Reads the session: what is new of it, if this process has a good copy, and otherwise all of it.
+    /// Reads the session: what is new of it, if this process has a good copy, and otherwise all that its next steps need.
     ///
     /// # Errors
-    /// Those of [`Store::hydrate`].
+    /// Those of [`Store::hydrate_tail`].
     pub(crate) async fn hydrate(&self, store: &Store, session_id: &str) -> wakeful_store::Result<Hydrated> {
         let copy = self.kept().take(&session_id.into());
         if let Some(copy) = copy.filter(Entry::is_young) {
             if let Some(hydrated) = store.catch_up(copy.value).await? {
                 return Ok(hydrated);
             }
-            debug!(session.id = session_id, "The copy in memory is outdated; reading the whole session");
+            debug!(session.id = session_id, "The copy in memory is outdated; reading the session again");
         }
-        store.hydrate_to_keep(session_id).await
+        store.hydrate_tail(session_id).await
     }
 
-    /// Keeps what does not change of a session whose claim has ended. Its messages must be those of its last commit.
-    pub(crate) fn keep(&self, hydrated: Hydrated) {
+    /// Keeps what does not change of a session whose claim has ended, and what its next steps need. Its messages must be those of
+    /// its last commit.
+    pub(crate) fn keep(&self, mut hydrated: Hydrated) {
         if self.most_bytes == 0 {
             return;
         }
+        hydrated.leave_out();
         let Some(warm) = hydrated.keep() else { return };
         let (session_id, bytes) = (warm.session_id().clone(), warm.bytes());
         // Freed after the lock is given back.

@@ -160,11 +160,12 @@ fn is_unseen(session: &Session, from: i64) -> bool {
 }
 
 /// Returns the number of the oldest message such that all user messages from there up to `keep_from` fit into
-/// `bytes`. The newest user message is always included: it is the task that the later messages work on.
+/// `bytes`. The newest user message is always included: it is the task that the later messages work on. What an earlier rebase
+/// left out does not come back.
 fn users_from(session: &Session, keep_from: i64, bytes: usize) -> Option<i64> {
     let mut from = newest_user_before(session, keep_from)?;
     let mut weight = 0;
-    let users = session.records.iter().rev().filter(|record| record.role == Role::User);
+    let users = shown(session, session.rebase.as_ref()).rev().filter(|record| record.role == Role::User);
     for record in users.filter(|record| record.message_number < keep_from) {
         weight += record.content.bytes();
         if weight > bytes {

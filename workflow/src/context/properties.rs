@@ -81,6 +81,8 @@ fn happening() -> impl Strategy<Value = Happening> {
 
 struct World {
     session: Session,
+    /// The same without what rebases left out, as another worker has it that read the session a while ago.
+    tail: Session,
     agent: Agent,
     /// The last request in every provider's format. A later request must begin with it, unless `rebased` is
     /// set.
@@ -89,6 +91,7 @@ struct World {
     no_summary: bool,
     calls: usize,
     rebases: usize,
+    left_out: usize,
     compactions: usize,
     counted: i64,
 }
@@ -108,6 +111,7 @@ impl World {
             ..example::session()
         };
         World {
+            tail: session.clone(),
             session,
             agent: agent(strategy),
             before: None,
@@ -115,6 +119,7 @@ impl World {
             no_summary: false,
             calls: 0,
             rebases: 0,
+            left_out: 0,
             compactions: 0,
             counted: 0,
         }
@@ -143,6 +148,7 @@ impl World {
             return;
         }
         loop {
+            self.without_what_is_left_out();
             let action = plan(&self.session, &self.agent.limits);
             match in_context(action, &self.session, &self.agent, &[], WINDOW_TOKENS) {
                 Action::Compact => self.compact(),
@@ -170,10 +176,9 @@ impl World {
             Usage { input_tokens: (bytes(&built.context) / 4) as i64, output_tokens: 10, ..example::USAGE };
         self.counted += usage.input_tokens + usage.output_tokens;
         self.calls += 1;
-        let calls = sizes
-            .iter()
-            .enumerate()
-            .map(|(index, _)| Block::ToolCall(example::tool_call(&format!("call_{}_{index}", self.calls))));
+        let calls = sizes.iter().enumerate().map(|(index, _)| {
+            Block::ToolCall(example::tool_call(&format!("call_{}_{index}", self.calls % 7)))
+        });
         let mut content: Vec<Block> = calls.collect();
         content.insert(0, Block::Text { text: format!("I say {}", String::from_utf8_lossy(text)) });
         let finish_reason = if sizes.is_empty() { FinishReason::Stop } else { FinishReason::ToolCalls };
@@ -198,6 +203,40 @@ impl World {
             });
             let performed = performed.collect();
             self.advance(Performed::Called(performed));
+        }
+    }
+
+    /// Whoever has only what the rebase shows decides the same as one who has everything.
+    fn without_what_is_left_out(&mut self) {
+        let (whole, policy) = (&self.session, &self.agent.context);
+        let mut old = whole.clone();
+        old.leave_out_like(&self.tail);
+        let mut new = old.clone();
+        let is_new = new.leave_out();
+        for tail in [&old, &new] {
+            assert!(!tail.lacks_messages(policy.strategy));
+            let action = plan(whole, &self.agent.limits);
+            assert_eq!(plan(tail, &self.agent.limits), action);
+            let next = |session| in_context(action.clone(), session, &self.agent, &[], WINDOW_TOKENS);
+            assert_eq!(next(tail), next(whole));
+            assert_eq!(tail.open_turn(), whole.open_turn());
+            assert_eq!(tail.awaits_model(), whole.awaits_model());
+            let built = build(whole, Vec::new(), policy, WINDOW_TOKENS);
+            assert_eq!(build(tail, Vec::new(), policy, WINDOW_TOKENS), built);
+            let rebase = built.rebase.as_ref();
+            assert_eq!(weigh(tail, &[], rebase), weigh(whole, &[], rebase));
+            assert_eq!(compaction::is_possible(tail, policy), compaction::is_possible(whole, policy));
+            for without in [0, 1, 2] {
+                let request = |session| compaction::request(session, Vec::new(), without);
+                assert_eq!(request(tail), request(whole));
+            }
+            let rebase = |session| compaction::rebase(session, &[], WINDOW_TOKENS);
+            assert_eq!(rebase(tail), rebase(whole));
+        }
+        // A worker has read the session at any time, so not each turn leaves out more.
+        if is_new && self.calls % 3 == 0 {
+            self.left_out += 1;
+            self.tail = new;
         }
     }
 
@@ -276,7 +315,11 @@ impl World {
     }
 
     fn advance(&mut self, outcome: Performed) {
+        let mut tail = self.session.clone();
+        tail.leave_out_like(&self.tail);
+        let by_tail = advance(&tail, outcome.clone(), AgentPolicy::default());
         let transition = advance(&self.session, outcome, AgentPolicy::default());
+        assert_eq!(by_tail, transition, "and what comes of it is the same");
         let rebased: Vec<_> = transition
             .events
             .iter()
@@ -346,10 +389,11 @@ fn long_histories_pass_every_mark() {
         let built = build(&world.session, Vec::new(), &world.agent.context, WINDOW_TOKENS);
         let weight = weigh(&world.session, &[], built.rebase.as_ref());
         match strategy {
-            Selection::Full => assert_eq!((world.rebases, world.compactions), (0, 0)),
+            Selection::Full => assert_eq!((world.rebases, world.compactions, world.left_out), (0, 0, 0)),
             Selection::SlidingWindow => {
                 assert!(world.rebases > 10 && weight.messages <= 9, "{} {weight:?}", world.rebases);
                 assert!(world.calls > 2 * world.rebases, "the window is not cut at every call");
+                assert!(world.left_out > 5, "{}", world.left_out);
             }
             Selection::TrimToolResults => {
                 assert!(world.rebases > 10, "{}", world.rebases);
@@ -363,6 +407,7 @@ fn long_histories_pass_every_mark() {
                     world.rebases
                 );
                 assert!(weight.tokens < WINDOW_TOKENS, "{weight:?}");
+                assert!(world.left_out > 1, "{}", world.left_out);
             }
         }
     }

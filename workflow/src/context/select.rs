@@ -294,8 +294,9 @@ pub(super) fn starts_unit(records: &[&Record], index: usize) -> bool {
     }
 }
 
+/// Looks among the messages that the newest rebase shows: others may not have been read.
 pub(super) fn newest_user_before(session: &Session, message_number: i64) -> Option<i64> {
-    let users = session.records.iter().filter(|record| record.role == Role::User);
+    let users = shown(session, session.rebase.as_ref()).filter(|record| record.role == Role::User);
     users.map(|record| record.message_number).take_while(|number| *number < message_number).last()
 }
 

@@ -280,6 +280,7 @@ impl<'m> NewRun<'m> {
             run: Some(Run { run_id: self.run_id.as_str().into(), steps: 0, tokens: 0 }),
             seeds: new.seeds.clone(),
             records: vec![self.record.clone()],
+            left_out: None,
             calls: Vec::new(),
             inbox: Vec::new(),
             interrupted: Vec::new(),

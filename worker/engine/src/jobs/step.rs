@@ -320,7 +320,8 @@ async fn run_steps(
             Commit::Moved => {
                 // The commit may have gone through, if only its answer was lost.
                 withdraw_intent(ctx, job, &session.session_id, &mut counts.uncalled).await?;
-                let read = ctx.store.hydrate(session.session_id.as_str()).await?;
+                let mut read = ctx.store.hydrate(session.session_id.as_str()).await?;
+                read.leave_out_like(session);
                 if read == *session {
                     // The session is unchanged, so another try would be refused too, after one more paid
                     // model call.
@@ -353,6 +354,9 @@ async fn decide(
     counts: &mut Counts,
     made: Made<'_>,
 ) -> wakeful_store::Result<Decided> {
+    if session.lacks_messages(agent.context.strategy) {
+        *session = ctx.store.hydrate(session.session_id.as_str()).await?;
+    }
     let tries = counts.tries;
     let action = plan(session, &agent.limits);
     if replay::send_due_input(&ctx.store, &ctx.recordings, session, &action).await? {
@@ -453,7 +457,7 @@ async fn decide(
             if !job.lease.is_live() || !ctx.store.holds(&job.lease).await? {
                 return Ok(Decided::End(ClaimEnd::Stale));
             }
-            *session = ctx.store.hydrate(session.session_id.as_str()).await?;
+            *session = ctx.store.hydrate_tail(session.session_id.as_str()).await?.session;
             Decided::Again
         }
         Err(Unperformed::Store(error)) => return Err(error),

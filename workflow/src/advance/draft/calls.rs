@@ -23,6 +23,8 @@ impl<'a> Draft<'a> {
         let ids = |record: &'a Record| record.tool_calls().map(|call| call.call_id.as_str());
         let mut before = HashSet::with_capacity(self.session.records.len());
         before.extend(self.session.records.iter().flat_map(ids));
+        let left_out = self.session.left_out.iter();
+        before.extend(left_out.flat_map(|left_out| &left_out.call_ids).map(CallId::as_str));
         let mut here: HashSet<CallId> = HashSet::new();
         let message_number = self.last_message_number() + 1;
         let mut index = 0;
