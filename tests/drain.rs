@@ -143,6 +143,31 @@ async fn k37_a_drain_lets_the_step_in_hand_end_and_hands_the_run_over() {
 }
 
 #[tokio::test]
+async fn k37_a_run_that_a_draining_process_hands_over_goes_on_at_once_in_another() {
+    let mut world = World::new("handed over", &["reserve"]).await;
+    // It looks for work when it is told of some, and not for an hour otherwise.
+    world.options = world.options.env("WAKEFUL_QUEUE__POLL_MS", "3600000");
+    world.model.hold();
+    let first = world.serve().await;
+    world.begin(&first.client()).await;
+    world.model.asked(1).await;
+    // Its second run keeps the first process alive: the end of a process would make others look.
+    first.client().chat("another", "A table for three, please.").await;
+    world.model.asked(2).await;
+    let second = world.serve().await;
+    first.signal(libc::SIGTERM);
+    first.wait_for_log("Draining").await;
+    world.model.hold_from(1);
+    world.model.asked(3).await;
+    let steps = "select count(*) from session_steps where session_id = $1";
+    assert_eq!(world.database.value::<i64>(steps, &world.session_id).await, 1, "the first process made one");
+    world.model.release();
+    let (status, first) = first.ended().await;
+    assert!(status.success(), "{}", first.log());
+    world.finish(&second.client()).await;
+}
+
+#[tokio::test]
 async fn k37_a_second_signal_gives_the_step_back_at_once_and_counts_no_attempt() {
     let mut world = World::new("given back", &["reserve"]).await;
     world.model.hold();
