@@ -62,8 +62,9 @@ macro_rules! query_changing {
 /// contents, and what each is read into.
 ///
 /// - `whole`: all messages.
-/// - `tail`: those that [`LeftOut`](wakeful_workflow::session::LeftOut) does not leave out, and what that says. Its rule is here
-///   in SQL.
+/// - `tail`: those that [`LeftOut`](wakeful_workflow::session::LeftOut) does not leave out, and what that says. The rule of
+///   [`Session::leave_out`] is here in SQL. It also reads an imported fork whole: that has no parent, and as in each fork the
+///   copied calls are not in its ledger, so their ids are in its messages only.
 /// - `from $last`: what a [`Warm`] copy lacks: no prefix, no seeds, and the messages from that number on.
 macro_rules! rows {
     ($store:expr, $content:tt, $session_id:expr, whole) => {
@@ -91,9 +92,11 @@ macro_rules! rows {
                 cross join lateral (
                     select m.message_number from conversation_records m
                     where m.session_id = s.session_id and m.role = 'assistant' and not m.internal
+                        and m.message_number <= s.last_message_number
                     order by m.message_number desc limit 1
                 ) newest
-                where s.session_id = $1 and s.rebase is not null and s.parent_session_id is null
+                where s.session_id = $1 and s.rebase is not null
+                    and s.parent_session_id is null and s.forked_at_message_number is null
                     and coalesce(s.policy ->> 'tool_mode', 'live') = 'live'
                     and least((s.rebase ->> 'keep_from_message_number')::bigint, newest.message_number)
                         > s.base_message_number + 1

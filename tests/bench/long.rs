@@ -380,7 +380,7 @@ pub fn print(paint: &Paint, costs: &[Cost]) {
 }
 
 fn ratio(cost: &Cost) -> f64 {
-    cost.rival.kept_bytes as f64 / cost.kept_bytes as f64
+    cost.rival.kept_bytes / cost.kept_bytes as f64
 }
 
 fn size(bytes: f64) -> String {

@@ -64,6 +64,7 @@ pub async fn soak(
     let pid = process.pid()?;
     let fed = Arc::new(AtomicU64::new(0));
     let mut feeders = tokio::task::JoinSet::new();
+    let began = Instant::now();
     for feeder in 0..FEEDERS {
         let (store, site, fed) = (database.store(2).await?, Arc::clone(&site), Arc::clone(&fed));
         feeders.spawn(feed(store, site, feeder, rate / FEEDERS as f64, fed));
@@ -83,8 +84,9 @@ pub async fn soak(
         ));
         looks.push(look);
     }
+    let fed_for = began.elapsed();
     feeders.shutdown().await;
-    let fed = fed.load(Ordering::Relaxed);
+    let (fed, due) = (fed.load(Ordering::Relaxed), rate * fed_for.as_secs_f64());
     worker::at_rest_again(&database, &process).await?;
     let sql = "select count(*) filter (where status = 'completed'), count(*) from session_runs";
     let (completed, runs): (i64, i64) = sqlx::query_as(sql).fetch_one(&mut connection).await?;
@@ -93,6 +95,8 @@ pub async fn soak(
     connection.close().await?;
     database.remove().await?;
     report.add(SECTION, "the peak, while conversations come in", "steps/s", &[peak]);
+    // Less than one: the tasks that bring them in came behind.
+    report.add(SECTION, "conversations that came in, of those that were due", "", &[fed as f64 / due]);
     let quarter = looks.len() / 4;
     for (name, looks) in [
         ("first quarter", &looks[..quarter]),

@@ -100,6 +100,10 @@ impl Warm {
     }
 
     fn weighed(mut self) -> Warm {
+        // A session that was read again may have fewer messages than were weighed.
+        if self.weighed.records > self.records.len() {
+            self.weighed = Weighed::default();
+        }
         if self.weighed.records == 0 {
             self.weighed.bytes = self.prefix.as_ref().map_or(0, bytes_of_prefix);
         }

@@ -122,3 +122,18 @@ async fn a_worker_keeps_only_the_end_and_reads_everything_once_an_earlier_rebase
     let caught_up = world.store.catch_up(copy).await.unwrap().expect("it is good").session;
     assert!(caught_up.lacks_messages(Strategy::Compaction), "the worker reads the session again");
 }
+
+#[tokio::test]
+async fn a_fork_that_was_imported_is_read_whole_because_its_ledger_lacks_the_copied_calls() {
+    let world = World::new().await;
+    let session_id = talk(&world, 4).await;
+    let mut driver = world.drive(&session_id).await;
+    driver.continues(Performed::Begun).await;
+    let number = driver.session.last_message_number + 1;
+    driver.continues(summary(number, number, Some(number - 1))).await;
+    assert!(is_the_end_of(&world.store, &driver.session).await);
+    // An import keeps this number, and has no parent.
+    world.run_sql("update conversation_sessions set forked_at_message_number = 3").await;
+    let read = world.store.hydrate_tail(&session_id).await.unwrap().session;
+    assert_eq!(read, world.store.hydrate(&session_id).await.unwrap());
+}

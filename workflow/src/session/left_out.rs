@@ -37,8 +37,8 @@ impl LeftOut {
 }
 
 impl Session {
-    /// Leaves out the messages that the next steps can do without. Returns whether that were any. The store has the same rule in
-    /// SQL, where it hydrates.
+    /// Leaves out the messages that the next steps can do without. Returns whether it left out more than before. The store has the
+    /// same rule in SQL, where it hydrates.
     ///
     /// The newest answer that readers see always stays, with all that follows it. Every question about what was said last looks
     /// no further back: whether a turn is open, whether the model must answer, whether an answer is a remark. A fork and a
@@ -47,7 +47,9 @@ impl Session {
         let Some((before, user_messages_from)) = self.needed_from() else { return false };
         let mut call_ids = HashSet::new();
         if let Some(earlier) = &self.left_out {
-            if before <= earlier.before {
+            // What an earlier copy left out does not come back.
+            if before <= earlier.before || !self.rebase.as_ref().is_some_and(|rebase| earlier.covers(rebase))
+            {
                 return false;
             }
             call_ids.clone_from(&earlier.call_ids);
@@ -132,6 +134,16 @@ mod tests {
         assert!(session.leave_out());
         let left_out = session.left_out.expect("more are left out");
         assert_eq!((left_out.before, &left_out.call_ids), (7, &HashSet::from(["call_1".into()])));
+    }
+
+    #[test]
+    fn nothing_is_left_out_for_a_rebase_that_shows_what_is_gone_already() {
+        let mut session = Session { rebase: Some(rebase(5)), ..session() };
+        assert!(session.leave_out());
+        session.records.push(assistant(7, RUN, vec![Block::Text { text: "more".to_owned() }]));
+        session.rebase = Some(Rebase { user_messages_from: Some(2), ..rebase(7) });
+        assert!(!session.leave_out());
+        assert!(session.lacks_messages(Strategy::SlidingWindow), "and the copy does not claim to have it");
     }
 
     #[test]
