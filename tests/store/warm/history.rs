@@ -320,7 +320,7 @@ fn replies(act: u64, commit: u64, last_message_number: i64) -> Performed {
                     strategy: Strategy::Compaction,
                     at_message_number: last_message_number,
                     keep_from_message_number: last_message_number,
-                    user_messages_from: (commit % 2 == 0).then_some(last_message_number - 5),
+                    user_messages_from: commit.is_multiple_of(2).then_some(last_message_number - 5),
                     summary_message_number: Some(last_message_number + 1),
                     trim_results_before: None,
                 },

@@ -234,7 +234,7 @@ impl World {
             assert_eq!(rebase(tail), rebase(whole));
         }
         // A worker has read the session at any time, so not each turn leaves out more.
-        if is_new && self.calls % 3 == 0 {
+        if is_new && self.calls.is_multiple_of(3) {
             self.left_out += 1;
             self.tail = new;
         }
