@@ -68,24 +68,14 @@ macro_rules! query_changing {
 /// - `from $last`: what a [`Warm`] copy lacks: no prefix, no seeds, and the messages from that number on.
 macro_rules! rows {
     ($store:expr, $content:tt, $session_id:expr, whole) => {
-        rows!(
-            $store,
-            $content,
-            "",
-            "p.bytes",
-            "(select json_agg(json_build_object('role', m.role, 'content', m.content, 'is_new', m.is_new)
-                        order by m.ordinal)
-                    from session_seed_messages m where m.session_id = s.session_id)",
-            "null",
-            "",
-            $session_id
-        )
+        rows!($store, $content, $session_id, with "", left_out "null", which "")
     };
     ($store:expr, $content:tt, $session_id:expr, tail) => {
         rows!(
             $store,
             $content,
-            r#"with tail as materialized (
+            $session_id,
+            with r#"with tail as materialized (
                 select least((s.rebase ->> 'keep_from_message_number')::bigint, newest.message_number) as before,
                     (s.rebase ->> 'user_messages_from')::bigint as user_messages_from
                 from conversation_sessions s
@@ -102,20 +92,29 @@ macro_rules! rows {
                         > s.base_message_number + 1
             )
             "#,
-            "p.bytes",
-            "(select json_agg(json_build_object('role', m.role, 'content', m.content, 'is_new', m.is_new)
-                        order by m.ordinal)
-                    from session_seed_messages m where m.session_id = s.session_id)",
-            "(select json_build_object('before', t.before, 'user_messages_from', t.user_messages_from,
+            left_out "(select json_build_object('before', t.before, 'user_messages_from', t.user_messages_from,
                         'call_ids', coalesce((select json_agg(c.call_id) from tool_calls c where c.session_id = s.session_id),
                             '[]'))
                     from tail t)",
-            r#" and m.message_number >= coalesce((select before from tail), 0)
+            which r#" and m.message_number >= coalesce((select before from tail), 0)
             union all
             select m.message_number, null, null, null, m.run_id, m.step_number, m.role, m.content, m.internal, m.details
             from tail
             join conversation_records m on m.session_id = $1 and m.role = 'user'
-                and m.message_number >= tail.user_messages_from and m.message_number < tail.before"#,
+                and m.message_number >= tail.user_messages_from and m.message_number < tail.before"#
+        )
+    };
+    ($store:expr, $content:tt, $session_id:expr, with $with:tt, left_out $left_out:tt, which $which:tt) => {
+        rows!(
+            $store,
+            $content,
+            $with,
+            "p.bytes",
+            "(select json_agg(json_build_object('role', m.role, 'content', m.content, 'is_new', m.is_new)
+                        order by m.ordinal)
+                    from session_seed_messages m where m.session_id = s.session_id)",
+            $left_out,
+            $which,
             $session_id
         )
     };

@@ -96,8 +96,8 @@ impl DebugMeta {
 
 /// A hydrated session.
 ///
-/// Equal to the copy in memory of the worker that committed its last step, but for what either left out. Tests compare [`Session::apply`]
-/// with the store's `hydrate`.
+/// Equal to the copy in memory of the worker that committed its last step, but for what either left out. Tests compare
+/// [`Session::apply`] with the store's `hydrate`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Session {
     pub session_id: SessionId,

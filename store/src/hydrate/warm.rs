@@ -22,7 +22,8 @@ pub struct Hydrated {
 
 /// What a later claim of a session need not read again.
 ///
-/// Most of a long session never changes: its messages, its seeds and its pinned prefix. A copy has these and nothing else.
+/// Most of a long session never changes: its messages, its seeds and its pinned prefix. A copy has these and nothing else, and of the
+/// messages only what [`Session::leave_out`] keeps.
 /// [`Store::catch_up`](crate::Store::catch_up) reads all other parts as hydration does, and the messages that the copy lacks. So what
 /// others did meanwhile (steps of other workers, messages, cancels, answers, a rebuilt state, another policy) needs no check: it is read.
 ///

@@ -5,12 +5,10 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use wakeful_store::fork::ForkRequest;
 use wakeful_store::hydrate::Hydrated;
 use wakeful_store::resolve::{Decision, Effect};
-use wakeful_workflow::advance::{Compaction, CompactionEnd};
 use wakeful_workflow::fork::CutPoint;
 use wakeful_workflow::plan::PlannedCall;
-use wakeful_workflow::record::{FinishReason, Usage};
 use wakeful_workflow::resolve::Resolution;
-use wakeful_workflow::strategy::{Rebase, Strategy};
+use wakeful_workflow::strategy::Strategy;
 use wakeful_workflow::workspace::Snapshot;
 
 /// Another seed gives other histories.
@@ -305,27 +303,10 @@ fn replies(act: u64, commit: u64, last_message_number: i64) -> Performed {
         1 => tool("charge"),
         2 => tool("ask_user"),
         3 => tool("compose_email"),
-        4 | 6 => Performed::Compacted(Compaction {
-            generation_id: new_id("gen").into(),
-            attempt: 1,
-            model: "test/test".into(),
-            request_sha256: "0".into(),
-            started_at: "2026-01-01T00:00:00+00:00".into(),
-            repairs: 0,
-            end: CompactionEnd::Written {
-                text: format!("A summary of act {act}."),
-                finish_reason: FinishReason::Stop,
-                usage: Usage::default(),
-                rebase: Rebase {
-                    strategy: Strategy::Compaction,
-                    at_message_number: last_message_number,
-                    keep_from_message_number: last_message_number,
-                    user_messages_from: commit.is_multiple_of(2).then_some(last_message_number - 5),
-                    summary_message_number: Some(last_message_number + 1),
-                    trim_results_before: None,
-                },
-            },
-        }),
+        4 | 6 => {
+            let users_from = commit.is_multiple_of(2).then_some(last_message_number - 5);
+            tail::summary(last_message_number + 1, last_message_number, users_from)
+        }
         _ => replied(vec![text(&format!("Answer {act}."))]),
     }
 }

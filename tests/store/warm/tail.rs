@@ -25,8 +25,9 @@ pub(super) async fn is_the_end_of(store: &Store, whole: &Session) -> bool {
     tail.records.len() < whole.records.len()
 }
 
-/// A summary whose context keeps the messages from `keep_from` on, and those of the user from `users_from` on.
-fn summary(number: i64, keep_from: i64, users_from: Option<i64>) -> Performed {
+/// A summary, which becomes message `number`. Its context keeps the messages from `keep_from` on, and those of the user from
+/// `users_from` on.
+pub(super) fn summary(number: i64, keep_from: i64, users_from: Option<i64>) -> Performed {
     Performed::Compacted(Compaction {
         generation_id: new_id("gen").into(),
         attempt: 1,
@@ -65,6 +66,16 @@ async fn talk(world: &World, turns: usize) -> String {
     session_id
 }
 
+/// A worker that has just written a summary of four turns, of which only the newest message of the user is kept.
+async fn summarised(world: &World) -> Driver<'_> {
+    let session_id = talk(world, 4).await;
+    let mut driver = world.drive(&session_id).await;
+    driver.continues(Performed::Begun).await;
+    let number = driver.session.last_message_number + 1;
+    driver.continues(summary(number, number, Some(number - 1))).await;
+    driver
+}
+
 #[tokio::test]
 async fn a_worker_reads_what_a_summary_leaves_of_a_session_in_one_statement_and_no_call_gets_an_id_again() {
     let world = World::new().await;
@@ -99,11 +110,8 @@ async fn a_worker_reads_what_a_summary_leaves_of_a_session_in_one_statement_and_
 #[tokio::test]
 async fn a_worker_keeps_only_the_end_and_reads_everything_once_an_earlier_rebase_is_restored() {
     let world = World::new().await;
-    let session_id = talk(&world, 4).await;
-    let mut driver = world.drive(&session_id).await;
-    driver.continues(Performed::Begun).await;
-    let number = driver.session.last_message_number + 1;
-    driver.continues(summary(number, number, Some(number - 1))).await;
+    let mut driver = summarised(&world).await;
+    let session_id = driver.session.session_id.to_string();
     driver.commit(replied(vec![text("Kept well.")])).await;
     let whole = world.store.hydrate_to_keep(&session_id).await.unwrap();
     let all = whole.clone().keep().expect("nothing is sealed").bytes();
@@ -126,11 +134,8 @@ async fn a_worker_keeps_only_the_end_and_reads_everything_once_an_earlier_rebase
 #[tokio::test]
 async fn a_fork_that_was_imported_is_read_whole_because_its_ledger_lacks_the_copied_calls() {
     let world = World::new().await;
-    let session_id = talk(&world, 4).await;
-    let mut driver = world.drive(&session_id).await;
-    driver.continues(Performed::Begun).await;
-    let number = driver.session.last_message_number + 1;
-    driver.continues(summary(number, number, Some(number - 1))).await;
+    let driver = summarised(&world).await;
+    let session_id = driver.session.session_id.to_string();
     assert!(is_the_end_of(&world.store, &driver.session).await);
     // An import keeps this number, and has no parent.
     world.run_sql("update conversation_sessions set forked_at_message_number = 3").await;
