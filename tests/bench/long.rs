@@ -80,8 +80,9 @@ pub async fn measure(database: &Database, lengths: &[usize], progress: &mut Prog
     let ctx = App::new().context(Config::load(Some(&config), std::iter::empty())?, &database.url).await?;
     let mut costs = Vec::new();
     for steps in lengths.iter().copied() {
-        let is_compared = steps <= COMPARED_STEPS;
-        let replays = is_compared && costs.last().is_none_or(|last: &Cost| last.replay_ms < PATIENCE_MS);
+        let mut cost = Cost { steps, ..Cost::default() };
+        let replays =
+            cost.is_compared() && costs.last().is_none_or(|last: &Cost| last.replay_ms < PATIENCE_MS);
         progress.say(&format!("a session of {steps} steps"));
         // Only a replay compares the hashes, and they take minutes for the longest session.
         let long = Long { steps, message_bytes: MESSAGE_BYTES, hashes: replays };
@@ -89,7 +90,6 @@ pub async fn measure(database: &Database, lengths: &[usize], progress: &mut Prog
         sqlx::query("vacuum analyze").execute(&mut connection).await?;
         let times = if steps < 1000 { 21 } else { 7 };
         progress.say(&format!("hydrate, fork, export and import of {steps} steps"));
-        let mut cost = Cost { steps, ..Cost::default() };
         cost.weigh(&mut connection, &session_id).await?;
         cost.time(&store, &mut connection, &session_id, folder.path(), times).await?;
         if replays {
@@ -98,7 +98,7 @@ pub async fn measure(database: &Database, lengths: &[usize], progress: &mut Prog
         } else {
             cost.replay_ms = f64::NAN;
         }
-        if is_compared {
+        if cost.is_compared() {
             progress.say(&format!("a checkpoint of all messages for each of {steps} steps"));
             cost.rival = rival(&mut connection, &session_id, steps, times).await?;
         } else {
@@ -117,6 +117,10 @@ pub async fn measure(database: &Database, lengths: &[usize], progress: &mut Prog
 }
 
 impl Cost {
+    fn is_compared(&self) -> bool {
+        self.steps <= COMPARED_STEPS
+    }
+
     async fn weigh(&mut self, connection: &mut PgConnection, session_id: &str) -> Result<()> {
         (self.said_bytes, self.steps_bytes, self.kept_bytes) = sqlx::query_as(
             "with steps as (select coalesce(sum(pg_column_size(t.*)), 0)::bigint as bytes from session_steps t where session_id = $1)
@@ -315,11 +319,7 @@ pub fn write_markdown(text: &mut String, costs: &[Cost]) -> std::fmt::Result {
     )?;
     writeln!(text, "|---|---|---|---|---|---|---|---|")?;
     for cost in costs {
-        let replay = if cost.replay_ms.is_nan() {
-            "not measured".to_owned()
-        } else {
-            format!("{:.0}", cost.replay_ms)
-        };
+        let replay = measured(cost.replay_ms, &|ms| format!("{ms:.0}"));
         writeln!(
             text,
             "| {} steps | {:.1} | {:.1} | {:.1} | {:.1} | {:.1} | {:.1} | {replay} |",
@@ -345,9 +345,12 @@ pub fn print(paint: &Paint, costs: &[Cost]) {
     println!("  {:<34}{}   {}", "", head.concat(), paint.dim("from one to the next"));
     let row = |name: &str, of: &dyn Fn(&Cost) -> f64, show: &dyn Fn(f64) -> String| {
         let values: Vec<f64> = costs.iter().map(of).collect();
-        let cells: Vec<String> = values.iter().map(|value| format!("{:>14}", show(*value))).collect();
-        let growth: Vec<String> =
-            values.windows(2).map(|pair| format!("×{:.1}", pair[1] / pair[0])).collect();
+        let cells: Vec<String> =
+            values.iter().map(|value| format!("{:>14}", measured(*value, show))).collect();
+        let growth: Vec<String> = values
+            .windows(2)
+            .map(|pair| measured(pair[1] / pair[0], &|growth| format!("×{growth:.1}")))
+            .collect();
         println!("  {name:<34}{}   {}", cells.concat(), paint.dim(&growth.join("  ")));
     };
     let (ms, kb) = (|value: f64| format!("{value:.1} ms"), |value: f64| size(value));
@@ -373,7 +376,7 @@ pub fn print(paint: &Paint, costs: &[Cost]) {
     row("to rebuild from the last one", &|cost| cost.rival.rebuild_ms, &ms);
     row("to write them all, in SQL (about)", &|cost| cost.rival.write_ms, &ms);
     let most = costs.iter().map(ratio).fold(1.0, f64::max);
-    for cost in costs {
+    for cost in costs.iter().filter(|cost| cost.is_compared()) {
         let name = format!("{} steps: its bytes are × ours", cost.steps);
         println!("  {name:<34}{:>9.1} {}", ratio(cost), paint.bar(ratio(cost) / most, 40));
     }
@@ -381,6 +384,11 @@ pub fn print(paint: &Paint, costs: &[Cost]) {
 
 fn ratio(cost: &Cost) -> f64 {
     cost.rival.kept_bytes / cost.kept_bytes as f64
+}
+
+/// `NaN` stands for what was not measured.
+fn measured(value: f64, show: &dyn Fn(f64) -> String) -> String {
+    if value.is_nan() { "not measured".to_owned() } else { show(value) }
 }
 
 fn size(bytes: f64) -> String {

@@ -248,7 +248,7 @@ async fn measure(
     }
     if arguments.has(Part::Long) {
         let database = Database::create(server.url(), "long").await?;
-        let steps: &[usize] = if arguments.quick { &[10, 100] } else { &[10, 100, 1000, 3000] };
+        let steps: &[usize] = if arguments.quick { &[10, 100] } else { &[10, 100, 1000, 3000, 10_000] };
         report.long = long::measure(&database, steps, progress).await?;
         database.remove().await?;
     }

@@ -280,6 +280,7 @@ pub(super) struct Claims {
     pub(super) context: WorkerContext,
     pub(super) news: News,
     holdings: Arc<Holdings>,
+    pub(super) worker_id: Arc<str>,
     pub(super) stop: CancellationToken,
 }
 
@@ -316,10 +317,16 @@ impl Claims {
     ) -> Claims {
         let settings =
             Settings { kind, runner: Arc::from(""), concurrency, lease, poll, agents: Arc::default() };
-        let worker_id = Arc::from(&new_id("w")[..20]);
-        let queue =
-            Queue::start(store.clone(), settings, worker_id, Arc::clone(&holdings), &news, stop.clone());
-        Claims { queue, context: WorkerContext::new("test"), news, holdings, stop }
+        let worker_id: Arc<str> = Arc::from(&new_id("w")[..20]);
+        let queue = Queue::start(
+            store.clone(),
+            settings,
+            Arc::clone(&worker_id),
+            Arc::clone(&holdings),
+            &news,
+            stop.clone(),
+        );
+        Claims { queue, context: WorkerContext::new("test"), news, holdings, worker_id, stop }
     }
 
     pub(super) async fn next(&mut self) -> Job {

@@ -12,6 +12,7 @@
 //! is not a suspect. A process holds at most one suspect. If it dies, no second suspect is blamed for that.
 #![doc = include_str!("README.md")]
 
+mod announce;
 mod backend;
 mod delay;
 mod depth;

@@ -1,13 +1,10 @@
-//! Wake-ups across processes: NOTIFY after commits, LISTEN on a connection of its own.
-//!
-//! One task per process sends notifications, the first at once and then at most twenty a second. Transactions
-//! do not send NOTIFY themselves, because Postgres makes commits with NOTIFY wait for each other. Only rare ones do: a cancel,
-//! a pause, a gate, a schedule, a drain and the jobs that it gives back, a step that is left to others. A notification is only a
-//! hint: every waiter also polls.
+//! Wake-ups across processes, as the processes that wait see them: LISTEN on a connection of its own, and the queues of this
+//! process that claim. [`super::announce`] sends them. A notification is only a hint: every waiter also polls.
 //!
 //! A process with room for a new job announces the job only to itself. It tells the others if its
-//! claim leaves jobs behind.
+//! claim leaves jobs behind. So does a process that another one has named.
 
+use super::announce::{self, Note, send_notes};
 use super::feed::{Feed, Offer};
 use super::proven::{Lost, ProvenListener};
 use super::readers::{Audience, Readers};
@@ -15,14 +12,13 @@ use super::{Kind, Room};
 use crate::Store;
 use crate::pool::Use;
 use crate::schedule;
-use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 use tokio::sync::{Notify, broadcast, mpsc};
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, warn};
+use tracing::warn;
 
 pub(super) const JOBS: &str = "wakeful_jobs";
 /// A worker lacks an agent, and left its step to the others. Earlier versions ignore it.
@@ -30,16 +26,14 @@ pub(super) const LEFT: &str = "left";
 pub(crate) const SESSIONS: &str = "wakeful_sessions";
 /// A provider's gate shuts or opens.
 pub(crate) const GATES: &str = "wakeful_gates";
-/// Postgres takes payloads of less than 8000 bytes.
-const PAYLOAD_BYTES: usize = 7900;
 /// Names all sessions.
 pub const EVERY_SESSION: &str = "*";
 /// Also what earlier versions send.
-const EVERY_JOB: &str = "";
+pub(super) const EVERY_JOB: &str = "";
 /// Before the id of a session whose run someone cancels. [`heard`] ignores such a payload.
 pub(crate) const CANCEL: &str = "!";
 /// Before the id of a session that somebody reads live. Earlier versions ignore such a payload.
-const READ: &str = "?";
+pub(super) const READ: &str = "?";
 
 /// Tells other processes about commits. Clones share the task.
 #[derive(Clone, Debug)]
@@ -49,18 +43,13 @@ pub struct Notifier {
     readers: Readers,
 }
 
-#[derive(Debug)]
-enum Note {
-    /// Payload of a notification on the channel of jobs.
-    Job(String),
-    Session(String),
-}
-
 impl Notifier {
     /// Starts the task. It ends when the last clone is dropped and the queues of `news` have ended.
     pub fn start(store: Store, news: &News) -> Notifier {
         let (notes, inbox) = mpsc::unbounded_channel();
-        tokio::spawn(send_notes(store, inbox));
+        // One notifier is enough to pass on what a full process is told.
+        let _ = news.claimants.0.notes.set(notes.downgrade());
+        tokio::spawn(send_notes(store, Arc::downgrade(&news.claimants.0), inbox));
         Notifier { notes, claimants: news.claimants.clone(), readers: news.readers.clone() }
     }
 
@@ -71,8 +60,10 @@ impl Notifier {
 
     /// Announces a job of the pool `runner`.
     pub fn job_of(&self, kind: Kind, runner: &str) {
-        if !self.claimants.tell_here(kind, runner, &self.notes) {
-            self.send(Note::Job(payload(kind.as_str(), runner)));
+        let payload = payload(kind.as_str(), runner);
+        if !self.claimants.tell_here(&payload, &self.notes) {
+            // Runners are on no list of workers.
+            self.send(if runner.is_empty() { Note::Job(kind) } else { Note::Jobs(payload) });
         }
     }
 
@@ -84,7 +75,7 @@ impl Notifier {
 
     /// Announces work of any kind, to every pool.
     pub fn any_job(&self) {
-        self.send(Note::Job(EVERY_JOB.to_owned()));
+        self.send(Note::Jobs(EVERY_JOB.to_owned()));
     }
 
     /// Announces that readers of a session have something new to read.
@@ -112,20 +103,42 @@ pub(super) fn payload(kind: &str, runner: &str) -> String {
 
 /// The queues of this process that claim jobs. Clones share them.
 #[derive(Clone, Debug, Default)]
-struct Claimants(Arc<Mutex<Vec<Weak<Claimant>>>>);
+struct Claimants(Arc<Here>);
+
+/// The claiming side of this process.
+#[derive(Debug, Default)]
+pub(super) struct Here {
+    queues: Mutex<Vec<Weak<Claimant>>>,
+    /// The way to the other processes, once there is a notifier.
+    notes: OnceLock<mpsc::WeakUnboundedSender<Note>>,
+}
+
+impl Here {
+    fn queues(&self) -> Vec<Arc<Claimant>> {
+        let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        queues.retain(|one| one.strong_count() > 0);
+        queues.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// The names of the workers that this process is.
+    pub(super) fn worker_ids(&self) -> Vec<String> {
+        let of_queues = self.queues().into_iter().map(|one| one.worker_id.to_string());
+        let mut worker_ids: Vec<String> = of_queues.collect();
+        worker_ids.dedup();
+        worker_ids
+    }
+}
 
 impl Claimants {
     fn with_payload(&self, said: &str) -> Vec<Arc<Claimant>> {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        all.retain(|one| one.strong_count() > 0);
-        let all = all.iter().filter_map(Weak::upgrade);
-        all.filter(|one| said == EVERY_JOB || one.payload == said).collect()
+        let mut all = self.0.queues();
+        all.retain(|one| said == EVERY_JOB || one.payload == said);
+        all
     }
 
     /// Returns whether a queue of this process has room and claims the job.
-    fn tell_here(&self, kind: Kind, runner: &str, notes: &mpsc::UnboundedSender<Note>) -> bool {
-        let all = self.with_payload(&payload(kind.as_str(), runner));
-        let Some(one) = all.into_iter().find(|one| one.room.free() > 0) else {
+    fn tell_here(&self, payload: &str, notes: &mpsc::UnboundedSender<Note>) -> bool {
+        let Some(one) = self.with_payload(payload).into_iter().find(|one| one.room.free() > 0) else {
             return false;
         };
         *one.only_here.lock().unwrap_or_else(PoisonError::into_inner) = Some(notes.clone());
@@ -133,11 +146,25 @@ impl Claimants {
         // If the queue closed before the line above, it does not claim any more.
         !one.closed.load(Ordering::SeqCst)
     }
+
+    /// Another process has named a worker. If it is this one, it claims the job, or tells all others that it cannot.
+    fn named(&self, worker_id: &str, payload: &str) {
+        if self.with_payload(payload).iter().all(|one| &*one.worker_id != worker_id) {
+            return;
+        }
+        // Without a notifier, all others hear of the job from the process that named this one.
+        if let Some(notes) = self.0.notes.get().and_then(mpsc::WeakUnboundedSender::upgrade)
+            && !self.tell_here(payload, &notes)
+        {
+            let _ = notes.send(Note::Jobs(payload.to_owned()));
+        }
+    }
 }
 
 /// A queue of this process, as notifications see it.
 #[derive(Debug)]
 pub(super) struct Claimant {
+    worker_id: Arc<str>,
     payload: String,
     room: Arc<Room>,
     feed: Weak<Feed>,
@@ -201,82 +228,8 @@ impl OnlyHere<'_> {
     /// Announces the jobs that are left to the other processes.
     pub(super) fn tell_others(self) {
         if let Some(notes) = self.notes {
-            let _ = notes.send(Note::Job(self.claimant.payload.clone()));
+            let _ = notes.send(Note::Jobs(self.claimant.payload.clone()));
         }
-    }
-}
-
-async fn send_notes(store: Store, mut inbox: mpsc::UnboundedReceiver<Note>) {
-    while let Some(first) = inbox.recv().await {
-        let (mut jobs, mut sessions) = (BTreeSet::new(), BTreeSet::new());
-        let mut next = Some(first);
-        while let Some(note) = next {
-            match note {
-                Note::Job(payload) => {
-                    jobs.insert(payload);
-                }
-                Note::Session(session_id) => {
-                    sessions.insert(session_id);
-                }
-            }
-            next = inbox.try_recv().ok();
-        }
-        let sent = notify(&store, jobs.into_iter().collect(), session_payloads(sessions)).await;
-        if let Err(error) = sent {
-            debug!(%error, "A notification was not sent; the others poll");
-        }
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-}
-
-/// Joins session ids into as few payloads as Postgres takes.
-fn session_payloads(sessions: BTreeSet<String>) -> Vec<String> {
-    let mut payloads: Vec<String> = Vec::new();
-    for session_id in sessions {
-        match payloads.last_mut() {
-            Some(last) if last.len() + 1 + session_id.len() <= PAYLOAD_BYTES => {
-                last.push(',');
-                last.push_str(&session_id);
-            }
-            _ => payloads.push(session_id),
-        }
-    }
-    payloads
-}
-
-/// Notifies both channels with one statement, once for each payload.
-async fn notify(store: &Store, jobs: Vec<String>, sessions: Vec<String>) -> Result<(), sqlx::Error> {
-    let channels: Vec<&str> = jobs.iter().map(|_| JOBS).chain(sessions.iter().map(|_| SESSIONS)).collect();
-    let payloads: Vec<String> = jobs.into_iter().chain(sessions).collect();
-    sqlx::query!(
-        "select pg_notify(n.channel, n.payload) as sent
-        from unnest($1::text[], $2::text[]) as n (channel, payload)",
-        &channels as &[&str],
-        &payloads
-    )
-    // It reads no row, so it takes the connection of the message that it tells of, and leaves another one, which sees all
-    // spaces, to the claim.
-    .execute(&store.pool.of_installation())
-    .await?;
-    Ok(())
-}
-
-impl Store {
-    /// Notifies workers and readers of a session, and returns when the notification is sent. For a process
-    /// that may end before a [`Notifier`] sends.
-    ///
-    /// # Errors
-    /// [`crate::Error::Database`]: other processes find the work by polling.
-    pub async fn announce(&self, session_id: &str) -> crate::Result<()> {
-        Ok(notify(self, vec![EVERY_JOB.to_owned()], vec![session_id.to_owned()]).await?)
-    }
-
-    /// Tells the workers that somebody reads a session live, and returns when the notification is sent.
-    ///
-    /// # Errors
-    /// [`crate::Error::Database`]: they do not know it.
-    pub async fn reads(&self, session_id: &str) -> crate::Result<()> {
-        Ok(notify(self, Vec::new(), vec![format!("{READ}{session_id}")]).await?)
     }
 }
 
@@ -335,6 +288,7 @@ impl News {
     /// Registers a queue of this process, until it is dropped.
     pub(super) fn register(&self, feed: &Arc<Feed>) -> Arc<Claimant> {
         let claimant = Arc::new(Claimant {
+            worker_id: Arc::clone(&feed.worker_id),
             payload: payload(feed.settings.kind.as_str(), &feed.settings.runner),
             room: Arc::clone(&feed.room),
             feed: Arc::downgrade(feed),
@@ -344,8 +298,9 @@ impl News {
             closed: AtomicBool::new(false),
             left: AtomicBool::new(true),
         });
-        let mut all = self.claimants.0.lock().unwrap_or_else(PoisonError::into_inner);
-        all.push(Arc::downgrade(&claimant));
+        let mut queues = self.claimants.0.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        queues.push(Arc::downgrade(&claimant));
+        drop(queues);
         claimant
     }
 
@@ -411,7 +366,11 @@ impl News {
 
     fn tell(&self, channel: &str, payload: &str) {
         // An error only means that there is no subscriber.
-        if channel == JOBS {
+        if channel == JOBS
+            && let Some((worker_id, payload)) = announce::named(payload)
+        {
+            self.claimants.named(worker_id, payload);
+        } else if channel == JOBS {
             let left = payload == LEFT;
             for claimant in self.claimants.with_payload(if left { EVERY_JOB } else { payload }) {
                 claimant.left.fetch_or(left, Ordering::AcqRel);
@@ -441,22 +400,13 @@ mod tests {
     use crate::pool::{Pool, Server};
     use tokio::sync::Semaphore;
 
-    #[test]
-    fn many_sessions_make_several_payloads_and_each_is_named_once() {
-        let sessions: BTreeSet<String> = (0..1000).map(|n| format!("sess_{n:032}")).collect();
-        let payloads = session_payloads(sessions.clone());
-        assert!(payloads.len() > 1 && payloads.iter().all(|payload| payload.len() <= PAYLOAD_BYTES));
-        let named: Vec<&str> = payloads.iter().flat_map(|payload| payload.split(',')).collect();
-        assert_eq!(named, sessions.iter().map(String::as_str).collect::<Vec<_>>());
-        assert!(session_payloads(BTreeSet::new()).is_empty());
-    }
-
     #[tokio::test]
     async fn a_job_is_announced_here_only_while_a_slot_is_free() {
         let (notes, mut sent) = mpsc::unbounded_channel();
         let (claimants, slots) = (Claimants::default(), Arc::new(Semaphore::new(1)));
         let (pool, _) = Pool::new(Server::new("postgres://nowhere", "test").unwrap(), 1);
         let claimant = Arc::new(Claimant {
+            worker_id: Arc::from("w_1"),
             payload: payload(Kind::Step.as_str(), ""),
             room: Arc::new(Room { slots: Arc::clone(&slots), pool, held: Arc::new(Holdings::default()) }),
             feed: Weak::new(),
@@ -466,22 +416,22 @@ mod tests {
             closed: AtomicBool::new(false),
             left: AtomicBool::new(false),
         });
-        claimants.0.lock().unwrap().push(Arc::downgrade(&claimant));
-        assert!(!claimants.tell_here(Kind::Deliver, "", &notes), "no queue of this kind");
-        assert!(!claimants.tell_here(Kind::Step, "other", &notes), "no queue of this pool");
-        assert!(claimants.tell_here(Kind::Step, "", &notes));
+        claimants.0.queues.lock().unwrap().push(Arc::downgrade(&claimant));
+        assert!(!claimants.tell_here("deliver:", &notes), "no queue of this kind");
+        assert!(!claimants.tell_here("step:other", &notes), "no queue of this pool");
+        assert!(claimants.tell_here("step:", &notes));
         claimant.ready.notified().await;
 
         // The claim takes as many as it asked for: the others hear of the rest, once.
         claimant.begin_claim().tell_others();
         claimant.begin_claim().tell_others();
-        assert!(matches!(sent.try_recv(), Ok(Note::Job(said)) if said == "step:"));
+        assert!(matches!(sent.try_recv(), Ok(Note::Jobs(said)) if said == "step:"));
         assert!(sent.try_recv().is_err());
 
         let taken = slots.try_acquire().unwrap();
-        assert!(!claimants.tell_here(Kind::Step, "", &notes), "no slot is free");
+        assert!(!claimants.tell_here("step:", &notes), "no slot is free");
         drop(taken);
         claimant.close();
-        assert!(!claimants.tell_here(Kind::Step, "", &notes), "it claims no more");
+        assert!(!claimants.tell_here("step:", &notes), "it claims no more");
     }
 }
