@@ -150,7 +150,7 @@ fn queue(mut section: Section<'_>) -> Queue {
         lease: lease_length,
         heartbeat: heartbeat_interval,
         poll_ms: narrow(section.number("poll_ms", 10..=3_600_000), 1_000),
-        concurrency: narrow(section.number("concurrency", 1..=1024), 32),
+        concurrency: narrow(section.number("concurrency", 1..=1024), 64),
         slice_steps: narrow(section.number("slice_steps", 1..=10_000), 8),
         heal_s: narrow(section.number("heal_s", 1..=86_400), 30),
         search_s: narrow(section.number("search_s", 1..=86_400), 2),

@@ -34,7 +34,7 @@ fn nothing_given_is_the_defaults() {
             lease: Duration::from_secs(30),
             heartbeat: Duration::from_secs(10),
             poll_ms: 1000,
-            concurrency: 32,
+            concurrency: 64,
             slice_steps: 8,
             heal_s: 30,
             search_s: 2,
