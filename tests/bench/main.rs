@@ -123,8 +123,8 @@ impl Arguments {
         f64::from(self.seconds.unwrap_or(if self.quick { 2 } else { 3 }))
     }
 
-    /// Sessions of a backlog. The first fifth of a second makes fewer steps, because each connection prepares its statements, so a
-    /// drain lasts about as long as a round of pgbench.
+    /// Sessions of a backlog: so many that a drain takes about as long as a round of pgbench. A short drain is slower, because each
+    /// connection prepares its statements at first.
     fn backlog(&self) -> usize {
         if self.quick { 150 } else { (self.seconds() * BACKLOG_PER_SECOND) as usize }
     }

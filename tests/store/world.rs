@@ -297,7 +297,8 @@ impl Claims {
         poll: Duration,
     ) -> Claims {
         let stop = CancellationToken::new();
-        let news = News::listen(store, stop.clone());
+        // A process listens until it has drained.
+        let news = News::listen(store, CancellationToken::new());
         Claims::of_process(store, kind, concurrency, lease, poll, (news, Arc::default(), stop))
     }
 

@@ -1,27 +1,28 @@
 //! Sends wake-ups to other processes: NOTIFY after commits.
 //!
-//! One task per process sends notifications, the first at once and then at most twenty a second. Transactions
+//! One task per process sends notifications, the first at once and then every [`PAUSE`] at most. Transactions
 //! do not send NOTIFY themselves, because Postgres makes commits with NOTIFY wait for each other. Only rare ones do: a cancel,
 //! a pause, a gate, a schedule, a drain and the jobs that it gives back, a step that is left to others.
 //!
 //! A job is announced to one worker, by its name. If all were told, each would send a claim, and only one would find the job.
 //! The named one may be full, stopped or dead. A full one tells all others at once. What nobody has claimed [`PAUSE`] later is
-//! announced to all.
+//! announced to all: one statement more, that reads what waits.
 
 use super::Kind;
 use super::notify::{EVERY_JOB, Here, JOBS, READ, SESSIONS, payload};
 use crate::Store;
 use std::collections::BTreeSet;
 use std::sync::Weak;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use tracing::debug;
 
-/// From one statement of this task to the next.
+/// From one notification of this task to the next.
 const PAUSE: Duration = Duration::from_millis(50);
 /// Postgres takes payloads of less than 8000 bytes.
 const PAYLOAD_BYTES: usize = 7900;
-/// Before the name of the worker that a job is announced to: "@WORKER KIND:". No kind begins so.
+/// Before the name of the worker that a job is announced to: "@WORKER KIND:". No kind begins so. Earlier builds ignore such a
+/// payload, and hear of the job when all do.
 const NAMED: char = '@';
 
 /// What other processes are to hear.
@@ -62,13 +63,14 @@ pub(super) async fn send_notes(store: Store, here: Weak<Here>, mut inbox: mpsc::
         kinds.retain(|kind| !jobs.contains(EVERY_JOB) && !jobs.contains(&payload(kind.as_str(), "")));
         let told = Told { kinds, jobs: jobs.into_iter().collect(), sessions: session_payloads(sessions) };
         let own = here.upgrade().map(|here| here.worker_ids()).unwrap_or_default();
-        if let Err(error) = tell(&store, &told, &own).await {
-            debug!(%error, "A notification was not sent; the others poll");
-        }
+        let began = Instant::now();
+        let is_one_told = tell(&store, &told, &own).await.unwrap_or_else(|error| {
+            debug!(%error, "A notification was not sent");
+            // Nobody was told, so all are, if the database lets us.
+            !told.kinds.is_empty()
+        });
         tokio::time::sleep(PAUSE).await;
-        if !told.kinds.is_empty()
-            && let Err(error) = tell_what_waits(&store, &told.kinds).await
-        {
+        if is_one_told && let Err(error) = tell_what_waits(&store, &told.kinds, began.elapsed()).await {
             debug!(%error, "Nobody was told of jobs that may still wait; the others poll");
         }
     }
@@ -105,7 +107,8 @@ impl Told {
 }
 
 /// Notifies both channels with one statement, once for each payload. `own` are the workers of this process, which have no room.
-async fn tell(store: &Store, told: &Told, own: &[String]) -> Result<(), sqlx::Error> {
+/// Returns whether one worker alone was told of a job.
+async fn tell(store: &Store, told: &Told, own: &[String]) -> Result<bool, sqlx::Error> {
     let (mut channels, mut payloads, mut to_one) = (Vec::new(), Vec::new(), Vec::new());
     let mut push = |channel, payload, one| {
         channels.push(channel);
@@ -115,37 +118,36 @@ async fn tell(store: &Store, told: &Told, own: &[String]) -> Result<(), sqlx::Er
     told.kinds.iter().for_each(|kind| push(JOBS, payload(kind.as_str(), ""), true));
     told.jobs.iter().for_each(|payload| push(JOBS, payload.clone(), false));
     told.sessions.iter().for_each(|payload| push(SESSIONS, payload.clone(), false));
-    sqlx::query!(
+    let rows = sqlx::query!(
         r#"
-        select pg_notify(
-            n.channel,
-            case when n.to_one then coalesce(
-                -- Without such a worker, all are told. Those that have sent no heartbeat for long are gone.
-                (
-                    select '@' || worker_id || ' ' from workers
-                    where beat_at > clock_timestamp() - interval '30 seconds' and drain_asked_at is null
-                        and worker_id <> all ($4::text[])
-                    order by random() limit 1
-                ),
-                ''
-            ) else '' end || n.payload
-        ) as sent
+        with named as materialized (
+            select worker_id from workers
+            -- Those that have sent no heartbeat for long are gone.
+            where $5 and beat_at > clock_timestamp() - interval '30 seconds' and drain_asked_at is null
+                and worker_id <> all ($4::text[])
+            order by random() limit 1
+        )
+        -- Without such a worker, all are told.
+        select pg_notify(n.channel, coalesce('@' || named.worker_id || ' ', '') || n.payload) as sent,
+            named.worker_id is not null as "is_named!"
         from unnest($1::text[], $2::text[], $3::boolean[]) as n (channel, payload, to_one)
+        left join named on n.to_one
         "#,
         &channels as &[&str],
         &payloads,
         &to_one,
-        own
+        own,
+        !told.kinds.is_empty()
     )
     // It reads no row of a space, so it takes the connection of the message that it tells of, and leaves another one, which sees
     // all spaces, to the claim.
-    .execute(&store.pool.of_installation())
+    .fetch_all(&store.pool.of_installation())
     .await?;
-    Ok(())
+    Ok(rows.iter().any(|row| row.is_named))
 }
 
-/// Tells all workers of the jobs of these kinds that wait, though one worker was told.
-async fn tell_what_waits(store: &Store, kinds: &[Kind]) -> Result<(), sqlx::Error> {
+/// Tells all workers of the jobs of these kinds that were ready `ago`, when one worker was told of them, and wait still.
+async fn tell_what_waits(store: &Store, kinds: &[Kind], ago: Duration) -> Result<(), sqlx::Error> {
     let payloads: Vec<String> = kinds.iter().map(|kind| payload(kind.as_str(), "")).collect();
     let kinds: Vec<&str> = kinds.iter().map(|kind| kind.as_str()).collect();
     sqlx::query!(
@@ -156,14 +158,16 @@ async fn tell_what_waits(store: &Store, kinds: &[Kind]) -> Result<(), sqlx::Erro
             select from jobs
             where jobs.kind = told.kind
                 and jobs.runner = ''
-                and jobs.run_at <= (select clock_timestamp())
-                -- What was ready before that was announced before. The index may still have many jobs that ended long ago.
-                and jobs.run_at > (select clock_timestamp() - interval '1 second')
+                -- Of those that came later, one worker is told next.
+                and jobs.run_at <= (select clock_timestamp() - make_interval(secs => $4))
+                -- Its transaction may have taken some time. The index may still have many jobs that ended long ago.
+                and jobs.run_at > (select clock_timestamp() - make_interval(secs => $4) - interval '10 seconds')
         )
         "#,
         JOBS,
         &payloads,
-        &kinds as &[&str]
+        &kinds as &[&str],
+        ago.as_secs_f64()
     )
     .execute(&store.pool)
     .await?;
@@ -177,7 +181,8 @@ impl Store {
     /// # Errors
     /// [`crate::Error::Database`]: other processes find the work by polling.
     pub async fn announce(&self, session_id: &str) -> crate::Result<()> {
-        Ok(tell(self, &Told::all(vec![EVERY_JOB.to_owned()], vec![session_id.to_owned()]), &[]).await?)
+        tell(self, &Told::all(vec![EVERY_JOB.to_owned()], vec![session_id.to_owned()]), &[]).await?;
+        Ok(())
     }
 
     /// Tells the workers that somebody reads a session live, and returns when the notification is sent.
@@ -185,7 +190,8 @@ impl Store {
     /// # Errors
     /// [`crate::Error::Database`]: they do not know it.
     pub async fn reads(&self, session_id: &str) -> crate::Result<()> {
-        Ok(tell(self, &Told::all(Vec::new(), vec![format!("{READ}{session_id}")]), &[]).await?)
+        tell(self, &Told::all(Vec::new(), vec![format!("{READ}{session_id}")]), &[]).await?;
+        Ok(())
     }
 }
 

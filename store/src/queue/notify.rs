@@ -2,7 +2,7 @@
 //! process that claim. [`super::announce`] sends them. A notification is only a hint: every waiter also polls.
 //!
 //! A process with room for a new job announces the job only to itself. It tells the others if its
-//! claim leaves jobs behind. So does a process that another one has named.
+//! claim leaves jobs behind. A process that another one has named does the same, or tells the others at once that it has no room.
 
 use super::announce::{self, Note, send_notes};
 use super::feed::{Feed, Offer};
@@ -12,6 +12,7 @@ use super::{Kind, Room};
 use crate::Store;
 use crate::pool::Use;
 use crate::schedule;
+use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
@@ -47,7 +48,7 @@ impl Notifier {
     /// Starts the task. It ends when the last clone is dropped and the queues of `news` have ended.
     pub fn start(store: Store, news: &News) -> Notifier {
         let (notes, inbox) = mpsc::unbounded_channel();
-        // One notifier is enough to pass on what a full process is told.
+        // The first notifier passes on what this process is told of and has no room for.
         let _ = news.claimants.0.notes.set(notes.downgrade());
         tokio::spawn(send_notes(store, Arc::downgrade(&news.claimants.0), inbox));
         Notifier { notes, claimants: news.claimants.clone(), readers: news.readers.clone() }
@@ -109,6 +110,8 @@ struct Claimants(Arc<Here>);
 #[derive(Debug, Default)]
 pub(super) struct Here {
     queues: Mutex<Vec<Weak<Claimant>>>,
+    /// The names that its queues have, or had before they ended: others may name this process while it drains.
+    worker_ids: Mutex<BTreeSet<String>>,
     /// The way to the other processes, once there is a notifier.
     notes: OnceLock<mpsc::WeakUnboundedSender<Note>>,
 }
@@ -120,12 +123,9 @@ impl Here {
         queues.iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// The names of the workers that this process is.
+    /// The workers that this process is.
     pub(super) fn worker_ids(&self) -> Vec<String> {
-        let of_queues = self.queues().into_iter().map(|one| one.worker_id.to_string());
-        let mut worker_ids: Vec<String> = of_queues.collect();
-        worker_ids.dedup();
-        worker_ids
+        self.worker_ids.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
     }
 }
 
@@ -149,7 +149,7 @@ impl Claimants {
 
     /// Another process has named a worker. If it is this one, it claims the job, or tells all others that it cannot.
     fn named(&self, worker_id: &str, payload: &str) {
-        if self.with_payload(payload).iter().all(|one| &*one.worker_id != worker_id) {
+        if !self.0.worker_ids.lock().unwrap_or_else(PoisonError::into_inner).contains(worker_id) {
             return;
         }
         // Without a notifier, all others hear of the job from the process that named this one.
@@ -164,7 +164,6 @@ impl Claimants {
 /// A queue of this process, as notifications see it.
 #[derive(Debug)]
 pub(super) struct Claimant {
-    worker_id: Arc<str>,
     payload: String,
     room: Arc<Room>,
     feed: Weak<Feed>,
@@ -288,7 +287,6 @@ impl News {
     /// Registers a queue of this process, until it is dropped.
     pub(super) fn register(&self, feed: &Arc<Feed>) -> Arc<Claimant> {
         let claimant = Arc::new(Claimant {
-            worker_id: Arc::clone(&feed.worker_id),
             payload: payload(feed.settings.kind.as_str(), &feed.settings.runner),
             room: Arc::clone(&feed.room),
             feed: Arc::downgrade(feed),
@@ -298,9 +296,9 @@ impl News {
             closed: AtomicBool::new(false),
             left: AtomicBool::new(true),
         });
-        let mut queues = self.claimants.0.queues.lock().unwrap_or_else(PoisonError::into_inner);
-        queues.push(Arc::downgrade(&claimant));
-        drop(queues);
+        let Claimants(here) = &self.claimants;
+        here.queues.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&claimant));
+        here.worker_ids.lock().unwrap_or_else(PoisonError::into_inner).insert(feed.worker_id.to_string());
         claimant
     }
 
@@ -406,7 +404,6 @@ mod tests {
         let (claimants, slots) = (Claimants::default(), Arc::new(Semaphore::new(1)));
         let (pool, _) = Pool::new(Server::new("postgres://nowhere", "test").unwrap(), 1);
         let claimant = Arc::new(Claimant {
-            worker_id: Arc::from("w_1"),
             payload: payload(Kind::Step.as_str(), ""),
             room: Arc::new(Room { slots: Arc::clone(&slots), pool, held: Arc::new(Holdings::default()) }),
             feed: Weak::new(),
