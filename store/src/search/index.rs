@@ -263,16 +263,20 @@ async fn due(tx: &mut PgConnection) -> Result<Vec<Due>> {
             s.data_key is not null as "sealed!",
             h.active_at is not distinct from a.active_at and h.through_message_number >= s.last_message_number
                 and h.steps = s.total_turns and h.cost_micros = s.total_cost_micros as "unchanged!"
-        from search_sessions h
-        join conversation_sessions s using (session_id)
+        -- The limit comes before the joins, and "offset 0" has Postgres look for each session by the key: it believes that a third of all
+        -- are due, and could read both tables from end to end.
+        from (
+            select * from search_sessions where due_at <= clock_timestamp() order by due_at limit $1
+        ) h
+        cross join lateral (
+            select * from conversation_sessions where session_id = h.session_id offset 0
+        ) s
         cross join lateral (
             select coalesce((
                 select e.ts from session_events e where e.session_id = s.session_id order by e.seq desc limit 1
             ), s.started_at) as active_at
         ) a
-        where h.due_at <= clock_timestamp()
-        order by h.due_at
-        limit $1"#,
+        order by h.due_at"#,
         SESSIONS
     )
     .fetch_all(tx)
