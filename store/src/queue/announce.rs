@@ -1,6 +1,6 @@
 //! Sends wake-ups to other processes: NOTIFY after commits.
 //!
-//! One task per process sends notifications, the first at once and then every [`PAUSE`] at most. Transactions
+//! One task per process sends notifications, the first at once and the next ones a [`PAUSE`] apart or more. Transactions
 //! do not send NOTIFY themselves, because Postgres makes commits with NOTIFY wait for each other. Only rare ones do: a cancel,
 //! a pause, a gate, a schedule, a drain and the jobs that it gives back, a step that is left to others.
 //!
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use tracing::debug;
 
-/// From one notification of this task to the next.
+/// The least time from one statement that notifies to the next.
 const PAUSE: Duration = Duration::from_millis(50);
 /// Postgres takes payloads of less than 8000 bytes.
 const PAYLOAD_BYTES: usize = 7900;
@@ -176,7 +176,7 @@ async fn tell_what_waits(store: &Store, kinds: &[Kind], ago: Duration) -> Result
 
 impl Store {
     /// Notifies workers and readers of a session, and returns when the notification is sent. For a process
-    /// that may end before a [`Notifier`] sends.
+    /// that may end before a [`Notifier`](super::Notifier) sends.
     ///
     /// # Errors
     /// [`crate::Error::Database`]: other processes find the work by polling.

@@ -31,7 +31,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tracing::debug;
-use waiting::{Connected, Next, Request, Waiting};
+use waiting::{Next, Request, Waiting};
 
 const LANES: usize = 2;
 
@@ -175,8 +175,7 @@ impl Lane {
     /// Writes commits until the committer is closed.
     async fn run(self, opens: bool) {
         let waiting = &*self.waiting;
-        let open = if opens { self.server.connect(&SETTINGS).await.ok() } else { None };
-        let mut connection = open.map(|open| (open, Connected::new(waiting)));
+        let mut connection = if opens { waiting.connect(&self.server).await.ok() } else { None };
         loop {
             let next = match &mut connection {
                 Some((_, connected)) => waiting.next_of(connected).await,
@@ -199,7 +198,7 @@ impl Lane {
             };
             let opened = match connection.take() {
                 Some(open) => Ok(open),
-                None => self.server.connect(&SETTINGS).await.map(|open| (open, Connected::new(waiting))),
+                None => waiting.connect(&self.server).await,
             };
             match opened {
                 Ok((open, connected)) => {
@@ -213,8 +212,7 @@ impl Lane {
                     }
                     // The other lane takes what waits.
                     drop(writing);
-                    let open = waiting.without_connection(&self.server, error).await;
-                    connection = open.map(|open| (open, Connected::new(waiting)));
+                    connection = waiting.without_connection(&self.server, error).await;
                 }
             }
         }

@@ -1,6 +1,6 @@
 //! Which commits share a statement, and when a lane takes them.
 
-use super::waiting::{Queue, Writing};
+use super::waiting::{Connected, Queue, Writing};
 use super::*;
 use futures::FutureExt;
 use std::collections::VecDeque;
@@ -109,6 +109,22 @@ async fn of_two_idle_lanes_one_gives_its_connection_back() {
     assert!(matches!(waiting.next_of(&mut first).await, Next::Commits(..)));
     drop(first);
     assert_eq!(waiting.lock().connected, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn commits_have_no_connection_as_soon_as_the_last_lane_has_lost_its_own() {
+    let waiting = Waiting::default();
+    // Nothing listens on port 1.
+    let server = Server::new("postgres://127.0.0.1:1/none", "test").unwrap();
+    // A lane that is idle does not know yet that its connection is dead.
+    let idle = Connected::new(&waiting);
+    let mut tries = std::pin::pin!(waiting.without_connection(&server, sqlx::Error::PoolClosed));
+    assert!(tokio::time::timeout(Duration::from_secs(60), &mut tries).await.is_err());
+    assert_eq!(server.links.all_lost(), []);
+    drop(idle);
+    assert!(tokio::time::timeout(Duration::from_secs(60), &mut tries).await.is_err());
+    let lost: Vec<_> = server.links.all_lost().into_iter().map(|(name, _)| name).collect();
+    assert_eq!(lost, ["commits"]);
 }
 
 #[test]

@@ -162,19 +162,30 @@ impl Drop for Writing<'_> {
 }
 
 impl Waiting {
+    /// Opens a connection for a lane.
+    pub async fn connect(&self, server: &Server) -> Result<(PgConnection, Connected<'_>), sqlx::Error> {
+        let open = server.connect(&super::SETTINGS).await?;
+        server.links.back(Use::Commits);
+        Ok((open, Connected::new(self)))
+    }
+
     /// Waits until the server gives the lane a connection. `None`: the committer is closed.
-    pub async fn without_connection(&self, server: &Server, error: sqlx::Error) -> Option<PgConnection> {
+    pub async fn without_connection(
+        &self,
+        server: &Server,
+        error: sqlx::Error,
+    ) -> Option<(PgConnection, Connected<'_>)> {
         warn!(%error, "A lane of the committer has no connection; commits are made with fewer lanes, or alone");
         let _unable = Unable::new(self);
-        if self.lock().connected == 0 {
-            server.links.lost(Use::Commits);
-        }
         for faults in 1..=i32::MAX {
+            // The other lane may have lost its connection since, or may notice only now.
+            if self.lock().connected == 0 {
+                server.links.lost(Use::Commits);
+            }
             let pause = crate::queue::delay(faults, None).min(Duration::from_secs(10));
             self.closing.run_until_cancelled(tokio::time::sleep(pause)).await?;
-            if let Ok(open) = server.connect(&super::SETTINGS).await {
-                server.links.back(Use::Commits);
-                return Some(open);
+            if let Ok(connected) = self.connect(server).await {
+                return Some(connected);
             }
         }
         None
