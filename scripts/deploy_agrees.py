@@ -65,6 +65,25 @@ def main(root: pathlib.Path, secrets: pathlib.Path) -> list[str]:
     context = (root / ".dockerignore").read_text().splitlines()
     for member in workspace["members"]:
         expect(f"!{member.split('/')[0]}" in context, f".dockerignore: keeps the workspace member {member} out of the image build")
+    # Files from elsewhere that the program carries, such as the example of its configuration.
+    for source in sorted(path for member in workspace["members"] for path in (root / member / "src").rglob("*.rs")):
+        for name in re.findall(r'include_(?:str|bytes)!\("([^"]+)"\)', source.read_text()):
+            carried = (source.parent / name).resolve().relative_to(root.resolve())
+            let_in = any(f"!{part}" in context for part in [carried, *carried.parents])
+            expect(let_in, f".dockerignore: keeps {carried}, which {source.relative_to(root)} includes, out of the image build")
+
+    # The example of the unit's environment says what a process does without it.
+    settings = tomllib.loads((root / "wakeful.example.toml").read_text())
+    for name, value in unit_env.items():
+        if name.startswith("WAKEFUL_") and "__" in name:
+            section, key = name.removeprefix("WAKEFUL_").lower().split("__")
+            default = settings.get(section, {}).get(key)
+            expect(str(default) == value, f"wakeful.env.example: {name} is {value}, wakeful.example.toml has {default}")
+    # What reads the log's settings.
+    telemetry = (root / "worker" / "engine" / "src" / "telemetry" / "mod.rs").read_text()
+    for name in unit_env:
+        known = name.startswith("OTEL_") or "__" in name or f'"{name}"' in telemetry
+        expect(known, f"wakeful.env.example: the program does not read {name}")
 
     # Secrets: each *_FILE points at one that this service was given.
     for name, service in services.items():

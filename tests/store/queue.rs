@@ -175,6 +175,29 @@ async fn a_claim_that_was_planned_for_an_empty_queue_does_not_walk_through_a_ful
     claims.stop();
 }
 
+#[tokio::test]
+async fn workers_are_told_of_a_step_that_was_left_and_is_cancelled_while_another_look_leaves_it_again() {
+    let world = World::new().await;
+    let session_id = world.wake("c1", "Hello").await;
+    let mut claims = Claims::start(&world.store, Kind::Step, 1, LEASE);
+    let job = claims.next().await;
+    claims.stop();
+    let mut told = sqlx::postgres::PgListener::connect(&world.database.url).await.unwrap();
+    told.listen("wakeful_jobs").await.unwrap();
+    let mut next = async || {
+        let told = tokio::time::timeout(crate::support::timeout(), told.recv()).await;
+        told.expect("workers are told").unwrap().payload().to_owned()
+    };
+    world.store.leave(&job.lease, "lacking", Duration::from_secs(300)).await.unwrap();
+    assert_eq!(next().await, "left");
+    // Five minutes later the same worker looks again. The cancel finds no job that waits.
+    let claim = "update jobs set lease = $1";
+    sqlx::query(claim).bind(job.lease.token).execute(&world.database.pool).await.unwrap();
+    world.store.cancel(&session_id, None).await.unwrap();
+    world.store.leave(&job.lease, "lacking", Duration::from_secs(300)).await.unwrap();
+    assert_eq!(next().await, "step:");
+}
+
 const FINISHED: i64 = 20_000;
 
 /// Finishes jobs that a transaction still sees, so that their entries stay in the indexes.
@@ -216,6 +239,36 @@ async fn claims_walk_through_finished_jobs_that_somebody_still_sees_only_now_and
     let (claimed, read) = (world.one(scans).await, world.one(read).await);
     // On a busy machine the claims are few, and more of them look all the way back.
     assert!(read < FINISHED * claimed / 4, "{read} entries read by {claimed} claims");
+    sees.rollback().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_full_process_that_asks_whether_others_wait_reads_no_finished_jobs_that_somebody_still_sees() {
+    let world = World::new().await;
+    let sees = finish_jobs_that_are_seen(&world).await;
+    let mut claims = Claims::start(&world.store, Kind::Step, 1, LEASE);
+    world.wake("c1", "Hello").await;
+    let job = claims.next().await;
+    claims.stop();
+    let scans = "select idx_scan from pg_stat_user_indexes where indexrelname = 'jobs_ready'";
+    let read = "select idx_tup_read from pg_stat_user_indexes where indexrelname = 'jobs_ready'";
+    let (scanned, before) = (world.one(scans).await, world.one(read).await);
+    for _ in 0..20 {
+        assert!(!world.store.others_wait(&job).await.unwrap());
+    }
+    eventually("the looks are counted", async || (world.one(scans).await >= scanned + 20).then_some(()))
+        .await;
+    // The claims before may have looked all the way back a few times, and are counted late.
+    let read = world.one(read).await - before;
+    assert!(read < FINISHED * 10, "{read} entries read");
+
+    // A job that may have killed its workers takes no slot, so no other one makes room for it.
+    world.wake("c2", "Hello").await;
+    assert!(world.store.others_wait(&job).await.unwrap());
+    world
+        .run_sql("update jobs set stuck = 2, lease = 7, run_at = clock_timestamp() where lease is null")
+        .await;
+    assert!(!world.store.others_wait(&job).await.unwrap());
     sees.rollback().await.unwrap();
 }
 

@@ -59,7 +59,7 @@ pub(super) async fn send_notes(store: Store, here: Weak<Here>, mut inbox: mpsc::
             }
             next = inbox.try_recv().ok();
         }
-        // What all are told, no single one need hear.
+        // Where all workers are told of a kind, none is told by name.
         kinds.retain(|kind| !jobs.contains(EVERY_JOB) && !jobs.contains(&payload(kind.as_str(), "")));
         let told = Told { kinds, jobs: jobs.into_iter().collect(), sessions: session_payloads(sessions) };
         let own = here.upgrade().map(|here| here.worker_ids()).unwrap_or_default();

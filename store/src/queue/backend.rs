@@ -14,8 +14,8 @@ use apalis_core::task::{Task, builder::TaskBuilder};
 use apalis_core::worker::context::WorkerContext;
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, Semaphore, mpsc};
@@ -33,7 +33,7 @@ const LEFT_EVERY: Duration = Duration::from_secs(30);
 pub struct Queue {
     settings: Settings,
     store: Store,
-    jobs: mpsc::Receiver<Job>,
+    unbegun: Arc<Unbegun>,
     draining: CancellationToken,
     closing: Option<BoxFuture<'static, ()>>,
 }
@@ -53,6 +53,7 @@ impl Queue {
             slots: Arc::new(Semaphore::new(settings.concurrency)),
             pool: store.pool.clone(),
             held: Arc::clone(&holdings),
+            clear_before: AtomicU64::default(),
         });
         let feed = Arc::new(Feed {
             store: store.clone(),
@@ -63,9 +64,41 @@ impl Queue {
             freed: Arc::new(Notify::new()),
             jobs: sender,
         });
-        let claimer = Claimer { news: news.register(&feed), feed };
+        let unbegun = Arc::new(Unbegun(Mutex::new(jobs)));
+        let claimer = Claimer { news: news.register(&feed), feed, unbegun: Arc::clone(&unbegun) };
         tokio::spawn(claimer.run(draining.clone()));
-        Queue { settings, store, jobs, draining, closing: None }
+        Queue { settings, store, unbegun, draining, closing: None }
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        // The claimer ends and gives back what is left.
+        self.unbegun.receiver().close();
+    }
+}
+
+/// The jobs that are claimed and not begun.
+struct Unbegun(Mutex<mpsc::Receiver<Job>>);
+
+impl Unbegun {
+    fn receiver(&self) -> MutexGuard<'_, mpsc::Receiver<Job>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes no more jobs, and gives back those that are left.
+    async fn hand_over(&self, store: &Store) {
+        let mut left = Vec::new();
+        {
+            let mut jobs = self.receiver();
+            jobs.close();
+            while let Ok(job) = jobs.try_recv() {
+                left.push(job);
+            }
+        }
+        for job in left {
+            super::feed::hand_over(store, &job.lease).await;
+        }
     }
 }
 
@@ -82,27 +115,16 @@ impl Backend for Queue {
         cx: &mut Context<'_>,
         _: &WorkerContext,
     ) -> Poll<Option<Result<Task<Job>, Error>>> {
-        self.jobs.poll_recv(cx).map(|job| job.map(|job| Ok(TaskBuilder::new(job).build())))
+        self.unbegun.receiver().poll_recv(cx).map(|job| job.map(|job| Ok(TaskBuilder::new(job).build())))
     }
 
     /// Gives back the jobs that were claimed but not begun, and tells the other processes. They need not wait for the end of the
-    /// leases.
+    /// leases. apalis calls it when the last job that runs has ended, so the claimer does the same as soon as the drain begins.
     fn poll_close(&mut self, cx: &mut Context<'_>, _: &WorkerContext) -> Poll<Result<(), Error>> {
         self.draining.cancel();
-        self.jobs.close();
-        let (store, jobs) = (&self.store, &mut self.jobs);
         let closing = self.closing.get_or_insert_with(|| {
-            let mut unbegun = Vec::new();
-            while let Ok(job) = jobs.try_recv() {
-                unbegun.push(job);
-            }
-            let store = store.clone();
-            async move {
-                for job in unbegun {
-                    super::feed::hand_over(&store, &job.lease).await;
-                }
-            }
-            .boxed()
+            let (store, unbegun) = (self.store.clone(), Arc::clone(&self.unbegun));
+            async move { unbegun.hand_over(&store).await }.boxed()
         });
         closing.poll_unpin(cx).map(Ok)
     }
@@ -127,6 +149,7 @@ impl BackendConfig for Queue {
 struct Claimer {
     feed: Arc<Feed>,
     news: Arc<Claimant>,
+    unbegun: Arc<Unbegun>,
 }
 
 impl Claimer {
@@ -170,6 +193,7 @@ impl Claimer {
                         // A clock that was set back gives a negative age.
                         let left = backlog.then(|| Duration::try_from_secs_f64(age).unwrap_or_default());
                         horizon.claimed(began_ms, reach, boottime_ms(), left);
+                        room.clear_before.store(horizon.clear_before, Ordering::Relaxed);
                         for row in rows {
                             self.feed.claimed(row, ends_ms).await;
                         }
@@ -201,6 +225,7 @@ impl Claimer {
             drop(rests);
         }
         self.news.close();
+        self.unbegun.hand_over(store).await;
     }
 
     /// Takes the steps that others left, if this process has agents that others may lack.

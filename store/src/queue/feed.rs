@@ -7,7 +7,8 @@
 //! The lease's token is known before the statement runs. So if nobody learns what became of the statement (its answer
 //! was lost, or its caller went away), the process gives the job back by that token, if there is one.
 
-use super::{ClaimedRow, Hold, Holdings, Job, Lease, Outage, Room, Settings, Slot, boottime_ms, delay};
+use super::notify::{JOBS, payload};
+use super::{ClaimedRow, Hold, Holdings, Job, Kind, Lease, Outage, Room, Settings, Slot, boottime_ms, delay};
 use crate::Store;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
@@ -36,8 +37,7 @@ impl Feed {
         let permit = if row.suspect { None } else { Arc::clone(&self.room.slots).try_acquire_owned().ok() };
         row.last_error = self.store.reveal_some(row.last_error).await;
         let job = self.job(row, permit, ends_ms, None);
-        // If sending fails, the drain began during the claim and the channel has no receiver any more. Give
-        // the job back.
+        // If sending fails, the drain began during the claim, and the queue has closed the channel. Give the job back.
         if let Err(mpsc::error::SendError(job)) = self.jobs.send(job).await {
             hand_over(&self.store, &job.lease).await;
         }
@@ -263,8 +263,10 @@ async fn give_back(store: &Store, session_id: &str, token: i64, ends_ms: u64) {
 }
 
 impl Store {
-    /// Gives back the job that this token holds. `false`: it holds none.
+    /// Gives back the job that this token holds, and tells all workers of it: its message has not announced it, and no claim
+    /// has seen it. `false`: the token holds none.
     async fn release_offered(&self, session_id: &str, token: i64) -> Result<bool, sqlx::Error> {
+        let mut tx = self.pool.begin().await?;
         let released = sqlx::query!(
             "update jobs
             set lease = null, worker_id = null, run_at = clock_timestamp(),
@@ -273,8 +275,14 @@ impl Store {
             session_id,
             token
         )
-        .execute(&self.pool)
+        .execute(&mut *tx)
         .await?;
-        Ok(released.rows_affected() == 1)
+        let is_back = released.rows_affected() == 1;
+        if is_back {
+            let said = payload(Kind::Step.as_str(), "");
+            sqlx::query!("select pg_notify($1, $2)", JOBS, said).execute(&mut *tx).await?;
+        }
+        tx.commit().await?;
+        Ok(is_back)
     }
 }

@@ -74,7 +74,7 @@ impl Heartbeat {
         }
     }
 
-    /// Beats over the heartbeat's own connection. While the server gives it none, one of the pool must do.
+    /// Beats over the heartbeat's own connection. While the server gives it none, it uses one of the pool.
     async fn beat_over(&self, own: &mut Own) -> Result<(), sqlx::Error> {
         match own.take(&self.store).await {
             Some(mut open) => {

@@ -24,7 +24,7 @@ const ALL: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 #[derive(Debug, Default)]
 pub(super) struct Horizon {
     /// No job that was ready before this moment is left.
-    clear_before: u64,
+    pub clear_before: u64,
     /// When a claim looks all the way back again.
     all_at: u64,
 }
@@ -35,7 +35,7 @@ impl Horizon {
         if now >= self.all_at {
             return ALL;
         }
-        Duration::from_millis(now.saturating_sub(self.clear_before)) + MARGIN
+        since(self.clear_before, now)
     }
 
     /// A claim that began at `began` and looked back for `reach` has ended at `now`. If it is full, it leaves only
@@ -53,6 +53,11 @@ impl Horizon {
     pub fn failed(&mut self) {
         self.all_at = 0;
     }
+}
+
+/// How far back from `now` a job may be that waits, if none before `clear_before` is left.
+pub(super) fn since(clear_before: u64, now: u64) -> Duration {
+    Duration::from_millis(now.saturating_sub(clear_before)) + MARGIN
 }
 
 #[cfg(test)]

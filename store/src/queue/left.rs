@@ -4,8 +4,8 @@
 //! of every ordinary claim, and its waiting costs nothing. Workers that have the agent claim it with a statement of their own, when
 //! they hear of it and every half minute. So no two workers hand a job to and fro.
 
-use super::notify::{JOBS, LEFT};
-use super::{ClaimedRow, Lease, Settings};
+use super::notify::{JOBS, LEFT, payload};
+use super::{ClaimedRow, Kind, Lease, Settings};
 use crate::{Result, Store};
 use chrono::{DateTime, Utc};
 use serde::Serialize;
@@ -43,7 +43,7 @@ pub struct LackedAgent {
 }
 
 impl Store {
-    /// Gives back a step whose agent this process lacks. Only workers that have the agent claim it, and each that asks after `look`.
+    /// Gives back a step whose agent this process lacks. Only workers that have the agent claim it, and any worker once `look` has passed.
     /// The claim does not count.
     ///
     /// # Errors
@@ -73,7 +73,7 @@ impl Store {
         .fetch_optional(&mut *tx)
         .await?;
         // The statement above may have waited for a cancel, which found no waiting job.
-        sqlx::query!(
+        let cancelled = sqlx::query!(
             "update jobs set run_at = clock_timestamp(), held_by = null, held_since = null
             where job_id = $1 and lease is null
                 and exists (select from conversation_sessions s
@@ -82,9 +82,14 @@ impl Store {
         )
         .execute(&mut *tx)
         .await?;
-        // A look that found nothing new needs no other worker to look.
-        if left_first == Some(true) {
-            sqlx::query!("select pg_notify($1, $2)", JOBS, LEFT).execute(&mut *tx).await?;
+        let told = if cancelled.rows_affected() > 0 {
+            Some(payload(Kind::Step.as_str(), ""))
+        } else {
+            // A look that found nothing new needs no other worker to look.
+            left_first.filter(|first| *first).map(|_| LEFT.to_owned())
+        };
+        if let Some(told) = told {
+            sqlx::query!("select pg_notify($1, $2)", JOBS, told).execute(&mut *tx).await?;
         }
         tx.commit().await?;
         Ok(())

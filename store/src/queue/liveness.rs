@@ -135,7 +135,7 @@ impl Liveness {
             let free = match self.store.free_liveness_locks().await {
                 Ok(free) => free,
                 Err(error) => {
-                    // The first look must be as old as this process's own view of the database.
+                    // The look before is of no use: this process cannot tell what happened in between.
                     free_since.clear();
                     debug!(%error, "No look at the other processes' locks");
                     continue;

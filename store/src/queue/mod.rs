@@ -149,7 +149,7 @@ impl Lease {
         let _ = tokio::time::timeout(COMMIT_ANSWER, commits.wait_for(|commits| *commits == 0)).await;
     }
 
-    /// Returns the lease's end as known now. A later heartbeat does not change the returned value.
+    /// Returns the lease's end as it is now. A later heartbeat does not change the returned value.
     pub fn term(&self) -> Term {
         Term(self.hold.ends_ms.load(Ordering::Acquire))
     }
@@ -400,17 +400,21 @@ impl Store {
         Ok(())
     }
 
-    /// Returns whether a job of this kind and runner is ready to be claimed.
+    /// Returns whether a job waits for a slot of the queue that claimed this one. It looks as far back as a claim of that queue,
+    /// and leaves suspects out, which take no slot.
     ///
     /// # Errors
     /// [`crate::Error::Database`].
-    pub async fn others_wait(&self, kind: Kind, runner: &str) -> Result<bool> {
+    pub async fn others_wait(&self, job: &Job) -> Result<bool> {
         Ok(sqlx::query_scalar!(
             r#"select exists (
                 select from jobs where kind = $1 and runner = $2 and run_at <= (select clock_timestamp())
+                    and run_at >= (select clock_timestamp() - make_interval(secs => $3))
+                    and (stuck < 2 or lease is null)
             ) as "waiting!""#,
-            kind.as_str(),
-            runner
+            job.kind.as_str(),
+            &*job.runner,
+            job.slot.room.reach(boottime_ms()).as_secs_f64()
         )
         .fetch_one(&self.pool)
         .await?)

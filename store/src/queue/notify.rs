@@ -405,7 +405,12 @@ mod tests {
         let (pool, _) = Pool::new(Server::new("postgres://nowhere", "test").unwrap(), 1);
         let claimant = Arc::new(Claimant {
             payload: payload(Kind::Step.as_str(), ""),
-            room: Arc::new(Room { slots: Arc::clone(&slots), pool, held: Arc::new(Holdings::default()) }),
+            room: Arc::new(Room {
+                slots: Arc::clone(&slots),
+                pool,
+                held: Arc::new(Holdings::default()),
+                clear_before: Default::default(),
+            }),
             feed: Weak::new(),
             rests: AtomicBool::new(false),
             ready: Notify::new(),

@@ -37,7 +37,7 @@ pub(super) struct ProvenListener {
     echo: String,
     /// Whether a notification to itself is on its way.
     awaits_echo: bool,
-    /// When the next proof begins, or the present one has failed.
+    /// When the next proof begins, or until when the answer to the present one must come.
     due: Instant,
 }
 

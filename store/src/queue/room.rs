@@ -1,8 +1,10 @@
 //! How many jobs a queue takes, as many as it has slots and as the process's connections can commit, and the slot of each.
 
-use super::Holdings;
+use super::{Holdings, horizon};
 use crate::pool::Pool;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 /// Jobs of a process for each of its connections, while the server gives it fewer connections than it wants.
@@ -16,14 +18,21 @@ pub(super) struct Room {
     pub pool: Pool,
     /// The jobs of all queues of the process.
     pub held: Arc<Holdings>,
+    /// No job of the queue that was ready before this moment is left, as its last claim says: milliseconds of `CLOCK_BOOTTIME`.
+    pub clear_before: AtomicU64,
 }
 
 impl Room {
     /// How many jobs the queue takes now. A step mostly waits for its model, so only a process with fewer connections
-    /// than it wants has a limit beside the slots: what it cannot commit in time is better done by another one.
+    /// than it wants has a limit beside the slots: it leaves to others what it could not commit in time.
     pub fn free(&self) -> usize {
         let most = self.pool.limited_to().map_or(usize::MAX, |open| open.max(1) * JOBS_PER_CONNECTION);
         self.slots.available_permits().min(most.saturating_sub(self.held.len()))
+    }
+
+    /// How far back a job may be that waits at `now`.
+    pub fn reach(&self, now: u64) -> Duration {
+        horizon::since(self.clear_before.load(Ordering::Relaxed), now)
     }
 }
 

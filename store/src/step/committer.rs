@@ -121,7 +121,7 @@ impl Committer {
             if queue.closed || queue.unable >= LANES {
                 return None;
             }
-            queue.requests.push_back(Request { rows, report });
+            queue.requests.push_back(Request::new(rows, report));
             queue.is_due()
         };
         self.0.start_lanes(false);

@@ -19,7 +19,7 @@ fn now(waiting: &Waiting) -> Option<(Vec<Request>, Writing<'_>)> {
 fn request(session: &str, bytes: usize) -> (Request, oneshot::Receiver<Reported>) {
     let (report, reported) = oneshot::channel();
     let rows = Rows { session_id: session.to_owned(), state: Some("x".repeat(bytes)), ..Rows::default() };
-    (Request { rows: Arc::new(rows), report }, reported)
+    (Request::new(Arc::new(rows), report), reported)
 }
 
 /// The sessions of each statement, one statement after the other.
@@ -73,6 +73,26 @@ async fn commits_gather_while_a_lane_writes_until_they_are_many_or_one_is_late()
     drop((third, first_lane));
     let _next = push("next");
     assert!(now(&waiting).is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_late_commit_that_finds_no_place_in_a_statement_goes_to_the_other_lane() {
+    let waiting = Waiting::default();
+    let push = |name: &str| {
+        let (request, reported) = request(name, 1);
+        waiting.lock().requests.push_back(request);
+        reported
+    };
+    let names: Vec<String> = (0..=SESSIONS).map(|number| format!("s{number:02}")).collect();
+    let _reports: Vec<_> = names.iter().map(|name| push(name)).collect();
+    tokio::time::sleep(PATIENCE * 2).await;
+    let _new = push("new");
+    let (taken, _first_lane) = now(&waiting).unwrap();
+    assert_eq!(taken.len(), SESSIONS);
+    let (taken, _second_lane) = now(&waiting).unwrap();
+    assert_eq!(taken.len(), 2, "with the late one goes what waits anyway");
+    let _newer = push("newer");
+    assert!(now(&waiting).is_none(), "it is not late");
 }
 
 #[tokio::test]

@@ -1,6 +1,6 @@
 //! The commits that wait, and when a lane takes them.
 
-use super::{BYTES, ENOUGH, KEPT_IDLE, LANES, Reported, SESSIONS, YIELDS};
+use super::{BYTES, ENOUGH, KEPT_IDLE, LANES, PATIENCE, Reported, SESSIONS, YIELDS};
 use crate::pool::{Server, Use};
 use crate::step::rows::Rows;
 use sqlx::PgConnection;
@@ -8,6 +8,7 @@ use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Notify, oneshot};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
@@ -37,6 +38,13 @@ pub(super) struct Queue {
 pub(super) struct Request {
     pub rows: Arc<Rows>,
     pub report: oneshot::Sender<Reported>,
+    since: Instant,
+}
+
+impl Request {
+    pub fn new(rows: Arc<Rows>, report: oneshot::Sender<Reported>) -> Request {
+        Request { rows, report, since: Instant::now() }
+    }
 }
 
 impl Waiting {
@@ -70,8 +78,10 @@ impl Waiting {
                 }
                 let mut queue = self.lock();
                 if queue.is_due() {
-                    queue.late = false;
                     let taken = queue.take();
+                    // One that found no place is late still.
+                    queue.late =
+                        queue.requests.front().is_some_and(|first| first.since.elapsed() >= PATIENCE);
                     if !taken.is_empty() {
                         queue.writing += 1;
                         if queue.is_due() {
@@ -130,8 +140,8 @@ impl Connected<'_> {
         Connected { waiting, counts: true }
     }
 
-    /// Returns whether the other lane has a connection too. Then this one counts no more, so that of two idle lanes one
-    /// keeps its connection.
+    /// Returns whether the other lane has a connection too. Then this one is counted no more, so that two idle lanes do not both
+    /// give their connections back.
     fn is_spare(&mut self) -> bool {
         let mut queue = self.waiting.lock();
         if queue.connected < LANES {

@@ -303,7 +303,7 @@ async fn run_steps(
                 }
                 if transition.step.is_some() {
                     steps += 1;
-                    let yields = may_yield && ctx.store.others_wait(Kind::Step, &job.runner).await?;
+                    let yields = may_yield && ctx.store.others_wait(job).await?;
                     if yields || ctx.shutdown.draining.is_cancelled() {
                         withdraw_intent(ctx, job, &session.session_id, &mut counts.uncalled).await?;
                         return Ok(release(ctx, job).await);
