@@ -116,7 +116,9 @@ async fn stalled_connections_of_every_kind_leave_health_and_memory_alone() {
     slowest = slowest.max(well().await);
     let grown = memory(&process, "VmHWM:").saturating_sub(idle);
     println!("{} connections: memory grew by {grown} MiB, /healthz took {slowest:?} at most", held.len());
-    assert!(grown < 150, "it grew by {grown} MiB");
+    // 30 KiB for each connection: 20 of them have come in, the others are buffers and the state of the request, which takes more
+    // room in a build without optimisation. A megabyte was announced.
+    assert!(grown < 200, "it grew by {grown} MiB");
     // The small measure of `make test` runs beside other tests, so only the whole one is timed.
     assert!(each < 500 || slowest < Duration::from_millis(100), "/healthz took {slowest:?}");
     is_whole(&process);
