@@ -114,6 +114,38 @@ async fn a_suspect_is_claimed_at_once_though_queues_of_both_kinds_look() {
 }
 
 #[tokio::test]
+async fn the_next_suspect_is_claimed_as_soon_as_the_one_before_is_gone() {
+    let world = World::new().await;
+    world
+        .run_sql(
+            "insert into jobs (kind, space_id, conversation_id, session_id, step_number, stuck, lease)
+            select 'step', 'default', 'default/c' || n, 'sess_' || n, 1, 2, nextval('leases')
+            from generate_series(1, 3) as n",
+        )
+        .await;
+    // They look once, and then not for an hour.
+    let poll = Duration::from_secs(3600);
+    let mut steps = Claims::start_with_poll(&world.store, Kind::Step, 1, LEASE, poll);
+    for _ in 0..2 {
+        let suspect = steps.next().await;
+        world.store.end_job(&suspect.lease).await.unwrap();
+    }
+    let last = steps.next().await;
+    world
+        .run_sql(
+            "insert into jobs (kind, space_id, conversation_id, channel, stuck, lease)
+            values ('deliver', 'default', 'default/c1', 'email', 2, nextval('leases'))",
+        )
+        .await;
+    let mut deliveries = steps.beside(&world.store, Kind::Deliver, LEASE, poll);
+    let notifier = Notifier::start(world.store.clone(), &steps.news);
+    eventually("it rests, because the process has a suspect", async || notifier.offer(Kind::Deliver)).await;
+    drop(last);
+    assert_eq!(deliveries.next().await.stuck, 3);
+    steps.stop();
+}
+
+#[tokio::test]
 async fn eight_claimers_at_once_never_get_one_job_twice() {
     const JOBS: i64 = 400;
     let world = World::new().await;

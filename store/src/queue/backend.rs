@@ -157,6 +157,7 @@ impl Claimer {
         let Feed { store, settings, worker_id, holdings, room, freed, jobs } = &*self.feed;
         let (mut faults, mut horizon) = (0, Horizon::default());
         let mut looked_for_left = None;
+        let mut departures = holdings.suspect.departures();
         // The last claim found as many jobs as it asked for.
         let mut backlog = false;
         while !draining.is_cancelled() && !jobs.is_closed() {
@@ -164,6 +165,7 @@ impl Claimer {
                 self.gather().await;
             }
             let only_here = self.news.begin_claim();
+            departures.mark_unchanged();
             self.take_left(&mut looked_for_left).await;
             let free = room.free();
             // Read the clock before the statement, so that this value is never later than the lease's end in
@@ -220,6 +222,8 @@ impl Claimer {
                 () = draining.cancelled() => {}
                 () = freed.notified(), if wait.is_none() => {}
                 () = self.news.ready.notified(), if wait.is_some() => {}
+                // The process had a suspect, and there may be another one.
+                _ = departures.changed(), if wait.is_some() => {}
                 () = tokio::time::sleep(wait.unwrap_or(settings.poll)) => {}
             }
             drop(rests);
