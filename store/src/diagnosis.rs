@@ -45,7 +45,7 @@ pub async fn reach(url: &str, patience: Duration) -> Result<()> {
 /// session to another client, so a notification does not arrive within `patience`.
 ///
 /// # Errors
-/// [`Error::Database`] when the database gives no two connections now.
+/// [`Error::Database`] when the database gives no two connections now, or one of them ends.
 pub async fn keeps_session(url: &str, patience: Duration) -> Result<bool> {
     match hears_itself(url, patience).await {
         // This connection got the notification of another client, or another client's prepared statement.
@@ -65,14 +65,18 @@ async fn hears_itself(url: &str, patience: Duration) -> std::result::Result<bool
     let pool = pool.connect_with(server.options().clone()).await?;
     let channel = crate::new_id("wakeful_session");
     let mut listener = PgListener::connect_with(&pool).await?;
+    // A new connection would not hear what the old one missed.
+    listener.eager_reconnect(false);
     listener.listen(&channel).await?;
     let mut other = server.connect(&[]).await?;
     // Such a pooler does not keep prepared statements either.
     sqlx::raw_sql(AssertSqlSafe(format!("notify {channel}"))).execute(&mut other).await?;
-    let heard = tokio::time::timeout(patience, listener.recv()).await;
+    let heard = tokio::time::timeout(patience, listener.try_recv()).await;
     other.close().await?;
     match heard {
-        Ok(heard) => Ok(heard.map(|_| true)?),
+        Ok(Ok(Some(_))) => Ok(true),
+        Ok(Ok(None)) => Err(sqlx::Error::Io(std::io::ErrorKind::ConnectionReset.into())),
+        Ok(Err(error)) => Err(error),
         Err(_) => Ok(false),
     }
 }

@@ -13,6 +13,7 @@ use sqlx::{ConnectOptions, Connection, PgConnection};
 use std::str::FromStr;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
+use wakeful_store::diagnosis::keeps_session;
 use wakeful_store::legacy::CacheMiss;
 use wakeful_store::queue::{Holdings, News, Notifier, Queue, Settings};
 use wakeful_store::space::{Scope, within};
@@ -243,4 +244,16 @@ async fn a_process_with_few_connections_lets_other_jobs_take_turns_and_tells_oth
     stop.cancel();
     store.close().await;
     drop_role(&world.database, &url).await;
+}
+
+#[tokio::test]
+async fn a_connection_that_ends_while_its_session_is_proved_is_not_taken_for_a_poolers() {
+    let database = Database::new().await;
+    let proxy = Proxy::start(&database.url);
+    let patience = Duration::from_secs(3);
+    assert!(keeps_session(&proxy.url, patience).await.unwrap());
+    proxy.cut_when("LISTEN \"wakeful_session", CutAt::AfterAnswer);
+    let said = keeps_session(&proxy.url, patience).await;
+    assert!(matches!(&said, Err(error) if error.is_transient()), "{said:?}");
+    assert_eq!(proxy.cut_count(), 1);
 }

@@ -20,6 +20,8 @@ pub enum CutAt {
     BeforeServer,
     /// The server has executed it and answered, but the client never gets the answer: an ambiguous commit.
     BeforeAnswer,
+    /// The client gets the answer, and then the connection ends.
+    AfterAnswer,
     /// No cut: the client gets the answer after [`Proxy::release`].
     HeldAnswer,
 }
@@ -166,6 +168,8 @@ struct Rounds {
     kept: AtomicU64,
     /// The round whose answer waits for its release; 0 for none.
     held: AtomicU64,
+    /// The round whose answer is the last one; 0 for none.
+    last: AtomicU64,
 }
 
 /// Passes data until either side ends, which ends the connection.
@@ -211,6 +215,9 @@ async fn forth(mut from: Reader, mut to: Writer, shared: &Shared, rounds: &Round
             Some(CutAt::BeforeAnswer) => {
                 rounds.kept.store(rounds.asked.load(Ordering::SeqCst) + 1, Ordering::SeqCst);
             }
+            Some(CutAt::AfterAnswer) => {
+                rounds.last.store(rounds.asked.load(Ordering::SeqCst) + 1, Ordering::SeqCst);
+            }
             Some(CutAt::HeldAnswer) => {
                 rounds.held.store(rounds.asked.load(Ordering::SeqCst) + 1, Ordering::SeqCst);
             }
@@ -245,7 +252,7 @@ async fn back(
             to.write_all(&message).await?;
         }
         if letter == b'Z' {
-            if kept {
+            if kept || is_of(&rounds.last) {
                 return Ok(());
             }
             // The first `ReadyForQuery` ends the start-up and answers no request.
