@@ -81,6 +81,7 @@ def main(root: pathlib.Path, secrets: pathlib.Path) -> list[str]:
             expect(str(default) == value, f"wakeful.env.example: {name} is {value}, wakeful.example.toml has {default}")
     # What reads the log's settings.
     telemetry = (root / "worker" / "engine" / "src" / "telemetry" / "mod.rs").read_text()
+    expect(f'"{unit_env["WAKEFUL_LOG"]}"' in telemetry, "wakeful.env.example: WAKEFUL_LOG is not the default")
     for name in unit_env:
         known = name.startswith("OTEL_") or "__" in name or f'"{name}"' in telemetry
         expect(known, f"wakeful.env.example: the program does not read {name}")

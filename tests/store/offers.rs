@@ -185,6 +185,22 @@ async fn a_queue_that_drains_hands_over_what_it_has_not_begun_while_another_job_
 }
 
 #[tokio::test]
+async fn a_queue_that_is_dropped_hands_over_what_it_has_not_begun_and_claims_no_more() {
+    let world = World::new().await;
+    let mut others = others(&world).await;
+    let Resting { claims, notifier } = Resting::start(&world.store, 2);
+    let mut offer = eventually("the queue rests", async || notifier.offer(Kind::Step)).await;
+    world.store.wake_for(&new_session("c1", "c1"), &message("Hello"), Some(&mut offer)).await.unwrap();
+    assert!(offer.begin());
+    // As apalis does with the queue of a worker that failed, before it starts another one.
+    drop(claims);
+    eventually("the job is given back", async || lease(&world).await.is_none().then_some(())).await;
+    assert_eq!(heard(&mut others).await, "step:");
+    eventually("no queue claims", async || notifier.offer(Kind::Step).is_none().then_some(())).await;
+    assert_eq!(lease(&world).await, None);
+}
+
+#[tokio::test]
 async fn jobs_that_wait_go_before_a_message() {
     let world = World::new().await;
     for number in 0..3 {

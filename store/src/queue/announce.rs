@@ -2,7 +2,8 @@
 //!
 //! One task per process sends notifications, the first at once and the next ones a [`PAUSE`] apart or more. Transactions
 //! do not send NOTIFY themselves, because Postgres makes commits with NOTIFY wait for each other. Only rare ones do: a cancel,
-//! a pause, a gate, a schedule, a drain and the jobs that it gives back, a step that is left to others.
+//! a pause, a gate, a schedule, a drain and the jobs that it gives back, a job whose message's caller went away, a step that is left to
+//! others.
 //!
 //! A job is announced to one worker, by its name. If all were told, each would send a claim, and only one would find the job.
 //! The named one may be full, stopped or dead. A full one tells all others at once. What nobody has claimed [`PAUSE`] later is

@@ -220,6 +220,7 @@ impl Claimer {
             let rests = self.news.rests(wait.is_some() && faults == 0);
             tokio::select! {
                 () = draining.cancelled() => {}
+                () = jobs.closed() => {}
                 () = freed.notified(), if wait.is_none() => {}
                 () = self.news.ready.notified(), if wait.is_some() => {}
                 // The process had a suspect, and there may be another one.

@@ -35,7 +35,7 @@ impl Horizon {
         if now >= self.all_at {
             return ALL;
         }
-        since(self.clear_before, now)
+        back_to(self.clear_before, now)
     }
 
     /// A claim that began at `began` and looked back for `reach` has ended at `now`. If it is full, it leaves only
@@ -56,7 +56,7 @@ impl Horizon {
 }
 
 /// How far back from `now` a job may be that waits, if none before `clear_before` is left.
-pub(super) fn since(clear_before: u64, now: u64) -> Duration {
+pub(super) fn back_to(clear_before: u64, now: u64) -> Duration {
     Duration::from_millis(now.saturating_sub(clear_before)) + MARGIN
 }
 

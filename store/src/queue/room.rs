@@ -32,7 +32,7 @@ impl Room {
 
     /// How far back a job may be that waits at `now`.
     pub fn reach(&self, now: u64) -> Duration {
-        horizon::since(self.clear_before.load(Ordering::Relaxed), now)
+        horizon::back_to(self.clear_before.load(Ordering::Relaxed), now)
     }
 }
 
