@@ -2,6 +2,7 @@
 
 use super::*;
 use tokio_util::sync::CancellationToken;
+use wakeful_store::encryption::Settings;
 use wakeful_store::queue::{Holdings, Liveness, News, Notifier};
 
 #[tokio::test]
@@ -341,4 +342,66 @@ async fn looks_for_dead_workers_read_no_finished_jobs_that_somebody_still_sees()
     stop.cancel();
     looks.await.unwrap();
     sees.rollback().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_claim_that_waited_for_a_connection_counts_not_as_a_slow_look() {
+    let world = World::new().await;
+    let mut blocks = world.database.pool.begin().await.unwrap();
+    sqlx::query("lock table pauses in access exclusive mode").execute(&mut *blocks).await.unwrap();
+    // Fewer than wait here get a connection, and none is left for the claim.
+    let store = world.store.clone();
+    let held = tokio::spawn(async move { join_all((0..40).map(|_| store.pauses())).await });
+    world
+        .until("select count(*) > 2 from pg_locks where relation = 'pauses'::regclass and not granted")
+        .await;
+    let mut claims = Claims::start(&world.store, Kind::Step, 1, LEASE);
+    // For so long the process has no connection for its claim. Fifty times as much is more than a test waits.
+    tokio::time::sleep(Duration::from_millis(3500)).await;
+    blocks.rollback().await.unwrap();
+    // Some may have waited for their lock for too long.
+    held.await.unwrap();
+
+    // A look that goes all the way back and is slow makes the next one late: fifty times as long as it took.
+    world
+        .run_sql(
+            "insert into jobs (kind, space_id, conversation_id, session_id, step_number, run_at)
+            values ('step', 'default', 'default/c', 'sess_late', 1, clock_timestamp() - interval '1 minute')",
+        )
+        .await;
+    assert_eq!(claims.next().await.session_id.as_deref(), Some("sess_late"));
+    claims.stop();
+}
+
+#[tokio::test]
+async fn the_heartbeat_knows_the_leases_of_a_claim_while_the_keys_of_its_jobs_are_awaited() {
+    let world = World::new().await;
+    let keys = crate::support::Database::without_schema().await;
+    let settings = || Settings { keys: keys.url.clone(), agents: None, master: [7; 32], old_master: None };
+    world.store.encrypt(settings()).unwrap();
+    for conversation in ["c1", "c2", "c3"] {
+        world.wake(conversation, "Her secret.").await;
+    }
+    let mut claims = Claims::start(&world.store, Kind::Step, 3, LEASE);
+    let jobs = [claims.next().await, claims.next().await, claims.next().await];
+    claims.stop();
+    for job in &jobs {
+        world.store.retry_later(&job.lease, Duration::ZERO, "the provider answered 500").await.unwrap();
+    }
+    drop(jobs);
+
+    // Another process has no key yet, and the database of the keys does not answer.
+    let other = world.database.store().await;
+    other.encrypt(settings()).unwrap();
+    let mut hangs = keys.pool.begin().await.unwrap();
+    sqlx::query("lock table wakeful_data_keys in access exclusive mode").execute(&mut *hangs).await.unwrap();
+    let claims = Claims::start(&other, Kind::Step, 3, LEASE);
+    eventually("a key is asked for", || async {
+        let waits = "select exists (select from pg_locks where relation = 'wakeful_data_keys'::regclass and not granted)";
+        sqlx::query_scalar::<_, bool>(waits).fetch_one(&keys.pool).await.unwrap().then_some(())
+    })
+    .await;
+    assert_eq!(claims.holdings.len(), 3);
+    hangs.rollback().await.unwrap();
+    claims.stop();
 }

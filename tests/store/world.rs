@@ -279,7 +279,7 @@ pub(super) struct Claims {
     pub(super) queue: Queue,
     pub(super) context: WorkerContext,
     pub(super) news: News,
-    holdings: Arc<Holdings>,
+    pub(super) holdings: Arc<Holdings>,
     pub(super) worker_id: Arc<str>,
     pub(super) stop: CancellationToken,
 }

@@ -7,7 +7,7 @@
 use super::feed::Feed;
 use super::horizon::Horizon;
 use super::notify::Claimant;
-use super::{Holdings, Job, News, Room, Settings, boottime_ms};
+use super::{ClaimedRow, Holdings, Job, News, Room, Settings, boottime_ms, claim};
 use crate::{Error, Store};
 use apalis_core::backend::{Backend, BackendConfig, finalize::Ephemeral};
 use apalis_core::task::{Task, builder::TaskBuilder};
@@ -146,6 +146,15 @@ impl BackendConfig for Queue {
     }
 }
 
+/// What a claim found.
+struct Claimed {
+    rows: Vec<ClaimedRow>,
+    /// When its statement began, in milliseconds of `CLOCK_BOOTTIME`.
+    began_ms: u64,
+    /// How far back it looked.
+    reach: Duration,
+}
+
 struct Claimer {
     feed: Arc<Feed>,
     news: Arc<Claimant>,
@@ -154,7 +163,7 @@ struct Claimer {
 
 impl Claimer {
     async fn run(self, draining: CancellationToken) {
-        let Feed { store, settings, worker_id, holdings, room, freed, jobs } = &*self.feed;
+        let Feed { store, settings, holdings, room, freed, jobs, .. } = &*self.feed;
         let (mut faults, mut horizon) = (0, Horizon::default());
         let mut looked_for_left = None;
         let mut departures = holdings.suspect.departures();
@@ -168,26 +177,21 @@ impl Claimer {
             departures.mark_unchanged();
             self.take_left(&mut looked_for_left).await;
             let free = room.free();
-            // Read the clock before the statement, so that this value is never later than the lease's end in
-            // the database.
-            let began_ms = boottime_ms();
-            let ends_ms = began_ms + settings.lease.as_millis() as u64;
             let wait = if free == 0 {
                 only_here.tell_others();
                 None
             } else {
                 // All queues of a process together may hold one suspect.
                 let looking = holdings.suspect.look().await;
-                let (take_suspect, lock, reach) =
-                    (looking.is_some(), holdings.lock(), horizon.reach(began_ms));
-                let claimed = store.claim(settings, worker_id, free, take_suspect, reach, lock).await;
+                let (take_suspect, lock) = (looking.is_some(), holdings.lock());
+                let claimed = self.claim(free, take_suspect, lock, &horizon).await;
                 if let Some(looking) = looking
-                    && claimed.as_ref().is_ok_and(|rows| rows.iter().any(|row| row.suspect))
+                    && claimed.as_ref().is_ok_and(|claimed| claimed.rows.iter().any(|row| row.suspect))
                 {
                     looking.found();
                 }
                 match claimed {
-                    Ok(rows) => {
+                    Ok(Claimed { rows, began_ms, reach }) => {
                         faults = 0;
                         // Fewer than asked for means that no job is left.
                         backlog = rows.iter().filter(|row| !row.suspect).count() == free;
@@ -196,9 +200,8 @@ impl Claimer {
                         let left = backlog.then(|| Duration::try_from_secs_f64(age).unwrap_or_default());
                         horizon.claimed(began_ms, reach, boottime_ms(), left);
                         room.clear_before.store(horizon.clear_before, Ordering::Relaxed);
-                        for row in rows {
-                            self.feed.claimed(row, ends_ms).await;
-                        }
+                        let ends_ms = began_ms + settings.lease.as_millis() as u64;
+                        self.feed.claimed(rows, ends_ms).await;
                         holdings.written(store, lock);
                         if backlog {
                             only_here.tell_others();
@@ -233,6 +236,24 @@ impl Claimer {
         self.unbegun.hand_over(store).await;
     }
 
+    /// Claims up to `free` jobs.
+    async fn claim(
+        &self,
+        free: usize,
+        take_suspect: bool,
+        lock: Option<i32>,
+        horizon: &Horizon,
+    ) -> Result<Claimed, Error> {
+        let Feed { store, settings, worker_id, .. } = &*self.feed;
+        let mut lent = store.pool.acquire().await?;
+        // Read the clock before the statement, so that the lease's end in this process is never later than in the database. And
+        // after the wait for a connection, which says nothing of how long a look takes or how far back it must go.
+        let began_ms = boottime_ms();
+        let reach = horizon.reach(began_ms);
+        let rows = claim(&mut lent, settings, worker_id, free, take_suspect, reach, lock).await?;
+        Ok(Claimed { rows, began_ms, reach })
+    }
+
     /// Takes the steps that others left, if this process has agents that others may lack.
     async fn take_left(&self, looked: &mut Option<Instant>) {
         let free = self.feed.room.free();
@@ -250,9 +271,7 @@ impl Claimer {
             Ok(rows) => {
                 // There may be more.
                 self.news.left.fetch_or(rows.len() == free, Ordering::AcqRel);
-                for row in rows {
-                    self.feed.claimed(row, ends_ms).await;
-                }
+                self.feed.claimed(rows, ends_ms).await;
             }
             Err(error) => {
                 self.news.left.store(true, Ordering::Release);

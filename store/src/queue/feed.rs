@@ -10,6 +10,7 @@
 use super::notify::{JOBS, payload};
 use super::{ClaimedRow, Hold, Holdings, Job, Kind, Lease, Outage, Room, Settings, Slot, boottime_ms, delay};
 use crate::Store;
+use futures::future::join_all;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -32,11 +33,22 @@ pub(super) struct Feed {
 }
 
 impl Feed {
-    /// Hands over a job that a claim took. A suspect has a slot of its own, so it takes none from other jobs.
-    pub async fn claimed(&self, mut row: ClaimedRow, ends_ms: u64) {
-        let permit = if row.suspect { None } else { Arc::clone(&self.room.slots).try_acquire_owned().ok() };
-        row.last_error = self.store.reveal_some(row.last_error).await;
-        let job = self.job(row, permit, ends_ms, None);
+    /// Hands over the jobs that a claim took. The heartbeat knows all their leases before the first key is asked for, so keys
+    /// that come slowly end no lease. A suspect has a slot of its own, so it takes none from other jobs.
+    pub async fn claimed(&self, rows: Vec<ClaimedRow>, ends_ms: u64) {
+        let jobs: Vec<Job> = rows
+            .into_iter()
+            .map(|row| {
+                let permit =
+                    if row.suspect { None } else { Arc::clone(&self.room.slots).try_acquire_owned().ok() };
+                self.job(row, permit, ends_ms, None)
+            })
+            .collect();
+        join_all(jobs.into_iter().map(|job| self.hand_on(job))).await;
+    }
+
+    async fn hand_on(&self, mut job: Job) {
+        job.last_error = self.store.reveal_some(job.last_error).await;
         // If sending fails, the drain began during the claim, and the queue has closed the channel. Give the job back.
         if let Err(mpsc::error::SendError(job)) = self.jobs.send(job).await {
             hand_over(&self.store, &job.lease).await;

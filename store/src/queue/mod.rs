@@ -43,6 +43,7 @@ pub use notify::{EVERY_SESSION, News, Notifier, heard, heard_cancel};
 pub use readers::{Audience, READS_EVERY};
 pub use workers::{APPLICATION, Connections, WorkerView};
 
+use crate::pool::Lent;
 use crate::{Result, Store};
 use notify::JOBS;
 use room::{Room, Slot};
@@ -257,74 +258,76 @@ struct ClaimedRow {
     age_s: Option<f64>,
 }
 
-impl Store {
-    /// Claims up to `limit` ready jobs that are not suspects and that became ready within the last `reach`, and one
-    /// suspect in addition if `take_suspect`. Concurrent claims never wait for each other.
-    async fn claim(
-        &self,
-        settings: &Settings,
-        worker_id: &str,
-        limit: usize,
-        take_suspect: bool,
-        reach: Duration,
-        liveness_lock: Option<i32>,
-    ) -> Result<Vec<ClaimedRow>> {
-        // The time is a subquery so that Postgres can use it as a bound of the index scan. `clock_timestamp()` itself
-        // is volatile: Postgres would call it for every row, including leased and delayed ones.
-        Ok(sqlx::query_as!(
-            ClaimedRow,
-            r#"
-            with ready as materialized (
-                select job_id, run_at from jobs
-                where kind = $1
-                    and runner = $6
-                    and run_at <= (select clock_timestamp())
-                    and run_at >= (select clock_timestamp() - make_interval(secs => $8))
-                    and (stuck < 2 or lease is null)
-                order by run_at
-                limit $2
-                for update skip locked
-            ), suspect as materialized (
-                select job_id from jobs
-                where kind = $1
-                    and runner = $6
-                    and run_at <= (select clock_timestamp())
-                    and stuck >= 2
-                    and lease is not null
-                order by run_at
-                limit $3
-                for update skip locked
-            )
-            update jobs
-            set lease = nextval('leases'),
-                worker_id = $4,
-                liveness_lock = $7,
-                run_at = clock_timestamp() + make_interval(secs => $5),
-                stuck = stuck + 1,
-                died = died + case when lease is not null and stuck > 0 then 1 else 0 end,
-                attempt = attempt + 1,
-                waits_for = null,
-                held_by = null
-            -- An array, not a join: Postgres may plan a join for an empty table and keep it when the table is full.
-            where job_id = any (array(select job_id from ready union all select job_id from suspect))
-            returning job_id, lease as "token!", job_id = any (array(select job_id from suspect)) as "suspect!",
-                conversation_id, session_id, channel, step_number, attempt, stuck, died, last_error, trace_context,
-                outage_faults, extract(epoch from clock_timestamp() - outage_since)::float8 as outage_s, gate_pass, pause_passes,
-                extract(epoch from clock_timestamp() - (select max(run_at) from ready))::float8 as age_s
-            "#,
-            settings.kind.as_str(),
-            limit as i64,
-            i64::from(take_suspect),
-            worker_id,
-            settings.lease.as_secs_f64(),
-            &*settings.runner,
-            liveness_lock,
-            reach.as_secs_f64()
+/// Claims up to `limit` ready jobs that are not suspects and that became ready within the last `reach`, and one
+/// suspect in addition if `take_suspect`. Concurrent claims never wait for each other.
+async fn claim(
+    lent: &mut Lent,
+    settings: &Settings,
+    worker_id: &str,
+    limit: usize,
+    take_suspect: bool,
+    reach: Duration,
+    liveness_lock: Option<i32>,
+) -> Result<Vec<ClaimedRow>> {
+    // The time is a subquery so that Postgres can use it as a bound of the index scan. `clock_timestamp()` itself
+    // is volatile: Postgres would call it for every row, including leased and delayed ones.
+    let rows = sqlx::query_as!(
+        ClaimedRow,
+        r#"
+        with ready as materialized (
+            select job_id, run_at from jobs
+            where kind = $1
+                and runner = $6
+                and run_at <= (select clock_timestamp())
+                and run_at >= (select clock_timestamp() - make_interval(secs => $8))
+                and (stuck < 2 or lease is null)
+            order by run_at
+            limit $2
+            for update skip locked
+        ), suspect as materialized (
+            select job_id from jobs
+            where kind = $1
+                and runner = $6
+                and run_at <= (select clock_timestamp())
+                and stuck >= 2
+                and lease is not null
+            order by run_at
+            limit $3
+            for update skip locked
         )
-        .fetch_all(&self.pool)
-        .await?)
-    }
+        update jobs
+        set lease = nextval('leases'),
+            worker_id = $4,
+            liveness_lock = $7,
+            run_at = clock_timestamp() + make_interval(secs => $5),
+            stuck = stuck + 1,
+            died = died + case when lease is not null and stuck > 0 then 1 else 0 end,
+            attempt = attempt + 1,
+            waits_for = null,
+            held_by = null
+        -- An array, not a join: Postgres may plan a join for an empty table and keep it when the table is full.
+        where job_id = any (array(select job_id from ready union all select job_id from suspect))
+        returning job_id, lease as "token!", job_id = any (array(select job_id from suspect)) as "suspect!",
+            conversation_id, session_id, channel, step_number, attempt, stuck, died, last_error, trace_context,
+            outage_faults, extract(epoch from clock_timestamp() - outage_since)::float8 as outage_s, gate_pass, pause_passes,
+            extract(epoch from clock_timestamp() - (select max(run_at) from ready))::float8 as age_s
+        "#,
+        settings.kind.as_str(),
+        limit as i64,
+        i64::from(take_suspect),
+        worker_id,
+        settings.lease.as_secs_f64(),
+        &*settings.runner,
+        liveness_lock,
+        reach.as_secs_f64()
+    )
+    .fetch_all(lent.sends())
+    .await;
+    lent.answered(&rows);
+    Ok(rows?)
+}
 
+impl Store {
     /// Gives a job back after a fault. Workers can claim it again after `delay`. The claim counts as one
     /// without progress, even if it made progress before the fault.
     ///
