@@ -170,11 +170,10 @@ bench-smoke: postgres with-postgres ## Count statements, round trips and WAL of 
 # with a path in it.
 .PHONY: export-session
 export-session: export WAKEFUL_INTERNAL_TOKEN := $(or $(TOKEN),$(WAKEFUL_INTERNAL_TOKEN))
-export-session: export WAKEFUL_URL := $(or $(SERVER_URL),$(WAKEFUL_URL))
 export-session: ## Write a session into a file: SESSION_ID=… [SERVER_URL=… TOKEN=…] [FILE=…]
 	@if [ -z "$(GIVEN_SESSION)" ]; then sed -n '/^# make export-session/,/^.PHONY/s/^# \{0,1\}//p' Makefile >&2; exit 2; fi
 	@$(CARGO) run -q --locked -p wakeful -- session export "$(GIVEN_SESSION)" \
-		$(if $(FILE),--file "$(FILE)") $(if $(REDACT),--redact) $(if $(GZIP),--gzip)
+		$(if $(SERVER_URL),--server "$(SERVER_URL)") $(if $(FILE),--file "$(FILE)") $(if $(REDACT),--redact) $(if $(GZIP),--gzip)
 
 .PHONY: fmt
 fmt: ## Format the code

@@ -264,6 +264,40 @@ async fn the_command_line_carries_a_session_from_a_server_or_a_database_into_a_f
 }
 
 #[tokio::test]
+async fn make_exports_from_the_server_that_it_is_given_and_otherwise_from_the_database() {
+    let world = World::new().await;
+    let id = world.completed().await;
+    // Cargo would build the program first. What follows "--" are the program's arguments.
+    let cargo = world.options.path("cargo");
+    let wakeful = Program::wakeful();
+    let script = "while [ \"$1\" != -- ]; do shift; done; shift; exec";
+    std::fs::write(&cargo, format!("{script} {} \"$@\"\n", wakeful.display())).unwrap();
+    let make = async |more: &[&str], database: Option<&str>| {
+        let file = world.options.path("made.jsonl");
+        let _ = std::fs::remove_file(&file);
+        let mut make = tokio::process::Command::new("make");
+        make.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
+            .args(["export-session", &format!("SESSION_ID={id}"), &format!("FILE={}", file.display())])
+            .arg(format!("CARGO=sh {}", cargo.display()))
+            .args(more)
+            .env_clear()
+            .env("PATH", std::env::var_os("PATH").unwrap())
+            .envs(database.map(|url| ("DATABASE_URL", url)));
+        let ran = make.output().await.unwrap();
+        (ran.status.code(), std::fs::read(&file).ok(), String::from_utf8_lossy(&ran.stderr).into_owned())
+    };
+    let bundle = Some(world.bundle(&id).await);
+    let server = format!("SERVER_URL={}", world.process.url());
+    let (code, made, said) = make(&[&server, "TOKEN=new-token-for-exports"], None).await;
+    assert_eq!((code, made == bundle), (Some(0), true), "{said}");
+    let (code, made, said) = make(&[&server, "TOKEN=wrong"], Some(&world.database.url)).await;
+    assert_eq!((code, made), (Some(2), None), "{said}");
+    assert!(said.contains("the server says 403"), "{said}");
+    let (code, made, said) = make(&[], Some(&world.database.url)).await;
+    assert_eq!((code, made == bundle), (Some(0), true), "{said}");
+}
+
+#[tokio::test]
 async fn k42_an_import_that_dies_before_its_commit_leaves_nothing() {
     let world = World::new().await;
     let id = world.completed().await;

@@ -1,7 +1,7 @@
 //! The program itself, `wakeful` with any arguments: for commands that start their own Postgres.
 
 use super::captured::Captured;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 
 /// A running program. Dropping it kills it.
@@ -13,12 +13,17 @@ pub struct Program {
 }
 
 impl Program {
-    /// `wakeful`, in an environment that names no database, no model and no configuration.
-    pub fn command(dir: &Path) -> Command {
+    /// Where `wakeful` is.
+    pub fn wakeful() -> PathBuf {
         // Cargo tells a test only the programs of its own package. `make test` builds this one beside them.
         let wakeful = Path::new(env!("CARGO_BIN_EXE_fixture_worker")).with_file_name("wakeful");
         assert!(wakeful.exists(), "not built: {}; run `make test`", wakeful.display());
-        let mut command = Command::new(wakeful);
+        wakeful
+    }
+
+    /// `wakeful`, in an environment that names no database, no model and no configuration.
+    pub fn command(dir: &Path) -> Command {
+        let mut command = Command::new(Program::wakeful());
         for (name, _) in std::env::vars() {
             let ours = ["WAKEFUL_", "ANTHROPIC_", "OPENAI_", "OTEL_", "FAILPOINTS", "DATABASE_URL"];
             // Keep this variable: it selects a defect that the process must have.

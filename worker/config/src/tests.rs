@@ -83,8 +83,14 @@ fn what_the_example_leaves_out_is_taken_too() {
             let body = line.strip_prefix("# ").unwrap_or(line);
             let key = body.split(" = ").next().unwrap_or_default();
             let is_key = body.contains(" = ") && key.bytes().all(|b| b.is_ascii_lowercase() || b == b'_');
-            let tables =
-                ["[models.", "[schedules.", "[email.mailboxes.", "[absurd.", "[agents.default.workspace"];
+            let tables = [
+                "[models.",
+                "[schedules.",
+                "[email.mailboxes.",
+                "[absurd.",
+                "[agents.default.workspace",
+                "[retention.spaces.",
+            ];
             let is_table = tables.iter().any(|table| body.starts_with(table));
             // A program without the optional feature refuses this key.
             let is_taken = key != "redis_url" || cfg!(feature = "legacy-redis");

@@ -63,7 +63,9 @@ const WRITES: &[&str] = &[
     "session.import",
     "session.export",
     "session.wake",
+    "session.rebuild",
     "delivery.resend",
+    "notification.resend",
     "effect.resolve",
     "schedule.create",
     "schedule.edit",
@@ -103,6 +105,8 @@ pub(super) fn act_of(matches: &ArgMatches, name: Option<&str>) -> anyhow::Result
         // The same act by a shorter name.
         ("queue", "pause") => "pause.begin".to_owned(),
         ("queue", "resume") => "pause.end".to_owned(),
+        // Without it, `verify` only reads.
+        ("session", "verify") if args.get_flag("rebuild") => "session.rebuild".to_owned(),
         (noun, verb) => format!("{noun}.{verb}"),
     };
     if !WRITES.contains(&verb.as_str()) {
@@ -200,4 +204,39 @@ fn table(rows: &[Audited]) -> Table {
         ]);
     }
     table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory as _;
+
+    /// `wakeful` and these arguments, as the audit calls them.
+    fn verb_of(args: &[&str]) -> Option<String> {
+        let matches = super::super::Cli::command().try_get_matches_from(args).unwrap();
+        act_of(&matches, None).unwrap().map(|act| act.verb)
+    }
+
+    #[test]
+    fn a_command_that_does_what_an_audited_request_does_is_audited_too() {
+        let cli = super::super::Cli::command();
+        let mut both = 0;
+        for noun in cli.get_subcommands() {
+            for verb in noun.get_subcommands() {
+                let name = format!("{}.{}", noun.get_name(), verb.get_name());
+                if wakeful_http::access::RULES.iter().any(|rule| rule.verb == Some(&name)) {
+                    assert!(WRITES.contains(&&*name), "`wakeful {} {}`", noun.get_name(), verb.get_name());
+                    both += 1;
+                }
+            }
+        }
+        assert!(both > 20, "{both}");
+    }
+
+    #[test]
+    fn verify_writes_only_if_it_rebuilds() {
+        assert_eq!(verb_of(&["wakeful", "session", "verify", "sess_1"]), None);
+        let rebuild = verb_of(&["wakeful", "session", "verify", "sess_1", "--rebuild"]);
+        assert_eq!(rebuild.as_deref(), Some("session.rebuild"));
+    }
 }

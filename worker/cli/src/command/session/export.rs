@@ -155,7 +155,7 @@ pub(super) async fn from_server(
     server: &str,
     space: &Space,
 ) -> anyhow::Result<Exit> {
-    let token = token(server)?;
+    let token = token()?;
     let url = url(server, args)?;
     let client = web::client(Reach::Named(&[server])).connect_timeout(super::super::CONNECT).build()?;
     let request = client.get(url).header(wakeful_http::bundle::INTERNAL_TOKEN, token);
@@ -164,12 +164,12 @@ pub(super) async fn from_server(
         Ok(response) => response,
         Err(error) => {
             let error = format!("{:#}", anyhow::Error::from(error.without_url()));
-            eprintln!("wakeful: {}{}", printable(&error), of_environment(server));
+            eprintln!("wakeful: {}", printable(&error));
             return Ok(Exit::Unavailable);
         }
     };
     if !response.status().is_success() {
-        return Ok(refused(&args.id, server, response).await);
+        return Ok(refused(&args.id, response).await);
     }
     let target = Target::of(args)?;
     let mut written = Written::new(args, &target)?;
@@ -220,33 +220,26 @@ fn url(server: &str, args: &Args) -> anyhow::Result<reqwest::Url> {
     Ok(url)
 }
 
-/// Explains why the command asks a server when --server is not given: WAKEFUL_URL is set.
-fn of_environment(server: &str) -> &'static str {
-    let set = std::env::var("WAKEFUL_URL").is_ok_and(|url| url == server);
-    if set { " (a server is asked because WAKEFUL_URL is set; unset it to read the database)" } else { "" }
-}
-
 /// Reads the token, never from an argument: every user of the machine can see arguments.
-fn token(server: &str) -> anyhow::Result<String> {
+fn token() -> anyhow::Result<String> {
     let set = |name: &str| std::env::var(name).ok().filter(|value| !value.trim().is_empty());
     let token = match (set("WAKEFUL_INTERNAL_TOKEN"), set("WAKEFUL_INTERNAL_TOKEN_FILE")) {
         (Some(token), _) => token,
         (None, Some(file)) => std::fs::read_to_string(&file).with_context(|| file.clone())?,
         (None, None) => {
             let text = "an export from a server needs a token: set WAKEFUL_INTERNAL_TOKEN";
-            return Err(Usage(format!("{text}{}", of_environment(server))).into());
+            return Err(Usage(text.to_owned()).into());
         }
     };
     Ok(token.trim().to_owned())
 }
 
 /// Prints the server's refusal, and returns the exit status for it.
-async fn refused(id: &str, server: &str, response: reqwest::Response) -> Exit {
+async fn refused(id: &str, response: reqwest::Response) -> Exit {
     let status = response.status();
     let body: serde_json::Value = response.json().await.unwrap_or_default();
     let detail = body["detail"].as_str().unwrap_or("no reason was given");
-    let because = of_environment(server);
-    eprintln!("wakeful: session {}: the server says {status}: {}{because}", printable(id), printable(detail));
+    eprintln!("wakeful: session {}: the server says {status}: {}", printable(id), printable(detail));
     match status.as_u16() {
         401 | 403 => Exit::Auth,
         404 => Exit::NotFound,
