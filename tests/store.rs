@@ -1,6 +1,7 @@
 //! The store on a real Postgres, without a process: the warm copy, the logs, the fence, the locks and the queue.
 
 mod absurd;
+mod alive;
 mod announced;
 mod at_once;
 mod batches;

@@ -279,7 +279,7 @@ fn of_code(code: &str) -> Option<Outage> {
 }
 
 /// Foreign text as a column takes it: of bounded length and without NUL, which Postgres refuses.
-pub(crate) fn bounded(text: &str) -> String {
+pub fn bounded(text: &str) -> String {
     const BYTES: usize = 2000;
     let clean = wakeful_workflow::record::without_nul(text.to_owned());
     if clean.len() <= BYTES {

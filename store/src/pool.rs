@@ -26,7 +26,7 @@ mod server;
 
 pub(crate) use lent::{Lent, Transaction};
 pub(crate) use links::{Links, Use};
-pub(crate) use server::Server;
+pub(crate) use server::{CONNECT, Server, in_time};
 
 use crate::lines::{self, Lines};
 use crate::space::{self, Scope};
@@ -368,13 +368,14 @@ impl Shared {
     async fn checked(&self, idle: Option<Idle>) -> Option<Live> {
         let Idle { mut live, since } = idle?;
         let idle_for = since.elapsed();
-        if idle_for > TRUSTED_IDLE || self.server.breaks.since(idle_for) {
-            match timeout(ANSWERS, live.connection.ping()).await {
-                Ok(Ok(())) => {}
-                Ok(Err(_)) | Err(_) => return None,
-            }
-        }
-        Some(live)
+        let answer = if self.server.breaks.since(idle_for) {
+            timeout(ANSWERS, live.writes()).await
+        } else if idle_for > TRUSTED_IDLE {
+            timeout(ANSWERS, live.connection.ping()).await
+        } else {
+            return Some(live);
+        };
+        matches!(answer, Ok(Ok(()))).then_some(live)
     }
 
     /// Takes a connection back that is ready for the next statement.
@@ -430,8 +431,13 @@ impl Shared {
 impl Live {
     /// Rolls an open transaction back, and reads what the server still has to say.
     async fn recover(&mut self) -> Result<(), sqlx::Error> {
-        lent::roll_back(&mut self.connection);
-        self.connection.ping().await
+        if lent::roll_back(&mut self.connection) { self.writes().await } else { self.connection.ping().await }
+    }
+
+    /// Asks whether the server writes. After a failover, one that only reads is the wrong host.
+    async fn writes(&mut self) -> Result<(), sqlx::Error> {
+        let divided = "select 1 / (not current_setting('transaction_read_only')::boolean)::integer";
+        sqlx::raw_sql(divided).execute(&mut self.connection).await.map(|_| ())
     }
 
     async fn close(self) {

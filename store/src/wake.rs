@@ -12,6 +12,7 @@ use crate::bounce;
 use crate::create::find_or_create;
 pub use crate::create::{Continues, NewSession};
 use crate::encryption::{Seal, Vault};
+use crate::pool::in_time;
 use crate::queue::Offer;
 use crate::run::{self, Locked, Opened, Wakes};
 use crate::workspace::PACK_TYPE;
@@ -194,7 +195,8 @@ impl Store {
             To::Trigger(new) => self.seal_of_conversation(&new.conversation_id).await?,
         };
         let mut connection = self.intake.acquire().await?;
-        let woken = at_once::wake(connection.sends(), &self.vault, &seal, to, message, offer).await;
+        let woken = at_once::wake(connection.sends(), &self.vault, &seal, to, message, offer);
+        let woken = in_time(async { Ok(woken.await) }).await.unwrap_or_else(|late| Err(late.into()));
         match &woken {
             Err(Error::Database(error)) => connection.failed(error),
             Ok(_) | Err(_) => connection.answered(&Ok::<(), sqlx::Error>(())),

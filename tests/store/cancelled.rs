@@ -136,3 +136,14 @@ async fn what_an_older_version_cancelled_is_cancelled_after_the_migration_and_in
     assert_eq!(world.one("select count(*) from session_runs where status = 'cancelled'").await, 1);
     assert_eq!(world.journal(&cancelled).await.last().map(String::as_str), Some("state_transition"));
 }
+
+#[tokio::test]
+async fn a_cancel_during_a_claim_that_ends_with_a_fault_does_not_wait_for_the_next_attempt() {
+    let world = World::new().await;
+    let session_id = world.wake("c1", "Hello.").await;
+    let driver = world.drive(&session_id).await;
+    world.store.cancel(&session_id, Some("the guest left")).await.unwrap();
+    let hour = Duration::from_secs(3600);
+    world.store.retry_later(&driver.job.lease, hour, "the model is busy").await.unwrap();
+    assert_eq!(world.one("select count(*) from jobs where run_at <= clock_timestamp()").await, 1);
+}

@@ -386,7 +386,8 @@ async fn the_heartbeat_knows_the_leases_of_a_claim_while_the_keys_of_its_jobs_ar
     let jobs = [claims.next().await, claims.next().await, claims.next().await];
     claims.stop();
     for job in &jobs {
-        world.store.retry_later(&job.lease, Duration::ZERO, "the provider answered 500").await.unwrap();
+        let hour = Duration::from_secs(3600);
+        world.store.retry_later(&job.lease, hour, "the provider answered 500").await.unwrap();
     }
     drop(jobs);
 
@@ -396,6 +397,8 @@ async fn the_heartbeat_knows_the_leases_of_a_claim_while_the_keys_of_its_jobs_ar
     let mut hangs = keys.pool.begin().await.unwrap();
     sqlx::query("lock table wakeful_data_keys in access exclusive mode").execute(&mut *hangs).await.unwrap();
     let claims = Claims::start(&other, Kind::Step, 3, LEASE);
+    // One claim finds all of them.
+    world.run_sql("update jobs set run_at = clock_timestamp()").await;
     eventually("a key is asked for", || async {
         let waits = "select exists (select from pg_locks where relation = 'wakeful_data_keys'::regclass and not granted)";
         sqlx::query_scalar::<_, bool>(waits).fetch_one(&keys.pool).await.unwrap().then_some(())

@@ -23,6 +23,8 @@ pub enum Answer {
     Error(u16),
     /// An HTTP error with this message.
     Refused(u16, String),
+    /// An HTTP error of this type, without a message.
+    RefusedAs(u16, String),
     /// An HTTP error that asks for a pause of this many milliseconds.
     Busy(u16, u64),
     /// Text whose stream ends without its end marker.
@@ -157,13 +159,14 @@ async fn complete(State(shared): State<Arc<Shared>>, body: Bytes) -> Response {
     };
     let answer = (shared.script)(&value, number);
     let refused = match &answer {
-        Answer::Error(status) => Some((*status, "as told")),
-        Answer::Refused(status, message) => Some((*status, message.as_str())),
+        Answer::Error(status) => Some((*status, json!({"message": "as told"}))),
+        Answer::Refused(status, message) => Some((*status, json!({"message": message}))),
+        Answer::RefusedAs(status, kind) => Some((*status, json!({"type": kind}))),
         _ => None,
     };
-    if let Some((status, message)) = refused {
+    if let Some((status, error)) = refused {
         let status = StatusCode::from_u16(status).expect("a status");
-        return (status, json!({"error": {"message": message}}).to_string()).into_response();
+        return (status, json!({"error": error}).to_string()).into_response();
     }
     let turn = value["messages"].as_array().map_or(0, Vec::len);
     if let Answer::Busy(status, pause_ms) = answer {
@@ -226,6 +229,8 @@ fn pieces(answer: &Answer, turn: usize) -> (Vec<String>, bool) {
             ];
             (pieces, true)
         }
-        Answer::Error(_) | Answer::Refused(..) | Answer::Busy(..) => unreachable!("errors are no stream"),
+        Answer::Error(_) | Answer::Refused(..) | Answer::RefusedAs(..) | Answer::Busy(..) => {
+            unreachable!("errors are no stream")
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! Lets statements run on the pool: `.fetch_one(&pool)`.
 
-use super::Pool;
+use super::{Pool, server};
 use futures::future::BoxFuture;
 use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
 use sqlx::postgres::{PgConnection, PgQueryResult, PgRow, PgStatement, PgTypeInfo, Postgres};
@@ -15,7 +15,7 @@ macro_rules! run {
         Box::pin(async move {
             let mut lent = pool.acquire().await?;
             let $connection: &mut PgConnection = lent.sends();
-            let answer = $statement.await;
+            let answer = server::in_time($statement).await;
             lent.answered(&answer);
             answer
         })

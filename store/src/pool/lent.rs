@@ -89,8 +89,14 @@ impl Lent {
     }
 }
 
+/// The code of a write in a transaction or on a server that only reads.
+const READ_ONLY: &str = "25006";
+
 fn after(error: &sqlx::Error) -> After {
     match error {
+        // The server writes nothing: after a failover this is the host that was the writer before. The next connection may
+        // lead to the new one.
+        sqlx::Error::Database(error) if error.code().as_deref() == Some(READ_ONLY) => After::Unusable,
         sqlx::Error::Database(error) => match error.downcast_ref::<PgDatabaseError>().severity() {
             PgSeverity::Fatal | PgSeverity::Panic => After::Unusable,
             _ => After::Ready,
@@ -168,11 +174,13 @@ impl Transaction {
     }
 }
 
-/// Sends ROLLBACK with the next statement, if a transaction is open.
-pub(super) fn roll_back(connection: &mut PgConnection) {
+/// Sends ROLLBACK with the next statement, if a transaction is open. Returns whether one is.
+pub(super) fn roll_back(connection: &mut PgConnection) -> bool {
+    let is_open = PgTransactionManager::get_transaction_depth(connection) > 0;
     while PgTransactionManager::get_transaction_depth(connection) > 0 {
         PgTransactionManager::start_rollback(connection);
     }
+    is_open
 }
 
 impl Deref for Transaction {

@@ -11,6 +11,10 @@ use std::time::{Duration, Instant};
 /// How long a connection may take to answer before it counts as dead.
 pub(crate) const ANSWERS: Duration = Duration::from_secs(2);
 
+/// How long a statement may take, its answer included. The server ends one after a minute, so a later answer comes from nobody: the
+/// host has vanished behind something that still acknowledges.
+pub(crate) const STATEMENT: Duration = Duration::from_secs(65);
+
 /// Longest wait for a new connection.
 pub(crate) const CONNECT: Duration = Duration::from_secs(5);
 
@@ -39,6 +43,11 @@ const SETTINGS: [(&str, &str); 8] = [
     // The statements' fences rely on it: a row that was waited for is read again. A role or a database may have another default.
     ("default_transaction_isolation", "read committed"),
 ];
+
+/// Without it the server goes on with a statement whose client went away, while the process opens the next connection: slow
+/// statements whose callers give up would take more connections than a process may have. Other systems refuse the setting.
+const CLIENT_CHECKS: &str = "set_config('client_connection_check_interval', \
+    case when version() like '%linux%' then '1s' else '0' end, false)";
 
 /// The database, as every connection of the process is opened. Clones share [`Breaks`] and [`Links`].
 #[derive(Clone, Debug)]
@@ -87,9 +96,20 @@ impl Server {
             .chain(more)
             .map(|(name, value)| format!("set_config('{name}', '{}', false)", value.replace('\'', "''")))
             .collect();
-        let set = format!("select {}", settings.join(", "));
+        let set = format!("select {}, {CLIENT_CHECKS}", settings.join(", "));
         sqlx::raw_sql(AssertSqlSafe(set)).execute(connection).await.map(|_| ())
     }
+}
+
+/// Waits for a statement's answer.
+///
+/// # Errors
+/// The statement's, or `TimedOut` if none came within [`STATEMENT`]: then the connection is of no use.
+pub(crate) async fn in_time<T>(
+    statement: impl Future<Output = Result<T, sqlx::Error>>,
+) -> Result<T, sqlx::Error> {
+    let answer = tokio::time::timeout(STATEMENT, statement).await;
+    answer.unwrap_or_else(|_| Err(sqlx::Error::Io(std::io::ErrorKind::TimedOut.into())))
 }
 
 /// When a connection last broke. Often the others broke with it. Clones share it.

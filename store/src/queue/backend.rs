@@ -201,8 +201,7 @@ impl Claimer {
                         horizon.claimed(began_ms, reach, boottime_ms(), left);
                         room.clear_before.store(horizon.clear_before, Ordering::Relaxed);
                         let ends_ms = began_ms + settings.lease.as_millis() as u64;
-                        self.feed.claimed(rows, ends_ms).await;
-                        holdings.written(store, lock);
+                        self.feed.claimed(rows, ends_ms, lock).await;
                         if backlog {
                             only_here.tell_others();
                             continue;
@@ -271,14 +270,14 @@ impl Claimer {
             Ok(rows) => {
                 // There may be more.
                 self.news.left.fetch_or(rows.len() == free, Ordering::AcqRel);
-                self.feed.claimed(rows, ends_ms).await;
+                self.feed.claimed(rows, ends_ms, lock).await;
             }
             Err(error) => {
                 self.news.left.store(true, Ordering::Release);
+                self.feed.holdings.written(&self.feed.store, lock);
                 warn!(%error, "Steps that other workers left were not claimed; trying again");
             }
         }
-        self.feed.holdings.written(&self.feed.store, lock);
     }
 
     /// Waits until several slots are free, but not for long.

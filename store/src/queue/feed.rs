@@ -33,9 +33,10 @@ pub(super) struct Feed {
 }
 
 impl Feed {
-    /// Hands over the jobs that a claim took. The heartbeat knows all their leases before the first key is asked for, so keys
-    /// that come slowly end no lease. A suspect has a slot of its own, so it takes none from other jobs.
-    pub async fn claimed(&self, rows: Vec<ClaimedRow>, ends_ms: u64) {
+    /// Hands over the jobs that a claim took, which wrote the liveness lock `lock` into them. The heartbeat knows all their leases
+    /// before the first key is asked for, so keys that come slowly end no lease. A suspect has a slot of its own, so it takes none
+    /// from other jobs.
+    pub async fn claimed(&self, rows: Vec<ClaimedRow>, ends_ms: u64, lock: Option<i32>) {
         let jobs: Vec<Job> = rows
             .into_iter()
             .map(|row| {
@@ -44,6 +45,7 @@ impl Feed {
                 self.job(row, permit, ends_ms, None)
             })
             .collect();
+        self.holdings.written(&self.store, lock);
         join_all(jobs.into_iter().map(|job| self.hand_on(job))).await;
     }
 

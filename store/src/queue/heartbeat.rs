@@ -59,6 +59,8 @@ impl Heartbeat {
                 Err(_) => {
                     self.store.server.links.lost(Use::Heartbeat);
                     warn!("The heartbeat took too long; it goes on over a new connection");
+                    // The server may still execute it, and write a lock that the process has lost meanwhile.
+                    self.holdings.beat();
                 }
             }
         }
@@ -95,8 +97,8 @@ impl Heartbeat {
         // database.
         let ends_ms = boottime_ms() + self.lease.as_millis() as u64;
         let lock = self.holdings.lock();
-        let extended = sqlx::query_scalar!(
-            "with mine as materialized (
+        let extended = sqlx::query!(
+            r#"with mine as materialized (
                 select jobs.job_id
                 from jobs
                 join unnest($1::bigint[], $2::bigint[]) as held (job_id, token)
@@ -108,7 +110,7 @@ impl Heartbeat {
             set run_at = clock_timestamp() + make_interval(secs => $3), liveness_lock = $4
             from mine
             where jobs.job_id = mine.job_id
-            returning jobs.job_id",
+            returning jobs.job_id, jobs.lease as "token!""#,
             &jobs,
             &tokens,
             self.lease.as_secs_f64(),
@@ -117,13 +119,17 @@ impl Heartbeat {
         .fetch_all(&mut *connection)
         .await;
         self.holdings.written(&self.store, lock);
-        let extended: HashSet<i64> = extended?.into_iter().collect();
-        for ((job_id, token), hold) in held {
-            if extended.contains(&job_id) {
-                hold.ends_ms.store(ends_ms, Ordering::Release);
-            } else {
-                self.beat_one(connection, job_id, token, &hold).await?;
-            }
+        // The token too: this process may have claimed a job again whose lease it had lost, and the earlier claim still runs.
+        let extended: HashSet<(i64, i64)> =
+            extended?.into_iter().map(|row| (row.job_id, row.token)).collect();
+        let (extended, skipped): (Vec<_>, Vec<_>) =
+            held.into_iter().partition(|(lease, _)| extended.contains(lease));
+        for (_, hold) in extended {
+            hold.ends_ms.store(ends_ms, Ordering::Release);
+        }
+        // Each of these may wait for a lock, so the ends of the others are noted before.
+        for ((job_id, token), hold) in skipped {
+            self.beat_one(connection, job_id, token, &hold).await?;
         }
         if !self.listed {
             return Ok(());
@@ -201,18 +207,20 @@ impl Own {
         if Instant::now() < self.next {
             return None;
         }
+        self.faults += 1;
+        // Noted before the attempt, because the beat's time limit may end it. Then the next beat uses the pool.
+        self.next = Instant::now() + super::delay(self.faults, None).min(Duration::from_secs(5));
         match store.server.connect(&[("lock_timeout", "3s")]).await {
             Ok(open) => {
                 self.faults = 0;
                 Some(open)
             }
             Err(error) => {
-                self.faults += 1;
+                self.next = Instant::now() + super::delay(self.faults, None).min(Duration::from_secs(5));
                 store.server.links.lost(Use::Heartbeat);
                 if self.faults == 1 {
                     warn!(%error, "The heartbeat has no connection of its own; it uses those of the statements");
                 }
-                self.next = Instant::now() + super::delay(self.faults, None).min(Duration::from_secs(5));
                 None
             }
         }

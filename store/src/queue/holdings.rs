@@ -14,7 +14,7 @@ pub struct Holdings {
     pub(super) suspect: SuspectPlace,
     /// Key of the liveness lock that this process holds. 0: it holds none.
     liveness_lock: AtomicI32,
-    /// Fires when the jobs of this process do not name its present lock.
+    /// Fires when the jobs of this process do not name its present lock, or name one that it has lost.
     pub(super) beat_now: Notify,
 }
 
@@ -37,12 +37,11 @@ impl Holdings {
         Some(self.liveness_lock.load(Ordering::Acquire)).filter(|key| *key != 0)
     }
 
-    /// Returns the former key. The next heartbeat comes at once and writes the new one.
+    /// Returns the former key. The next heartbeat comes at once and writes the new one, or none if the lock is lost: it has a
+    /// connection of its own, and needs not wait for one of the pool.
     pub(super) fn replace_lock(&self, key: i32) -> i32 {
         let former = self.liveness_lock.swap(key, Ordering::AcqRel);
-        if key != 0 {
-            self.beat_now.notify_one();
-        }
+        self.beat_now.notify_one();
         former
     }
 

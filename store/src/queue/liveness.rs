@@ -28,9 +28,12 @@ const LOOK: Duration = Duration::from_millis(400);
 /// connection broke removes its key from its jobs.
 const GRACE: Duration = Duration::from_millis(350);
 
-/// After the loss of its own lock a process judges no other one for this long. The server may have restarted, which
-/// frees every lock, and the other processes need time to take theirs again.
+/// After the server's start nobody judges for this long: it has freed every lock, and the processes need time to take theirs again.
 const SETTLE: Duration = Duration::from_secs(3);
+
+/// After the loss of its own lock a process judges no other one for this long. Another server may be the writer now, and then the
+/// locks of all are free. Some processes notice that seconds later, and wait seconds more for the one that is gone.
+const FAILOVER: Duration = Duration::from_secs(10);
 
 /// Pause before the next attempt if the connection does not keep its session.
 const POOLED_RETRY: Duration = Duration::from_secs(60);
@@ -47,25 +50,29 @@ impl Liveness {
     /// Holds the lock and looks after the locks of others, until `stop`.
     pub async fn run(self, stop: CancellationToken) {
         let (judge, judges) = watch::channel(None);
-        stop.run_until_cancelled(async { tokio::join!(self.keep(&judge), self.look(&judges)) }).await;
+        // However this ends, also by a panic, the connection that holds the lock is gone then. Claims would go on to name the lock.
+        let this = LetsGo(&self);
+        let held = async { tokio::join!(this.0.keep(&judge), this.0.look(&judges)) };
+        stop.run_until_cancelled(held).await;
     }
 
     /// Takes the lock, and takes another one whenever it is lost. `judge` says from when on this process may
     /// judge others.
     async fn keep(&self, judge: &watch::Sender<Option<Instant>>) {
-        let (mut had_one, mut faults) = (false, 0);
+        let (mut had_one, mut faults, mut unheard) = (false, 0, 0);
         loop {
             let lost = self.hold(judge, had_one).await;
             judge.send_replace(None);
             self.store.server.links.lost(Use::LivenessLock);
-            let key = self.holdings.replace_lock(0);
-            if key != 0 {
+            let had_this = self.let_go();
+            if had_this {
                 (had_one, faults) = (true, 0);
-                // The next lock does not wait for this.
-                tokio::spawn(disown(self.store.clone(), key));
             }
             faults += 1;
+            unheard = if matches!(lost, Lost::Session) { unheard + 1 } else { 0 };
             let pause = match &lost {
+                // One slow notification proves nothing: the server's disk may have stalled.
+                Lost::Session if unheard < 2 => super::delay(faults, None).min(Duration::from_secs(5)),
                 Lost::Session => {
                     warn!(
                         "The database connection does not keep its session: a pooler in transaction mode? Connect \
@@ -80,10 +87,19 @@ impl Liveness {
                     super::delay(faults, None).min(Duration::from_secs(5))
                 }
             };
-            if key == 0 {
+            if !had_this {
                 tokio::time::sleep(pause).await;
             }
         }
+    }
+
+    /// The lock is lost: removes its key from the jobs. The next lock does not wait for that. `false`: there was none.
+    fn let_go(&self) -> bool {
+        let key = self.holdings.replace_lock(0);
+        if key != 0 {
+            tokio::spawn(disown(self.store.clone(), key));
+        }
+        key != 0
     }
 
     /// Takes a lock with a new key and holds it until its connection breaks.
@@ -102,21 +118,23 @@ impl Liveness {
         let mut listener = ProvenListener::connect(&self.store, &[]).await?;
         // Prove it before the lock is taken: behind a pooler, the lock would stay with the server's connection.
         listener.prove_session(&self.store).await?;
-        let key = sqlx::query_scalar!(
-            r#"select key as "key!"
-            from (select nextval('liveness_locks')::integer as key offset 0) as next
-            where pg_try_advisory_lock($1, key)"#,
-            CLASS
-        )
-        .fetch_optional(listener.connection())
-        .await?;
-        let Some(key) = key else {
+        let taken = listener.run(async |connection| {
+            sqlx::query_scalar!(
+                r#"select key as "key!"
+                from (select nextval('liveness_locks')::integer as key offset 0) as next
+                where pg_try_advisory_lock($1, key)"#,
+                CLASS
+            )
+            .fetch_optional(connection)
+            .await
+        });
+        let Some(key) = taken.await? else {
             // Two billion connections later, a key may be in use.
             return Err(Lost::Connection(sqlx::Error::RowNotFound));
         };
         self.holdings.replace_lock(key);
         self.store.server.links.back(Use::LivenessLock);
-        judge.send_replace(Some(Instant::now() + if had_one { SETTLE } else { Duration::ZERO }));
+        judge.send_replace(Some(Instant::now() + if had_one { FAILOVER } else { Duration::ZERO }));
         debug!(key, "Took the liveness lock");
         loop {
             // It listens to no channel, so this returns only when the connection is lost.
@@ -128,11 +146,13 @@ impl Liveness {
         let mut free_since: HashMap<i32, Instant> = HashMap::new();
         loop {
             tokio::time::sleep(jittered(LOOK).max(GRACE)).await;
-            if judges.borrow().is_none_or(|from| Instant::now() < from) {
+            let own =
+                self.holdings.lock().filter(|_| judges.borrow().is_some_and(|from| Instant::now() >= from));
+            let Some(own) = own else {
                 free_since.clear();
                 continue;
-            }
-            let free = match self.store.free_liveness_locks().await {
+            };
+            let free = match self.store.free_liveness_locks(own).await {
                 Ok(free) => free,
                 Err(error) => {
                     // The look before is of no use: this process cannot tell what happened in between.
@@ -151,7 +171,7 @@ impl Liveness {
             if gone.is_empty() || judges.borrow().is_none() {
                 continue;
             }
-            match self.store.free_jobs_of(&gone).await {
+            match self.store.free_jobs_of(&gone, own).await {
                 Ok(0) => {}
                 Ok(jobs) => {
                     info!(jobs, locks = ?gone, "A worker died; its jobs can be claimed");
@@ -160,6 +180,15 @@ impl Liveness {
                 Err(error) => debug!(%error, "A dead worker's jobs were not freed; trying again"),
             }
         }
+    }
+}
+
+/// Lets the lock go when it is dropped.
+struct LetsGo<'a>(&'a Liveness);
+
+impl Drop for LetsGo<'_> {
+    fn drop(&mut self) {
+        self.0.let_go();
     }
 }
 
@@ -197,8 +226,9 @@ impl Holdings {
 
 impl Store {
     /// Returns the keys that leased jobs name and that no process holds. Returns none in the first seconds
-    /// after the server's start, when no process has its lock back.
-    async fn free_liveness_locks(&self) -> Result<Vec<i32>> {
+    /// after the server's start, when no process has its lock back, and none from a server where this process's `own` lock is free: it is
+    /// another one than that of the lock, or the process does not know yet that it has lost it.
+    async fn free_liveness_locks(&self, own: i32) -> Result<Vec<i32>> {
         // Taking the lock, shared with others who look, for the length of this statement asks one partition of
         // the lock table. `pg_locks` would stop all of them.
         Ok(sqlx::query_scalar!(
@@ -213,10 +243,12 @@ impl Store {
             select key as "key!"
             from named
             where pg_postmaster_start_time() < (select clock_timestamp()) - make_interval(secs => $2)
+                and (select not pg_try_advisory_xact_lock_shared($1, $3))
                 and pg_try_advisory_xact_lock_shared($1, key)
             "#,
             CLASS,
-            SETTLE.as_secs_f64()
+            SETTLE.as_secs_f64(),
+            own
         )
         .fetch_all(&self.pool)
         .await?)
@@ -225,12 +257,13 @@ impl Store {
     /// Ends the leases of jobs that name one of `keys`, if the lock is still free. A new token fences the old
     /// holder out at once, as a claim would, so that it starts no call under a lease that has ended. The job
     /// keeps a token, because the next claim must count this one as not given back.
-    async fn free_jobs_of(&self, keys: &[i32]) -> Result<u64> {
+    async fn free_jobs_of(&self, keys: &[i32], own: i32) -> Result<u64> {
         let freed = sqlx::query!(
             r#"
             with free as materialized (
                 select key from unnest($2::integer[]) as k (key)
-                where pg_try_advisory_xact_lock_shared($1, key)
+                where (select not pg_try_advisory_xact_lock_shared($1, $3))
+                    and pg_try_advisory_xact_lock_shared($1, key)
             ), gone as materialized (
                 select jobs.job_id
                 from jobs
@@ -245,7 +278,8 @@ impl Store {
             where jobs.job_id = gone.job_id
             "#,
             CLASS,
-            keys
+            keys,
+            own
         )
         .execute(&self.pool)
         .await?;

@@ -43,7 +43,7 @@ pub use notify::{EVERY_SESSION, News, Notifier, heard, heard_cancel};
 pub use readers::{Audience, READS_EVERY};
 pub use workers::{APPLICATION, Connections, WorkerView};
 
-use crate::pool::Lent;
+use crate::pool::{Lent, in_time};
 use crate::{Result, Store};
 use notify::JOBS;
 use room::{Room, Slot};
@@ -271,7 +271,7 @@ async fn claim(
 ) -> Result<Vec<ClaimedRow>> {
     // The time is a subquery so that Postgres can use it as a bound of the index scan. `clock_timestamp()` itself
     // is volatile: Postgres would call it for every row, including leased and delayed ones.
-    let rows = sqlx::query_as!(
+    let claimed = sqlx::query_as!(
         ClaimedRow,
         r#"
         with ready as materialized (
@@ -321,8 +321,8 @@ async fn claim(
         liveness_lock,
         reach.as_secs_f64()
     )
-    .fetch_all(lent.sends())
-    .await;
+    .fetch_all(lent.sends());
+    let rows = in_time(claimed).await;
     lent.answered(&rows);
     Ok(rows?)
 }
@@ -348,6 +348,7 @@ impl Store {
 
     async fn give_back(&self, lease: &Lease, delay: Duration, text: &str, counts: bool) -> Result<()> {
         let text = self.sealed_for_job(lease.job_id, text).await?;
+        let mut tx = self.pool.begin().await?;
         sqlx::query!(
             "update jobs
             set lease = null, worker_id = null, last_error = $3,
@@ -365,9 +366,25 @@ impl Store {
             lease.trace_context.as_deref(),
             counts
         )
-        .execute(&self.pool)
+        .execute(&mut *tx)
         .await?;
-        Ok(())
+        // A cancel that came during the claim found no waiting job. The statement above may have waited for it, so only a later
+        // one sees it.
+        let cancelled = sqlx::query!(
+            "update jobs set run_at = clock_timestamp()
+            where job_id = $1 and lease is null
+                and exists (select from conversation_sessions s
+                    where s.session_id = jobs.session_id and s.cancel_requested)
+            returning kind, runner",
+            lease.job_id
+        )
+        .fetch_optional(&mut *tx)
+        .await?;
+        if let Some(job) = cancelled {
+            let said = notify::payload(&job.kind, &job.runner);
+            sqlx::query!("select pg_notify($1, $2)", JOBS, said).execute(&mut *tx).await?;
+        }
+        Ok(tx.commit().await?)
     }
 
     /// Gives a job back at once, because other jobs wait or the process drains. The claim does not count.

@@ -4,6 +4,7 @@
 //! mode accepts LISTEN and then gives the session to another client. In both cases a notification that the
 //! process sends to itself does not arrive.
 
+use crate::pool::CONNECT;
 use crate::{Store, new_id};
 use sqlx::Acquire;
 use sqlx::postgres::{PgListener, PgNotification, PgPoolOptions};
@@ -15,6 +16,9 @@ const EVERY: Duration = Duration::from_secs(2);
 
 /// How long a proof may take.
 const WITHIN: Duration = Duration::from_secs(3);
+
+/// How long a statement by the pool may take here. The pool may be full, and waits ten seconds for a connection.
+const BY_THE_POOL: Duration = Duration::from_secs(15);
 
 /// Why a connection is useless.
 #[derive(Debug)]
@@ -52,23 +56,22 @@ impl ProvenListener {
             .connect_with(store.server.options().clone())
             .await?;
         let mut listener = PgListener::connect_with(&pool).await?;
-        store.server.set_up(listener.acquire().await?, &[]).await?;
         // A new connection has none of the old one's locks.
         listener.eager_reconnect(false);
         let echo = new_id("wakeful_echo");
-        listener.listen_all(channels.iter().copied().chain([echo.as_str()])).await?;
+        let set_up = async {
+            store.server.set_up(listener.acquire().await?, &[]).await?;
+            listener.listen_all(channels.iter().copied().chain([echo.as_str()])).await
+        };
+        answered(set_up).await?;
         Ok(ProvenListener { listener, echo, awaits_echo: false, due: Instant::now() + EVERY })
-    }
-
-    /// The connection, for a statement of the caller.
-    pub(super) fn connection(&mut self) -> &mut PgListener {
-        &mut self.listener
     }
 
     /// Proves that the server keeps a session for this connection: a notification that another connection
     /// sends arrives here. Call it before the first [`ProvenListener::recv`].
     pub(super) async fn prove_session(&mut self, store: &Store) -> Result<(), Lost> {
-        sqlx::query!("select pg_notify($1, '') as sent", self.echo).fetch_one(&store.pool).await?;
+        let sent = sqlx::query!("select pg_notify($1, '') as sent", self.echo).fetch_one(&store.pool);
+        timeout(BY_THE_POOL, sent).await.map_err(|_| Lost::Connection(vanished()))??;
         match timeout(WITHIN, self.listener.try_recv()).await {
             Ok(Ok(Some(_))) => Ok(()),
             Ok(Ok(None)) => Err(Lost::Connection(reset())),
@@ -92,12 +95,27 @@ impl ProvenListener {
         }
     }
 
+    /// Runs a statement of the caller on this connection, and gives up when the server does not answer.
+    pub(super) async fn run<T>(
+        &mut self,
+        statement: impl AsyncFnOnce(&mut PgListener) -> Result<T, sqlx::Error>,
+    ) -> Result<T, Lost> {
+        answered(statement(&mut self.listener)).await
+    }
+
     async fn send_echo(&mut self) -> Result<(), Lost> {
         let sent = sqlx::query!("select pg_notify($1, '') as sent", self.echo).fetch_one(&mut self.listener);
         timeout(WITHIN, sent).await.map_err(|_| Lost::Connection(vanished()))??;
         (self.awaits_echo, self.due) = (true, Instant::now() + EVERY);
         Ok(())
     }
+}
+
+/// Waits for what a new connection is asked. Without this limit, a server that accepts it and says nothing would hold up
+/// whoever wants the next one.
+async fn answered<T>(statement: impl Future<Output = Result<T, sqlx::Error>>) -> Result<T, Lost> {
+    let answer = timeout(CONNECT, statement).await;
+    answer.map_err(|_| Lost::Connection(vanished()))?.map_err(Lost::Connection)
 }
 
 fn reset() -> sqlx::Error {

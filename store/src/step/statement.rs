@@ -17,6 +17,7 @@
 
 use super::builder::{Statement, TEXT_BYTES};
 use super::rows::{OpenedRow, Rare, Rows};
+use crate::pool::in_time;
 use sqlx::postgres::PgArguments;
 use sqlx::{AssertSqlSafe, PgConnection, Row};
 use std::fmt::Write as _;
@@ -55,7 +56,7 @@ pub(super) async fn write_all(
 ) -> Result<Vec<Written>, sqlx::Error> {
     let (text, arguments) = compose(commits, rare)?;
     let alone = commits.len() == 1;
-    let row = sqlx::query_with(AssertSqlSafe(text), arguments).fetch_one(connection).await?;
+    let row = in_time(sqlx::query_with(AssertSqlSafe(text), arguments).fetch_one(connection)).await?;
     if alone {
         return Ok(vec![Written { wake_seq: row.try_get(0)?, started_at: row.try_get(1)? }]);
     }

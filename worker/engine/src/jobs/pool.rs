@@ -25,8 +25,7 @@ pub async fn run(ctx: Arc<Ctx>, news: News) -> anyhow::Result<()> {
     let holdings = Arc::new(Holdings::default());
     ctx.store.open_for_commits();
     let heartbeat_stop = CancellationToken::new();
-    let heartbeat = tokio::spawn(heartbeat(&ctx, &holdings, true).run(heartbeat_stop.clone()));
-    let liveness = tokio::spawn(liveness(&ctx, &holdings).run(heartbeat_stop.clone()));
+    let (heartbeat, liveness) = keep_alive(&ctx, &holdings, true, &heartbeat_stop);
     let healer = timer("healer", &ctx, heal::run);
     let expiry = timer("expiry", &ctx, expire::run);
     let delays = timer("delays", &ctx, delayed::run);
@@ -117,8 +116,7 @@ pub async fn run(ctx: Arc<Ctx>, news: News) -> anyhow::Result<()> {
 pub async fn run_steps(ctx: Arc<Ctx>, runner: Arc<str>, stop: CancellationToken) -> anyhow::Result<()> {
     let holdings = Arc::new(Holdings::default());
     let heartbeat_stop = CancellationToken::new();
-    let heartbeat = tokio::spawn(heartbeat(&ctx, &holdings, false).run(heartbeat_stop.clone()));
-    let liveness = tokio::spawn(liveness(&ctx, &holdings).run(heartbeat_stop.clone()));
+    let (heartbeat, liveness) = keep_alive(&ctx, &holdings, false, &heartbeat_stop);
     know_the_gates(&ctx).await;
     let gates = gates_and_pauses(&ctx, &heartbeat_stop);
     let settings = settings(&ctx, Kind::Step, &runner, 1);
@@ -168,6 +166,22 @@ async fn know_the_gates(ctx: &Ctx) {
     if let Err(error) = ctx.gates.look(&ctx.store).await {
         warn!(%error, "The providers' gates could not be read; trying again");
     }
+}
+
+/// Starts the heartbeat and the liveness lock, and starts them again should one panic: without them the process's leases end, and
+/// its steps are taken from it.
+fn keep_alive(
+    ctx: &Arc<Ctx>,
+    holdings: &Arc<Holdings>,
+    listed: bool,
+    stop: &CancellationToken,
+) -> (JoinHandle<()>, JoinHandle<()>) {
+    let (heartbeat, stop_it) = (heartbeat(ctx, holdings, listed), stop.clone());
+    let (liveness, stop_too) = (liveness(ctx, holdings), stop.clone());
+    (
+        timer::start("heartbeat", move || heartbeat.clone().run(stop_it.clone())),
+        timer::start("liveness lock", move || liveness.clone().run(stop_too.clone())),
+    )
 }
 
 fn heartbeat(ctx: &Ctx, holdings: &Arc<Holdings>, listed: bool) -> Heartbeat {
