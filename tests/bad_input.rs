@@ -327,6 +327,37 @@ async fn a_draining_process_is_not_ready_and_ends_its_step() {
     assert!(process.log().contains("The run is completed"));
 }
 
+#[tokio::test]
+async fn arguments_that_are_nested_too_deep_to_be_stored_go_back_to_the_model_and_the_session_can_be_read() {
+    let database = Database::new().await;
+    // As deep as a reader of JSON takes it. Within a message it would be too deep to be read back.
+    let deep = format!("{{\"persons\":{}1{}}}", "[".repeat(125), "]".repeat(125));
+    assert!(serde_json::from_str::<Value>(&deep).is_ok());
+    let model = ModelServer::start(move |_, number| match number {
+        0 => Answer::Calls(vec![("reserve".to_owned(), deep.clone())]),
+        1 => Answer::text("It did not work."),
+        _ => Answer::text("I am still here."),
+    })
+    .await;
+    let options = options(&model);
+    let process = options.serve(&database).await;
+    let client = process.client();
+    let id = client.chat("c1", "A table.").await["session_id"].as_str().unwrap().to_owned();
+    let session = client.wait_for(&id, "completed").await;
+    assert_eq!(texts(&session, "assistant").last().map(String::as_str), Some("It did not work."));
+    assert!(texts(&session, "tool")[0].contains("nested too deep"), "{session}");
+    assert!(options.effects().is_empty(), "the tool did not run");
+    process.kill();
+    // Another process has no copy of it.
+    let process = options.serve(&database).await;
+    let client = process.client();
+    client.chat("c1", "Are you there?").await;
+    model.asked(3).await;
+    let session = client.wait_for(&id, "completed").await;
+    assert_eq!(texts(&session, "assistant").last().map(String::as_str), Some("I am still here."));
+    assert!(process.terminate().success());
+}
+
 async fn api() -> (Database, ModelServer, Process) {
     let database = Database::new().await;
     let model = ModelServer::turns(vec![Answer::text("Hello.")]).await;

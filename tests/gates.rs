@@ -233,6 +233,61 @@ async fn a_limit_of_the_rate_holds_up_one_session_while_the_provider_answers_oth
     assert!(process.terminate().success());
 }
 
+/// A provider that answers the first call, so that its gate stays open, and then asks for an hour's pause.
+async fn limits_one_model() -> ModelServer {
+    ModelServer::start(|_, number| match number {
+        0 => Answer::text("Here I am."),
+        _ => Answer::Busy(429, 3_600_000),
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_pause_that_the_provider_asks_for_ends_with_the_budget_of_the_outage() {
+    let (database, model) = (Database::new().await, limits_one_model().await);
+    let process = options(&model, "limits = { outage_s = 2 }").serve(&database).await;
+    let client = process.client();
+    let first = post(&client, "c0").await;
+    client.wait_for(&first, "completed").await;
+    let limited = post(&client, "c1").await;
+    let session = client.wait_for(&limited, "failed").await;
+    assert!(session["error"].as_str().unwrap().contains("limits.outage_s"), "{session}");
+    assert!(process.terminate().success());
+}
+
+#[tokio::test]
+async fn a_long_pause_for_one_model_leaves_the_turn_to_the_fallback() {
+    let (database, model) = (Database::new().await, limits_one_model().await);
+    let options = options(&model, "fallback = [\"scripted/spare\"]\n[scripted]\ndir = \".\"");
+    let script = "[[turn]]\n[[turn.reply]]\ntext = \"The spare one answers.\"\n";
+    std::fs::write(options.path("spare.toml"), script).unwrap();
+    let process = options.serve(&database).await;
+    let client = process.client();
+    let first = post(&client, "c0").await;
+    client.wait_for(&first, "completed").await;
+    let limited = post(&client, "c1").await;
+    let session = client.wait_for(&limited, "completed").await;
+    assert_eq!(texts(&session, "assistant"), ["The spare one answers."]);
+    assert!(process.terminate().success());
+}
+
+#[tokio::test]
+async fn a_fault_whose_words_the_database_cannot_store_is_a_fault_like_any_other() {
+    let database = Database::new().await;
+    let model = ModelServer::start(|_, number| match number {
+        0 => Answer::RefusedAs(500, "over\0loaded".to_owned()),
+        _ => Answer::text("Here I am."),
+    })
+    .await;
+    let process = options(&model, "").serve(&database).await;
+    let client = process.client();
+    let id = post(&client, "c0").await;
+    client.wait_for(&id, "completed").await;
+    let failed = journal(&client, &id, "ATTEMPT_FAILED").await;
+    assert!(failed[0]["reason"].as_str().unwrap().contains("over\u{fffd}loaded"), "{failed:?}");
+    assert!(process.terminate().success());
+}
+
 /// A session that waits at a gate that stays shut for an hour.
 async fn waits_for_an_hour(database: &Database) -> (ModelServer, Process, String) {
     let model = ModelServer::start(|_, number| match number {

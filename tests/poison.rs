@@ -261,3 +261,25 @@ async fn k36_the_user_is_told_once_though_the_failing_commit_is_killed_before_an
     assert_eq!(ward.effects("charge", &poisoned), 1);
     assert!(process.terminate().success());
 }
+
+#[tokio::test]
+async fn a_commit_that_is_refused_again_and_again_pays_for_no_endless_calls() {
+    let database = Database::new().await;
+    let model = ModelServer::start(|_, _| Answer::text("Fine.")).await;
+    model.hold();
+    let options = Options::new().model("openai/test").env("OPENAI_BASE_URL", &model.url);
+    let process = options.serve(&database).await;
+    process.client().chat("c1", "Hello.").await;
+    model.asked(1).await;
+    // Somebody has written into the job's row, and the fence of its commits misses from now on.
+    sqlx::query("update jobs set space_id = 'other'").execute(&database.pool).await.unwrap();
+    model.release();
+    let said = eventually("the claim to end", || async {
+        let said = "select last_error from jobs where last_error is not null and $1 <> ''";
+        sqlx::query_scalar::<_, String>(said).bind("any").fetch_optional(&database.pool).await.unwrap()
+    })
+    .await;
+    assert!(said.contains("refused although"), "{said}");
+    assert!(model.bodies().len() <= 2, "{} calls were paid", model.bodies().len());
+    process.kill();
+}

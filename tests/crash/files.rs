@@ -232,3 +232,31 @@ async fn k30_k31_two_hundred_kills_around_snapshots_and_restores_lose_nothing() 
         (kills, seed) = (kills + places.len(), seed + 1);
     }
 }
+
+#[tokio::test]
+async fn k30_a_kill_while_files_are_stored_keeps_the_outcome_of_a_call_that_ended_last() {
+    let database = Database::new().await;
+    let model = ModelServer::start(|body, _| match turns_since_user(body) {
+        0 => Answer::Calls(vec![
+            ("write_file".to_owned(), json!({"path": "notes.md", "content": "A table for Ann."}).to_string()),
+            ("charge".to_owned(), json!({"cents": 500}).to_string()),
+        ]),
+        _ => Answer::text("Done."),
+    })
+    .await;
+    // The charge takes its time, so it ends last, and its outcome is left to the commit of the turn.
+    let options =
+        Options::new().model("openai/test").env("OPENAI_BASE_URL", &model.url).env("FIXTURE_TAKE_MS", "500");
+    let dying = options.clone().env("FAILPOINTS", "K30_put=1*return").serve(&database).await;
+    let first = dying.client().chat("c1", "Charge me.").await;
+    let (status, dead) = dying.ended().await;
+    assert!(!status.success() && dead.log().contains("failpoint"), "{}", dead.log());
+    let process = options.serve(&database).await;
+    let id = first["session_id"].as_str().map(str::to_owned);
+    let (id, session) = completed(&process.client(), &database, id, "").await;
+    assert_eq!(texts(&session, "assistant").last().map(String::as_str), Some("Done."));
+    let traces = Traces::of(&database, &id).await;
+    assert_eq!(traces.journal("TOOL_FAILED_UNCERTAIN").len(), 0);
+    assert_eq!(options.effects().len(), 1, "it was charged once");
+    assert!(process.terminate().success());
+}

@@ -3,7 +3,7 @@
 
 use crate::event::Event;
 use crate::id::{CallId, RunId};
-use crate::record::{Block, Details, Record, Role, ToolResult, value_without_nul, without_nul};
+use crate::record::{Block, Details, Record, Role, ToolResult, storable, without_nul};
 use crate::session::{CallOutcome, CallStatus, CallUpdate, InboxMessage, SessionStatus};
 use serde::{Deserialize, Serialize};
 
@@ -190,7 +190,7 @@ impl Taken {
             name,
             content,
             is_error: outcome.is_error,
-            details: outcome.details.map(value_without_nul),
+            details: outcome.details.map(storable),
             output: None,
         });
         let message_number = self.push(position, Role::Tool, result, details);

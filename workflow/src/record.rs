@@ -259,14 +259,57 @@ pub fn without_nul(text: String) -> String {
     if text.contains('\0') { text.replace('\0', "\u{fffd}") } else { text }
 }
 
-/// Replaces NUL in every string inside `value`, keys included.
-pub fn value_without_nul(value: Value) -> Value {
-    match value {
-        Value::String(text) => Value::String(without_nul(text)),
-        Value::Array(items) => Value::Array(items.into_iter().map(value_without_nul).collect()),
-        Value::Object(map) => Value::Object(
-            map.into_iter().map(|(key, value)| (without_nul(key), value_without_nul(value))).collect(),
-        ),
-        Value::Null | Value::Bool(_) | Value::Number(_) => value,
+/// How deep arrays and objects are nested in a stored value at most. It is stored within others, and `serde_json` reads 127
+/// levels back, a bundle 64.
+pub const DEPTH: usize = 48;
+
+/// Returns whether arrays and objects in `value` are nested deeper than [`DEPTH`].
+pub fn is_too_deep(value: &Value) -> bool {
+    fn is_deeper(value: &Value, than: usize) -> bool {
+        match value {
+            Value::Array(items) => than == 0 || items.iter().any(|item| is_deeper(item, than - 1)),
+            Value::Object(map) => than == 0 || map.values().any(|value| is_deeper(value, than - 1)),
+            Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => false,
+        }
+    }
+    is_deeper(value, DEPTH)
+}
+
+/// A value from outside as it can be stored and read again: without NUL in any string or key, and with a note in place of what is
+/// nested deeper than [`DEPTH`].
+pub fn storable(value: Value) -> Value {
+    fn clean(value: Value, depth: usize) -> Value {
+        match value {
+            Value::String(text) => Value::String(without_nul(text)),
+            Value::Array(_) | Value::Object(_) if depth == DEPTH => {
+                Value::String("(left out: it is nested too deep)".to_owned())
+            }
+            Value::Array(items) => {
+                Value::Array(items.into_iter().map(|item| clean(item, depth + 1)).collect())
+            }
+            Value::Object(map) => Value::Object(
+                map.into_iter().map(|(key, value)| (without_nul(key), clean(value, depth + 1))).collect(),
+            ),
+            Value::Null | Value::Bool(_) | Value::Number(_) => value,
+        }
+    }
+    clean(value, 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn nested(depth: usize) -> Value {
+        (1..depth).fold(Value::Array(Vec::new()), |inner, _| Value::Array(vec![inner]))
+    }
+
+    #[test]
+    fn what_is_nested_too_deep_is_left_out_with_a_note() {
+        assert!(!is_too_deep(&nested(DEPTH)) && is_too_deep(&nested(DEPTH + 1)));
+        assert_eq!(storable(nested(DEPTH)), nested(DEPTH));
+        let stored = storable(nested(100));
+        assert!(!is_too_deep(&stored));
+        assert!(stored.to_string().contains("nested too deep"));
     }
 }

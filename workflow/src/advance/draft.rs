@@ -17,8 +17,8 @@ use crate::id::{CallId, RunId};
 use crate::inbox::{self, Position, Question};
 use crate::internal::is_remark;
 use crate::record::{
-    Attachment, Block, Details, FinishReason, Record, Role, ToolCall, ToolResult, Usage, text_of,
-    value_without_nul, without_nul,
+    Attachment, Block, Details, FinishReason, Record, Role, ToolCall, ToolResult, Usage, is_too_deep,
+    storable, text_of, without_nul,
 };
 use crate::reply;
 use crate::resolve::{AWAITS_APPROVAL, outcome_unknown};
@@ -319,7 +319,7 @@ impl<'a> Draft<'a> {
             name: call.name.clone(),
             content,
             is_error: outcome.is_error,
-            details: outcome.details.map(value_without_nul),
+            details: outcome.details.map(storable),
             output,
         };
         for update in derive::updates(&result) {
@@ -413,10 +413,17 @@ impl<'a> Draft<'a> {
 fn clean(block: Block) -> Block {
     match block {
         Block::Text { text } => Block::Text { text: without_nul(text) },
+        // A call without some of its arguments would be another call.
+        Block::ToolCall(call) if is_too_deep(&call.arguments) => Block::ToolCall(ToolCall {
+            call_id: call.call_id,
+            name: without_nul(call.name),
+            malformed: Some(without_nul(call.arguments.to_string())),
+            arguments: serde_json::json!({}),
+        }),
         Block::ToolCall(call) => Block::ToolCall(ToolCall {
             call_id: call.call_id,
             name: without_nul(call.name),
-            arguments: value_without_nul(call.arguments),
+            arguments: storable(call.arguments),
             malformed: call.malformed.map(without_nul),
         }),
         Block::ToolResult(result) => {

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 use wakeful_store::legacy::Imported;
 use wakeful_store::wake::NewSession;
-use wakeful_workflow::record::{Role, value_without_nul, without_nul};
+use wakeful_workflow::record::{Role, storable, without_nul};
 use wakeful_workflow::seed::Seed;
 
 /// A chat as the cache kept it.
@@ -54,7 +54,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<Chat, String> {
         return Err(format!("it has {} messages; {MESSAGES} are the most that is read", messages.len()));
     }
     let mut chat = Chat { seeds: Vec::new(), said_at: Vec::new(), state: Map::new(), left_out: 0 };
-    if let Value::Object(state) = value_without_nul(Value::Object(state)) {
+    if let Value::Object(state) = storable(Value::Object(state)) {
         chat.state = state;
     }
     for (index, message) in messages.iter().enumerate() {

@@ -322,7 +322,11 @@ async fn run_steps(
                 withdraw_intent(ctx, job, &session.session_id, &mut counts.uncalled).await?;
                 let mut read = ctx.store.hydrate(session.session_id.as_str()).await?;
                 read.leave_out_like(session);
-                if read == *session {
+                // The call that led to the refused commit is among those that were cut off now, and proves nothing.
+                let interrupted = std::mem::replace(&mut read.interrupted, session.interrupted.clone());
+                let is_unchanged = read == *session;
+                read.interrupted = interrupted;
+                if is_unchanged {
                     // The session is unchanged, so another try would be refused too, after one more paid
                     // model call.
                     let error = "the commit was refused although the session has not changed".to_owned();

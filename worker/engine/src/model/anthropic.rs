@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use wakeful_workflow::context::Context;
 use wakeful_workflow::fault::Fault;
-use wakeful_workflow::record::{Block, FinishReason, Reply, Usage, value_without_nul, without_nul};
+use wakeful_workflow::record::{Block, FinishReason, Reply, Usage, storable, without_nul};
 use wakeful_workflow::wire::anthropic::{Options, PROVIDER, project};
 use wakeful_workflow::wire::{Protocol, Request};
 
@@ -225,7 +225,7 @@ impl Answer {
                     if let Ok(input) = serde_json::from_str::<Value>(&json) {
                         raw.insert("input".into(), input);
                     }
-                    let raw = value_without_nul(Value::Object(raw));
+                    let raw = storable(Value::Object(raw));
                     content.push(Block::Provider { provider: PROVIDER.to_owned(), raw });
                 }
             }

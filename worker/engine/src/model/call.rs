@@ -13,7 +13,7 @@ use std::pin::Pin;
 use std::time::Duration;
 use tokio::time::{Instant, timeout, timeout_at};
 use wakeful_workflow::fault::Fault;
-use wakeful_workflow::record::{value_without_nul, without_nul};
+use wakeful_workflow::record::{is_too_deep, storable, without_nul};
 
 /// Address of a provider, and its time limits.
 #[derive(Clone, Debug)]
@@ -198,7 +198,7 @@ pub fn secret_header(value: String) -> Result<HeaderValue, Fault> {
 
 /// Parses the text of a call's arguments. `truncated` means that the output limit may have cut this text.
 ///
-/// Returns the text as `Err` if it is not a complete JSON object. A call that was cut is kept as malformed:
+/// Returns the text as `Err` if it is not a complete JSON object, or is nested too deep to be stored. A call that was cut is kept as malformed:
 /// it never runs, and the model is told why. If it were dropped, the reply would look as if the model had
 /// tried no call, and would be sampled again. An empty text means no arguments, unless the output limit may
 /// have cut it.
@@ -207,7 +207,7 @@ pub fn arguments(text: String, truncated: bool) -> Result<Value, String> {
         return if truncated { Err(text) } else { Ok(Value::Object(serde_json::Map::new())) };
     }
     match serde_json::from_str(&text) {
-        Ok(Value::Object(fields)) => Ok(value_without_nul(Value::Object(fields))),
+        Ok(value @ Value::Object(_)) if !is_too_deep(&value) => Ok(storable(value)),
         Ok(_) | Err(_) => Err(without_nul(text)),
     }
 }

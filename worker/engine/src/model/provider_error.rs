@@ -31,7 +31,7 @@ impl ProviderError {
             _ => String::new(),
         };
         let message = error.as_str().map_or_else(|| text("message"), str::to_owned);
-        Some(ProviderError { kind: text("type"), code: text("code"), message: shorten(&message) })
+        Some(ProviderError { kind: shorten(&text("type")), code: text("code"), message: shorten(&message) })
     }
 
     pub(super) fn plain(body: &[u8]) -> ProviderError {

@@ -105,14 +105,11 @@ pub(super) async fn call_tools(
         tool_run.settle_left().await?;
     }
     let mut ended = ended.into_iter().collect::<Result<Vec<_>, _>>()?;
-    let snapshot = match tool_run.store_files(&mut ended).await {
-        Ok(snapshot) => snapshot,
-        Err(error) => {
-            // No commit follows here either.
-            tool_run.settle_left().await?;
-            return Err(error);
-        }
-    };
+    if tool_run.may_have_changed.load(Ordering::Relaxed) {
+        // To store files may take seconds, and a cancel or a crash would lose the outcome meanwhile.
+        tool_run.settle_left().await?;
+    }
+    let snapshot = tool_run.store_files(&mut ended).await?;
     // In a replay, results follow the source's order. The sort is stable, so other calls keep their own
     // order.
     ended.sort_by_key(|(_, source_number)| *source_number);
@@ -429,7 +426,7 @@ impl<'a> ToolRun<'a> {
         if let Some(raw) = &call.malformed {
             let shown: String = raw.chars().take(500).collect();
             return Some(ToolError(format!(
-                "The arguments were not a JSON object, so the tool did not run. Call it again with valid JSON. Received: {shown}"
+                "The arguments were not a JSON object, or were nested too deep, so the tool did not run. Call it again with valid JSON. Received: {shown}"
             )));
         }
         let prefix = self.session.prefix.as_ref();

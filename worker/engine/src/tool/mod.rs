@@ -16,7 +16,7 @@ use wakeful_workflow::effect::Effect;
 use wakeful_workflow::files::WrittenFile;
 use wakeful_workflow::id::{CallId, SessionId};
 use wakeful_workflow::policy::{SessionPolicy, ToolMode, may_write_to};
-use wakeful_workflow::record::{Attachment, value_without_nul, without_nul};
+use wakeful_workflow::record::{Attachment, storable, without_nul};
 
 pub mod ask_user;
 pub mod compose_email;
@@ -237,7 +237,7 @@ impl ToolOutput {
     pub fn without_nul(self) -> Self {
         ToolOutput {
             content: without_nul(self.content),
-            details: self.details.map(value_without_nul),
+            details: self.details.map(storable),
             question: self.question.map(without_nul),
         }
     }

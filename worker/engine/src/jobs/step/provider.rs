@@ -12,6 +12,7 @@ use std::borrow::Cow;
 use std::time::{Duration, Instant};
 use tracing::warn;
 use wakeful_store::Result;
+use wakeful_store::error::bounded;
 use wakeful_store::gate::SetBack;
 use wakeful_store::queue::{self, Job, Outage};
 use wakeful_workflow::advance::{Compaction, CompactionEnd, Performed};
@@ -153,13 +154,19 @@ fn used_up(agent: &Agent, model: &str, troubles: &Troubles, error: &str) -> Opti
 /// How long a job sleeps at a gate before it looks by itself: never beyond its budget, and less if another model may answer
 /// first.
 fn look(ctx: &Ctx, agent: &Agent, troubles: &Troubles) -> Duration {
-    let most = if agent.fallback.is_empty() {
-        LOOK
-    } else {
-        Duration::from_millis(ctx.gates.policy.probe_max_ms.unsigned_abs())
-    };
+    let longest = longest(ctx, agent, troubles, !agent.fallback.is_empty());
+    if agent.fallback.is_empty() { queue::jittered(LOOK).min(longest) } else { longest }
+}
+
+/// How long a step sleeps in an outage at most, whatever pause the provider asks for: to the end of its budget, and less if another
+/// model may answer first.
+fn longest(ctx: &Ctx, agent: &Agent, troubles: &Troubles, others: bool) -> Duration {
     let left = Duration::from_millis(agent.limits.outage_ms).saturating_sub(troubles.lasted());
-    queue::jittered(most).min(left + Duration::from_millis(10))
+    let left = left + Duration::from_millis(10);
+    if !others {
+        return left;
+    }
+    queue::jittered(Duration::from_millis(ctx.gates.policy.probe_max_ms.unsigned_abs())).min(left)
 }
 
 /// Tells the gate what the call showed of the provider. A summary that failed is not an answer by itself.
@@ -201,7 +208,8 @@ pub(super) async fn after_fault(
     let model = way.as_ref().map_or(&configured.model, |way| &way.agent.model).clone();
     let gate_id = ctx.plugins.models.gate_of(&model).filter(|_| way.is_some());
     let probes = way.as_ref().is_some_and(|way| way.probe.is_some());
-    let text = fault.to_string();
+    // It becomes a part of the journal, and a provider of another program may say anything.
+    let text = bounded(&fault.to_string());
     // A probe's stream that was cut proves that the provider is still failing, so it costs no attempt.
     let outage = fault.is_outage() || (probes && fault.shuts_gate());
     let mut open = true;
@@ -237,13 +245,16 @@ pub(super) async fn after_fault(
     };
     let failed = models.iter().position(|one| *one == model).unwrap_or(0);
     let each = ctx.gates.policy.faults;
-    let delay = if outage && fallback::at_once(models.len(), failed, faults, each, passes) {
+    let others = (0..models.len()).any(|index| index != failed && passes(index));
+    let after = after_ms.map(Duration::from_millis);
+    let delay = if !outage {
+        queue::delay(job.stuck, after)
+    } else if fallback::at_once(models.len(), failed, faults, each, passes) {
         Duration::ZERO
     } else {
-        let failed = if outage { i32::try_from(faults).unwrap_or(i32::MAX) } else { job.stuck };
-        queue::delay(failed, after_ms.map(Duration::from_millis))
+        let asked = queue::delay(i32::try_from(faults).unwrap_or(i32::MAX), after);
+        asked.min(longest(ctx, configured, troubles, others))
     };
-    let others = (0..models.len()).any(|index| index != failed && passes(index));
     let gate = gate_id.filter(|_| outage && !open && !others);
     let gate = gate.map(|gate| (gate.to_owned(), look(ctx, configured, troubles)));
     let event = Event::AttemptFailed {
