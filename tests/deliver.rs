@@ -1,6 +1,8 @@
 //! Deliveries across a crash: compares the channel's own ledger, a file, with the outbox and the journal. K12
 //! to K16 of the crash matrix.
 
+mod ends;
+
 use crate::support::checker::{Traces, dump};
 use crate::support::{Answer, Client, Database, ModelServer, Options, Process, Program, eventually};
 use serde_json::{Value, json};

@@ -215,3 +215,35 @@ async fn a_pause_that_ends_lets_its_jobs_go_at_the_rate_the_oldest_first() {
     let passes = "select count(*) from jobs where pause_passes is not null and run_at <= clock_timestamp() and $1 = ''";
     assert_eq!(database.value::<i64>(passes, "").await, 5);
 }
+
+#[tokio::test]
+async fn a_fallback_whose_provider_is_paused_is_not_called() {
+    let database = Database::new().await;
+    let model = ModelServer::start(|_, number| match number {
+        0 => Answer::Busy(503, 3_600_000),
+        _ => Answer::text("Here I am."),
+    })
+    .await;
+    let options = Options::new()
+        .model("openai/test")
+        .config("fallback = [\"scripted/spare\"]\n[scripted]\ndir = \".\"\n[gate]\nprobe_s = 0.2\nprobe_max_s = 0.4")
+        .env("OPENAI_BASE_URL", &model.url);
+    let script = "[[turn]]\n[[turn.reply]]\ntext = \"The spare one answers.\"\n";
+    std::fs::write(options.path("spare.toml"), script).unwrap();
+    let store = database.store().await;
+    let scripted = Subject::named(Kind::Provider, Some("scripted")).unwrap();
+    store.pause(&scripted, "an incident", None, None).await.unwrap();
+    let process = options.serve(&database).await;
+    let client = process.client();
+    let id = client.chat("c1", "Hello.").await["session_id"].as_str().unwrap().to_owned();
+    eventually("the session to wait for its provider", || async {
+        let session = client.session(&id).await;
+        session["job"]["waits_for"].is_string().then_some(())
+    })
+    .await;
+    store.resume(&scripted, None).await.unwrap();
+    let session = client.wait_for(&id, "completed").await;
+    let said = session["messages"].as_array().unwrap().last().unwrap()["text"].clone();
+    assert_eq!(said, "The spare one answers.", "the pause is over");
+    assert!(process.terminate().success());
+}

@@ -166,12 +166,17 @@ async fn a_tick_beside_an_unfinished_firing_is_skipped_with_the_reason_or_queued
     stage.look(at("2026-06-01T12:02:00Z")).await.unwrap();
     let session = stage.firings().await[0].session_id.clone().unwrap();
     assert_eq!(stage.reasons().await, [format!("overlap: {session} is queued, overlap = skip")]);
+    // However many ticks are skipped, the firing is not forgotten.
+    for minute in 3..110 {
+        let tick = at("2026-06-01T12:00:00Z") + chrono::TimeDelta::minutes(minute);
+        assert!(stage.look(tick).await.unwrap().woken.is_empty(), "{tick}");
+    }
     // When its run has ended, the next tick fires.
     sqlx::query("update conversation_sessions set status = 'completed'")
         .execute(&stage.database.pool)
         .await
         .unwrap();
-    assert_eq!(stage.look(at("2026-06-01T12:03:00Z")).await.unwrap().woken.len(), 1);
+    assert_eq!(stage.look(at("2026-06-01T13:50:00Z")).await.unwrap().woken.len(), 1);
 
     let stage = Stage::new(definition("x", "* * * * *"), "2026-06-01T12:00:00Z").await;
     stage.look(at("2026-06-01T12:01:00Z")).await.unwrap();
@@ -202,13 +207,42 @@ async fn a_tick_whose_session_cannot_be_made_is_skipped_and_holds_up_no_other() 
     let agents = ["default".to_owned()];
     let now = Some(at("2026-06-01T12:01:00Z"));
     let mut woken = 0;
-    while let Some(fired) = stage.store.fire_due(now, &agents, &only_good).await.unwrap() {
+    while let Some(fired) = stage.store.fire_due(now, &agents, &mut Vec::new(), &only_good).await.unwrap() {
         woken += fired.woken.len();
     }
     assert_eq!(woken, 1);
     assert_eq!(stage.reasons().await, ["it has no agent"]);
     // A schedule whose agent this deployment does not have is left to others.
-    assert!(stage.store.fire_due(Some(at("2026-06-01T13:00:00Z")), &[], &compose).await.unwrap().is_none());
+    assert!(
+        stage
+            .store
+            .fire_due(Some(at("2026-06-01T13:00:00Z")), &[], &mut Vec::new(), &compose)
+            .await
+            .unwrap()
+            .is_none()
+    );
+}
+
+#[tokio::test]
+async fn a_schedule_that_cannot_be_fired_now_holds_up_no_other() {
+    let stage = Stage::new(definition("bad", "* * * * *"), "2026-06-01T12:00:00Z").await;
+    stage.look(at("2026-06-01T12:01:00Z")).await.unwrap();
+    let good = definition("good", "* * * * *");
+    stage.store.create_schedule(SPACE, &good, Some(at("2026-06-01T12:01:30Z"))).await.unwrap();
+    let mut locks = stage.database.pool.begin().await.unwrap();
+    let lock = "select from conversation_counters where conversation_id = 'default/schedule-bad' for update";
+    sqlx::query(lock).execute(&mut *locks).await.unwrap();
+    let (now, agents) = (Some(at("2026-06-01T12:02:00Z")), ["default".to_owned()]);
+    let mut put_off = Vec::new();
+    let refused = stage.store.fire_due(now, &agents, &mut put_off, &compose).await;
+    assert!(refused.is_err_and(|error| error.is_transient()));
+    assert_eq!(put_off.len(), 1);
+    let fired = stage.store.fire_due(now, &agents, &mut put_off, &compose).await.unwrap().unwrap();
+    assert_eq!((fired.name.as_str(), fired.woken.len()), ("good", 1));
+    assert!(stage.store.fire_due(now, &agents, &mut put_off, &compose).await.unwrap().is_none());
+    locks.rollback().await.unwrap();
+    let fired = stage.store.fire_due(now, &agents, &mut Vec::new(), &compose).await.unwrap().unwrap();
+    assert_eq!((fired.name.as_str(), fired.woken.len()), ("bad", 1), "its tick is not lost");
 }
 
 #[tokio::test]

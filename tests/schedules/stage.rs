@@ -70,7 +70,7 @@ impl Stage {
 
     /// Looks at the schedules once.
     pub(super) async fn look(&self, now: DateTime<Utc>) -> Option<Fired> {
-        self.store.fire_due(Some(now), &["default".to_owned()], &compose).await.unwrap()
+        self.store.fire_due(Some(now), &["default".to_owned()], &mut Vec::new(), &compose).await.unwrap()
     }
 
     pub(super) async fn firings(&self) -> Vec<Firing> {

@@ -250,5 +250,7 @@ async fn doctor_names_a_schedule_that_nobody_fires() {
     store.resume_schedule(SPACE, "ahead", None).await.unwrap();
     let (_, out, _) = cli(&options, &database, &["doctor", "-o", "json"]).await;
     assert!(out.contains("none is late"), "{out}");
-    assert!(store.fire_due(None, &["default".to_owned()], &compose).await.unwrap().is_none());
+    assert!(
+        store.fire_due(None, &["default".to_owned()], &mut Vec::new(), &compose).await.unwrap().is_none()
+    );
 }

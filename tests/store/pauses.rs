@@ -127,3 +127,37 @@ async fn a_wait_for_a_pause_or_a_gate_ends_the_count_of_the_databases_faults() {
         assert_eq!(fault(&driver).await, 1, "at a gate: {at_gate}");
     }
 }
+
+#[tokio::test]
+async fn what_held_a_step_up_is_no_part_of_its_providers_outage() {
+    let world = World::new().await;
+    let session_id = world.wake("c1", "Hello.").await;
+    let back = SetBack {
+        error: "the provider is down",
+        gate: None,
+        delay: Duration::ZERO,
+        failed: None,
+        outage: true,
+    };
+    let driver = world.drive(&session_id).await;
+    assert!(!world.store.set_back(&driver.job.lease, &back).await.unwrap());
+    let lasted = |driver: &Driver<'_>| driver.job.outage.lasted.unwrap();
+    let hour = Duration::from_secs(3600);
+
+    // No worker was there for hours.
+    let hours = "update jobs set run_at = run_at - interval '9 hours', outage_since = outage_since - interval '9 hours'";
+    world.run_sql(hours).await;
+    let driver = world.drive(&session_id).await;
+    assert!(lasted(&driver) < hour, "{:?}", lasted(&driver));
+
+    // It was held for hours.
+    let agent = subject(pause::Kind::Agent, "default");
+    world.store.pause(&agent, "a fix", None, None).await.unwrap();
+    assert!(!world.store.hold(&driver.job.lease, &agent, LEASE).await.unwrap());
+    let hours = "update jobs set held_since = held_since - interval '9 hours', outage_since = outage_since - interval '9 hours'";
+    world.run_sql(hours).await;
+    world.store.resume(&agent, None).await.unwrap();
+    assert_eq!(world.store.tend_pauses().await.unwrap(), 1);
+    let driver = world.drive(&session_id).await;
+    assert!(lasted(&driver) < hour, "{:?}", lasted(&driver));
+}

@@ -6,7 +6,7 @@
 //! between a BEGIN and its COMMIT is unknown to the pool. So an open transaction that is dropped is rolled back,
 //! and the connection must answer before it is used again.
 
-use super::{Live, Shared};
+use super::{Live, Shared, in_time};
 use crate::audit::act;
 use crate::lines::Front;
 use crate::space::Scope;
@@ -54,7 +54,7 @@ impl Lent {
             return Ok(());
         }
         self.live().sees = None;
-        let told = sqlx::raw_sql(AssertSqlSafe(scope.told())).execute(self.sends()).await;
+        let told = in_time(sqlx::raw_sql(AssertSqlSafe(scope.told())).execute(self.sends())).await;
         self.answered(&told);
         told?;
         self.live().sees = Some(scope.clone());
@@ -137,7 +137,7 @@ pub(crate) struct Transaction(Lent);
 
 impl Transaction {
     pub(super) async fn begin(mut lent: Lent) -> Result<Transaction, sqlx::Error> {
-        let begun = PgTransactionManager::begin(lent.sends(), None).await;
+        let begun = in_time(PgTransactionManager::begin(lent.sends(), None)).await;
         lent.answered(&begun);
         begun?;
         lent.after = After::Unknown;
@@ -145,14 +145,14 @@ impl Transaction {
     }
 
     pub async fn rollback(mut self) -> Result<(), sqlx::Error> {
-        let undone = PgTransactionManager::rollback(self.0.sends()).await;
+        let undone = in_time(PgTransactionManager::rollback(self.0.sends())).await;
         self.ended(undone)
     }
 
     /// Commits. If the task is an act, its row of the audit is part of the commit.
     pub async fn commit(mut self) -> Result<(), sqlx::Error> {
         act::write(&mut self.0).await?;
-        let committed = PgTransactionManager::commit(self.0.sends()).await;
+        let committed = in_time(PgTransactionManager::commit(self.0.sends())).await;
         self.ended(committed)?;
         act::is_written();
         Ok(())
@@ -160,7 +160,7 @@ impl Transaction {
 
     /// Commits a part of an act whose row of the audit is written by a statement, or by another commit.
     pub async fn commit_part(mut self) -> Result<(), sqlx::Error> {
-        let committed = PgTransactionManager::commit(self.0.sends()).await;
+        let committed = in_time(PgTransactionManager::commit(self.0.sends())).await;
         self.ended(committed)
     }
 

@@ -7,7 +7,7 @@
 use super::proven::{Lost, ProvenListener};
 use super::{Holdings, Notifier, jittered};
 use crate::pool::Use;
-use crate::{Result, Store};
+use crate::{Error, Result, Store};
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -50,7 +50,8 @@ impl Liveness {
     /// Holds the lock and looks after the locks of others, until `stop`.
     pub async fn run(self, stop: CancellationToken) {
         let (judge, judges) = watch::channel(None);
-        // However this ends, also by a panic, the connection that holds the lock is gone then. Claims would go on to name the lock.
+        // After a panic the connection that holds the lock is gone, and claims would go on to name the lock. At an orderly stop,
+        // jobs that are still leased keep the key: then others see that their worker is gone.
         let this = LetsGo(&self);
         let held = async { tokio::join!(this.0.keep(&judge), this.0.look(&judges)) };
         stop.run_until_cancelled(held).await;
@@ -183,12 +184,14 @@ impl Liveness {
     }
 }
 
-/// Lets the lock go when it is dropped.
+/// Lets the lock go when it is dropped by a panic.
 struct LetsGo<'a>(&'a Liveness);
 
 impl Drop for LetsGo<'_> {
     fn drop(&mut self) {
-        self.0.let_go();
+        if std::thread::panicking() {
+            self.0.let_go();
+        }
     }
 }
 
@@ -201,6 +204,8 @@ pub(super) async fn disown(store: Store, key: i32) {
             Ok(true) => return,
             // Another statement has locked some of the rows. It takes milliseconds.
             Ok(false) => tokio::time::sleep(Duration::from_millis(20)).await,
+            // The process ends.
+            Err(Error::Database(sqlx::Error::PoolClosed)) => return,
             Err(error) => {
                 faults += 1;
                 debug!(%error, key, "The jobs still name the lost liveness lock");

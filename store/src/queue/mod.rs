@@ -56,6 +56,9 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use wakeful_workflow::session::Session;
 
+/// How long a cancel waits for the next attempt of a step that failed meanwhile.
+const CANCEL_WAITS: Duration = Duration::from_secs(1);
+
 /// How long a claim that seems lost waits for the answer to its own commit.
 const COMMIT_ANSWER: Duration = Duration::from_secs(5);
 
@@ -304,7 +307,12 @@ async fn claim(
             died = died + case when lease is not null and stuck > 0 then 1 else 0 end,
             attempt = attempt + 1,
             waits_for = null,
-            held_by = null
+            held_by = null,
+            -- While no worker looked, nobody knew how the provider did: that time is not a part of its outage.
+            outage_since = case
+                when run_at < clock_timestamp() - interval '1 minute' then outage_since + (clock_timestamp() - run_at)
+                else outage_since
+            end
         -- An array, not a join: Postgres may plan a join for an empty table and keep it when the table is full.
         where job_id = any (array(select job_id from ready union all select job_id from suspect))
         returning job_id, lease as "token!", job_id = any (array(select job_id from suspect)) as "suspect!",
@@ -348,8 +356,7 @@ impl Store {
 
     async fn give_back(&self, lease: &Lease, delay: Duration, text: &str, counts: bool) -> Result<()> {
         let text = self.sealed_for_job(lease.job_id, text).await?;
-        let mut tx = self.pool.begin().await?;
-        sqlx::query!(
+        let given_back = sqlx::query!(
             "update jobs
             set lease = null, worker_id = null, last_error = $3,
                 stuck = case when $6 then greatest(stuck, 1) else greatest(stuck - 1, 0) end,
@@ -366,25 +373,23 @@ impl Store {
             lease.trace_context.as_deref(),
             counts
         )
-        .execute(&mut *tx)
+        .execute(&self.pool)
         .await?;
-        // A cancel that came during the claim found no waiting job. The statement above may have waited for it, so only a later
-        // one sees it.
-        let cancelled = sqlx::query!(
-            "update jobs set run_at = clock_timestamp()
-            where job_id = $1 and lease is null
-                and exists (select from conversation_sessions s
-                    where s.session_id = jobs.session_id and s.cancel_requested)
-            returning kind, runner",
-            lease.job_id
-        )
-        .fetch_optional(&mut *tx)
-        .await?;
-        if let Some(job) = cancelled {
-            let said = notify::payload(&job.kind, &job.runner);
-            sqlx::query!("select pg_notify($1, $2)", JOBS, said).execute(&mut *tx).await?;
+        if given_back.rows_affected() == 1 && counts && delay > CANCEL_WAITS {
+            // A cancel that came during the claim found no waiting job. The statement above may have waited for it, so only a
+            // later one sees it. It is not carried out at once, because carrying it out may be what failed.
+            sqlx::query!(
+                "update jobs set run_at = clock_timestamp() + make_interval(secs => $2)
+                where job_id = $1 and lease is null and run_at > clock_timestamp()
+                    and exists (select from conversation_sessions s
+                        where s.session_id = jobs.session_id and s.cancel_requested)",
+                lease.job_id,
+                CANCEL_WAITS.as_secs_f64()
+            )
+            .execute(&self.pool)
+            .await?;
         }
-        Ok(tx.commit().await?)
+        Ok(())
     }
 
     /// Gives a job back at once, because other jobs wait or the process drains. The claim does not count.

@@ -14,6 +14,9 @@ use wakeful_workflow::trigger::CRON;
 /// Composes the session of a firing from an agent, its prompt and its tools, or says why it cannot.
 pub type Compose<'a> = dyn Fn(&Schedule) -> std::result::Result<NewSession, String> + Send + Sync + 'a;
 
+/// How often a scheduler looks at a due schedule that an operator's pause holds.
+const PAUSED_LOOK: Duration = Duration::from_secs(5);
+
 /// The result of one check of one schedule.
 #[derive(Clone, Debug)]
 pub struct Fired {
@@ -31,15 +34,17 @@ impl Store {
     /// conversation and message. Runs in one transaction.
     ///
     /// # Errors
-    /// [`Error::Database`]; nothing was fired then. A tick that fails for another reason is skipped, with
-    /// that reason.
+    /// [`Error::Database`], [`Error::Keys`]; nothing was fired then. If it is one schedule that cannot be fired now, its id is
+    /// added to `put_off`; schedules that are in there already are left out. A tick that fails for another reason is
+    /// skipped, with that reason.
     pub async fn fire_due(
         &self,
         now: Option<DateTime<Utc>>,
         agents: &[String],
+        put_off: &mut Vec<String>,
         compose: &Compose<'_>,
     ) -> Result<Option<Fired>> {
-        let fired = self.try_fire_due(now, agents, compose).await;
+        let fired = self.try_fire_due(now, agents, put_off, compose).await;
         self.note_refusal(fired)
     }
 
@@ -47,6 +52,7 @@ impl Store {
         &self,
         now: Option<DateTime<Utc>>,
         agents: &[String],
+        put_off: &mut Vec<String>,
         compose: &Compose<'_>,
     ) -> Result<Option<Fired>> {
         let mut tx = self.pool.begin().await?;
@@ -54,7 +60,7 @@ impl Store {
         let due = sqlx::query!(
             "select space_id, name
             from schedules
-            where paused_at is null and next_at <= $1 and agent = any($2)
+            where paused_at is null and next_at <= $1 and agent = any($2) and schedule_id <> all ($3::text[])
                 and not exists (select from pauses p
                     where p.pause_id = 'schedule:' || schedules.space_id || '/' || schedules.name
                         and p.resuming_since is null and (p.ends_at is null or p.ends_at > $1))
@@ -62,7 +68,8 @@ impl Store {
             limit 1
             for update skip locked",
             now,
-            agents
+            agents,
+            &put_off[..]
         )
         .fetch_optional(&mut *tx)
         .await?;
@@ -91,7 +98,8 @@ impl Store {
         }
         crate::failpoint!("K60");
         for tick in decision.fire {
-            match fire(&mut tx, &self.vault, &schedule, &timing, tick, compose).await? {
+            let became = fire(&mut tx, &self.vault, &schedule, &timing, tick, compose).await;
+            match became.inspect_err(|_| put_off.push(schedule.schedule_id.clone()))? {
                 Became::Fired(woken) => fired.woken.push((tick, woken)),
                 Became::Skipped(reason) => {
                     skip(&mut tx, &schedule, tick, &reason).await?;
@@ -113,10 +121,18 @@ impl Store {
     /// [`Error::Database`].
     pub async fn next_firing(&self, agents: &[String]) -> Result<Option<Duration>> {
         let seconds = sqlx::query_scalar!(
-            r#"select extract(epoch from min(next_at) - clock_timestamp())::float8
+            r#"select extract(epoch from min(
+                case when exists (select from pauses p
+                    where p.pause_id = 'schedule:' || schedules.space_id || '/' || schedules.name
+                        and p.resuming_since is null and (p.ends_at is null or p.ends_at > clock_timestamp()))
+                -- Nothing tells when the pause ends.
+                then greatest(next_at, clock_timestamp() + make_interval(secs => $2))
+                else next_at end
+            ) - clock_timestamp())::float8
             from schedules
             where paused_at is null and agent = any($1)"#,
-            agents
+            agents,
+            PAUSED_LOOK.as_secs_f64()
         )
         .fetch_one(&self.pool)
         .await?;
@@ -280,7 +296,7 @@ async fn skip(tx: &mut PgConnection, schedule: &Schedule, tick: DateTime<Utc>, r
     record(tx, schedule, tick, false, None, Some(&crate::error::bounded(reason))).await
 }
 
-/// Records the result of a tick, and deletes all but the newest [`FIRINGS_KEPT`] records.
+/// Records the result of a tick, and deletes all but the newest [`FIRINGS_KEPT`] records and those whose run has not ended.
 async fn record(
     tx: &mut PgConnection,
     schedule: &Schedule,
@@ -310,7 +326,11 @@ async fn record(
                 order by firing_id desc
                 offset $2
                 limit 1
-            )",
+            )
+            -- overlap = skip looks for a firing that has not ended.
+            and not exists (select from conversation_sessions s
+                where s.session_id = schedule_firings.session_id
+                    and s.status in ('queued', 'running', 'waiting_input', 'needs_attention'))",
         schedule.schedule_id,
         FIRINGS_KEPT
     )

@@ -2,6 +2,7 @@
 
 use super::facts::Facts;
 use super::{check, checks};
+use crate::audit::act;
 use crate::encryption::Seal;
 use crate::run::{self, Wakes};
 use crate::{Error, Result, Store};
@@ -41,6 +42,7 @@ impl Store {
     /// # Errors
     /// [`Error::NotFound`], [`Error::Corrupt`] for a log that cannot be read, [`Error::Database`].
     pub async fn rebuild(&self, session_id: &str) -> Result<Rebuilt> {
+        act::on(session_id);
         let seal = self.own_seal_of(session_id).await?;
         let mut tx = self.pool.in_line(session_id).begin().await?;
         run::lock(&mut tx, session_id).await?;

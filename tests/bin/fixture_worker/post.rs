@@ -1,5 +1,6 @@
 //! A program's own channel, which replaces the built-in mail channel.
 
+use crate::folder::Changes;
 use async_trait::async_trait;
 use serde_json::{Value, json};
 use std::io::Write;
@@ -8,7 +9,7 @@ use wakeful::channel::{Channel, Found, Outbound, SendError};
 
 /// Sends by appending `KEY SUBJECT` to a file. An environment variable selects how it treats keys. A second
 /// file selects its answer: `later WHY`, `refused WHY`, `unknown WHY` (the message was sent all the same), or
-/// `receipt TEXT`.
+/// `receipt TEXT`, or `held BY`: the message is out, and the answer comes when the file says something else.
 pub struct Post {
     behaviour: Behaviour,
     sent: PathBuf,
@@ -64,6 +65,10 @@ impl Channel for Post {
             file.sync_all()
         });
         written.map_err(|error| SendError::Unknown(error.to_string()))?;
+        if answer == "held" {
+            let is_held = || std::fs::read_to_string(&self.says).is_ok_and(|says| says.starts_with("held "));
+            Changes::of(&self.says).until(|| !is_held()).await;
+        }
         match answer {
             "unknown" => Err(SendError::Unknown(why.to_owned())),
             "receipt" => Ok(json!({ "said": why })),

@@ -1,12 +1,15 @@
 //! This process's copy of the pauses. A step asks it before each model call and before its tools; without pauses that is one
 //! look at an empty list, and no statement.
 
+use crate::model::provider_of;
 use std::sync::{PoisonError, RwLock};
 use std::time::Duration;
 use tracing::info;
 use wakeful_store::pause::Pause;
+use wakeful_store::queue::Job;
 use wakeful_store::{Result, Store};
 use wakeful_workflow::pause::{Step, Subject};
+use wakeful_workflow::session::Session;
 
 /// How often to look while something is paused. A change of a pause is announced too.
 pub const EVERY: Duration = Duration::from_millis(500);
@@ -24,6 +27,13 @@ impl Pauses {
         };
         let (subject, pause) = known.iter().find(holds)?;
         Some((subject.clone(), format!("{} is paused: {}", pause.what(), pause.reason)))
+    }
+
+    /// Returns whether a pause forbids the next call of `model`.
+    pub fn forbids(&self, job: &Job, session: &Session, model: &str) -> bool {
+        !self.none()
+            && job.runner.is_empty()
+            && self.holding(&step_of(session, Some(provider_of(model)), &[]), &job.pause_passes).is_some()
     }
 
     /// Returns whether nothing is paused.
@@ -53,6 +63,18 @@ impl Pauses {
         if ids(before) != ids(&now) {
             info!("Paused now: {}", ids(&now).join(", "));
         }
+    }
+}
+
+/// What a step does next, as pauses see it.
+pub fn step_of<'a>(session: &'a Session, provider: Option<&'a str>, tools: &'a [&'a str]) -> Step<'a> {
+    Step {
+        space_id: &session.space_id,
+        agent: &session.agent,
+        trigger_type: &session.trigger_type,
+        conversation_id: session.conversation_id.as_str(),
+        provider,
+        tools,
     }
 }
 

@@ -59,13 +59,25 @@ async fn look(ctx: &Ctx, agents: &[String], synced: &mut bool) -> wakeful_store:
     let compose = |schedule: &Schedule| {
         session_of(&ctx.config, &ctx.plugins.tools, schedule).map_err(|cannot| cannot.to_string())
     };
+    let mut put_off = Vec::new();
     while !ctx.shutdown.draining.is_cancelled() {
-        let Some(fired) = ctx.store.fire_due(None, agents, &compose).await? else { break };
-        wakeful_store::failpoint!("K62");
-        tell(ctx, &fired);
+        let before = put_off.len();
+        match ctx.store.fire_due(None, agents, &mut put_off, &compose).await {
+            Ok(Some(fired)) => {
+                wakeful_store::failpoint!("K62");
+                tell(ctx, &fired);
+            }
+            Ok(None) => break,
+            // Only this one cannot be fired now: its conversation's key cannot be had, or its row is locked.
+            Err(error) if put_off.len() > before => {
+                warn!(%error, schedule = put_off.last(), "A schedule cannot be fired now; trying again");
+            }
+            Err(error) => return Err(error),
+        }
     }
     let next = ctx.store.next_firing(agents).await?;
-    Ok(next.map_or(LONGEST, |next| next.clamp(SHORTEST, LONGEST)))
+    let shortest = if put_off.is_empty() { SHORTEST } else { AGAIN.1 };
+    Ok(next.map_or(LONGEST, |next| next.clamp(shortest, LONGEST)))
 }
 
 /// Updates the database's schedules from this process's configuration.

@@ -30,6 +30,9 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2 * 3600);
 /// again.
 const LONGEST_WAIT: Duration = Duration::from_secs(3600);
 
+/// Longest pause before a result is recorded again. When the database is back, that must come before another worker's claim.
+const SETTLE_EVERY: Duration = Duration::from_millis(500);
+
 /// Runs one claimed deliver job and records in the job's row how the claim ended. apalis only learns that the
 /// job is over.
 ///
@@ -117,6 +120,10 @@ async fn work(ctx: &Ctx, job: &Job) -> Result<(), GiveBack> {
             // assume that it may have gone out.
             if !job.lease.is_live() {
                 return Ok(());
+            }
+            if ctx.shutdown.draining.is_cancelled() {
+                // Another message would be cut off in its middle at the end of the drain.
+                return ctx.store.hand_over(&job.lease).await.map_err(GiveBack::later);
             }
             wakeful_store::failpoint!("K12_claim");
             // The attempt must begin before this end of the lease, even if a heartbeat extends the lease
@@ -392,9 +399,9 @@ fn delivery_span(job: &Job, channel_name: &str, claimed: &ClaimedDelivery) -> Sp
     span
 }
 
-/// Records how the delivery ended. Tries again while the database is unreachable and the lease lasts: without
-/// this record, a message that went out would be sent twice or count as uncertain. Returns `false` if the
-/// lease is lost.
+/// Records how the delivery ended. Tries again while the database is unreachable, also beyond the end of the lease, which nobody
+/// can take meanwhile: without this record, a message that went out would be sent twice or count as uncertain. Returns
+/// `false` if another worker has the job.
 async fn settle(
     ctx: &Ctx,
     job: &Job,
@@ -405,10 +412,10 @@ async fn settle(
     let mut faults = 0;
     loop {
         match ctx.store.settle_delivery(&job.lease, claimed, channel_name, settled).await {
-            Err(error) if error.is_transient() && job.lease.is_live() => {
+            Err(error) if error.is_transient() && !job.lease.lost().is_cancelled() => {
                 faults += 1;
                 warn!(%error, delivery.id = claimed.delivery_id, "The result of a delivery was not recorded; trying again");
-                tokio::time::sleep(queue::delay(faults, None)).await;
+                tokio::time::sleep(queue::delay(faults, None).min(SETTLE_EVERY)).await;
             }
             done => return done,
         }

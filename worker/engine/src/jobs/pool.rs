@@ -11,6 +11,9 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 use wakeful_store::queue::{Heartbeat, Holdings, Kind, Liveness, News, Queue, Served, Settings};
 
+/// How often at most a notification makes the heartbeat ask whether the worker is to drain.
+const ASKED_EVERY: Duration = Duration::from_secs(1);
+
 /// How long running jobs may go on after a drain begins. Then they are dropped and their leases are given
 /// back.
 const DRAIN: Duration = Duration::from_secs(20);
@@ -161,10 +164,14 @@ fn gates_and_pauses(ctx: &Arc<Ctx>, stop: &CancellationToken) -> JoinHandle<()> 
     timer::start("gates and pauses", move || gates::run(Arc::clone(&ctx), stop.clone()))
 }
 
-/// Reads the gates before the first claim, so that a new process makes no call that a shut gate forbids.
+/// Reads the gates and the pauses before the first claim, so that a new process makes no call that they forbid.
 async fn know_the_gates(ctx: &Ctx) {
     if let Err(error) = ctx.gates.look(&ctx.store).await {
         warn!(%error, "The providers' gates could not be read; trying again");
+    }
+    match ctx.pauses.look(&ctx.store).await {
+        Ok(_) => {}
+        Err(error) => warn!(%error, "The pauses could not be read; trying again"),
     }
 }
 
@@ -252,7 +259,11 @@ async fn drain_when_asked(ctx: Arc<Ctx>, holdings: Arc<Holdings>) {
         tokio::select! {
             () = ctx.shutdown.asked.cancelled() => break,
             heard = news.recv() => match heard {
-                Ok(()) | Err(RecvError::Lagged(_)) => holdings.beat(),
+                Ok(()) | Err(RecvError::Lagged(_)) => {
+                    holdings.beat();
+                    // A pause that ends at a rate notifies many times a second, and each beat writes every lease.
+                    tokio::time::sleep(ASKED_EVERY).await;
+                }
                 Err(RecvError::Closed) => ctx.shutdown.asked.cancelled().await,
             },
         }

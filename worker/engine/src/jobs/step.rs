@@ -235,7 +235,7 @@ async fn run_steps(
         if let Performed::Stopped(Stop::Failed(fault)) = &performed {
             telemetry::failed(&Span::current(), fault.kind());
         }
-        let ends_claim = retry_summary_later(session, &performed);
+        let ends_claim = retry_summary_later(ctx, agent.as_ref().ok(), &counts.troubles, session, &performed);
         let mut transition = tell(ctx, session, advance::advance(session, performed, policy)).await?;
         if let Ok(agent) = &agent {
             started = StartedCalls::with_commit(ctx, &job.lease, session, agent, &mut transition);
@@ -382,7 +382,7 @@ async fn decide(
     }
     let mut way = None;
     if matches!(action, Action::CallModel | Action::Compact) && !has_recorded_replies(session) {
-        match provider::route(ctx, job, agent, &counts.troubles).await? {
+        match provider::route(ctx, job, session, agent, &counts.troubles).await? {
             Routed::Call(chosen) => way = Some(*chosen),
             Routed::Wait(end) => {
                 withdraw_intent(ctx, job, &session.session_id, &mut counts.uncalled).await?;

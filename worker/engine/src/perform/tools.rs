@@ -84,6 +84,9 @@ impl StartedCalls {
     }
 }
 
+/// Longest pause before an outcome is recorded again. When the database is back, that must come before another worker's claim.
+const SETTLE_EVERY: Duration = Duration::from_millis(500);
+
 /// Performs the planned calls and returns how each ended. The ledger keeps the outcome of each settled call
 /// with effects, so such a call does not run again after a crash. Only the outcome of the last call to end is left to the
 /// commit of the turn, which follows at once.
@@ -318,7 +321,8 @@ impl<'a> ToolRun<'a> {
             // A call runs until its outcome is recorded: one that still waits for the database keeps the turn from its
             // commit too.
             if self.running.load(Ordering::Relaxed) == 1 {
-                if self.calls > 1 {
+                // A turn of one call whose files were seeded stores them before its commit too.
+                if self.calls > 1 || self.may_have_changed.load(Ordering::Relaxed) {
                     let (call, status, outcome) = (call.clone(), *status, outcome.clone());
                     *self.left.lock().unwrap_or_else(PoisonError::into_inner) =
                         Some(Left { call, started, status, outcome });
@@ -340,9 +344,9 @@ impl<'a> ToolRun<'a> {
         Ok(())
     }
 
-    /// Records the outcome. Tries again while the database is away and the lease lasts: the effect has
-    /// happened, and without its outcome the call would count as uncertain. Returns `false`, and writes
-    /// nothing, if the lease is lost or another claim has started the call since.
+    /// Records the outcome. Tries again while the database is away, also beyond the end of the lease, which nobody can take
+    /// meanwhile: the effect has happened, and without its outcome the call would count as uncertain. Returns `false`, and
+    /// writes nothing, if another worker has the job or another claim has started the call since.
     async fn settle(
         &self,
         call: &ToolCall,
@@ -354,10 +358,10 @@ impl<'a> ToolRun<'a> {
         let mut faults = 0;
         loop {
             match store.settle_call(self.lease, session_id, &call.call_id, started, status, outcome).await {
-                Err(error) if error.is_transient() && self.lease.is_live() => {
+                Err(error) if error.is_transient() && !self.lease.lost().is_cancelled() => {
                     faults += 1;
                     warn!(%error, call.id = %call.call_id, "The outcome of a call was not recorded; trying again");
-                    tokio::time::sleep(queue::delay(faults, None)).await;
+                    tokio::time::sleep(queue::delay(faults, None).min(SETTLE_EVERY)).await;
                 }
                 settled => return settled,
             }

@@ -6,6 +6,7 @@ use super::{ClaimEnd, Counts, Decided};
 use crate::ctx::Ctx;
 use crate::jobs::not_given_back;
 use crate::model::provider_of;
+use crate::pauses::step_of;
 use std::time::Duration;
 use tracing::{info, warn};
 use wakeful_config::AgentError;
@@ -13,7 +14,7 @@ use wakeful_store::queue::{self, Job};
 use wakeful_workflow::advance::Performed;
 use wakeful_workflow::agent::{Agent, Limits};
 use wakeful_workflow::fault::Fault;
-use wakeful_workflow::pause::{Step, Subject};
+use wakeful_workflow::pause::Subject;
 use wakeful_workflow::plan::{Action, How, Stop, plan};
 use wakeful_workflow::session::Session;
 
@@ -44,15 +45,7 @@ pub(super) fn by_a_pause(
         }
         Action::Stop(_) | Action::Rest | Action::Pause => return None,
     };
-    let step = Step {
-        space_id: &session.space_id,
-        agent: &session.agent,
-        trigger_type: &session.trigger_type,
-        conversation_id: session.conversation_id.as_str(),
-        provider,
-        tools: &tools,
-    };
-    let (subject, why) = ctx.pauses.holding(&step, &job.pause_passes)?;
+    let (subject, why) = ctx.pauses.holding(&step_of(session, provider, &tools), &job.pause_passes)?;
     Some(ClaimEnd::Held { subject, why })
 }
 

@@ -104,6 +104,7 @@ fn models(agent: &Agent) -> Vec<&str> {
 pub(super) async fn route<'a>(
     ctx: &'a Ctx,
     job: &Job,
+    session: &Session,
     agent: &'a Agent,
     troubles: &Troubles,
 ) -> Result<Routed<'a>> {
@@ -112,6 +113,10 @@ pub(super) async fn route<'a>(
     // After as many faults as shut a gate, it is the next model's turn.
     for index in fallback::order(models.len(), troubles.outage.faults, ctx.gates.policy.faults) {
         let model = models[index];
+        // A pause of the agent's own provider holds the whole step, before this.
+        if index > 0 && ctx.pauses.forbids(job, session, model) {
+            continue;
+        }
         let admission = match ctx.plugins.models.gate_of(model) {
             Some(gate_id) => ctx.gates.admit(&ctx.store, gate_id, &job.lease, troubles.pass).await?,
             None => Admission::Free,
@@ -178,7 +183,9 @@ pub(super) async fn performed(ctx: &Ctx, way: Way<'_>, performed: &Performed, tr
     let Some(gate_id) = ctx.plugins.models.gate_of(&way.agent.model) else { return };
     match Seen::of(fault, way.probe.is_some(), ctx.gates.answered_lately(gate_id)) {
         Some(seen) => {
-            if let Err(error) = ctx.gates.saw_fault(&ctx.store, gate_id, seen, &fault.to_string()).await {
+            if let Err(error) =
+                ctx.gates.saw_fault(&ctx.store, gate_id, seen, &bounded(&fault.to_string())).await
+            {
                 warn!(%error, "A provider's fault was not recorded at its gate; the next one is");
             }
         }
@@ -242,6 +249,7 @@ pub(super) async fn after_fault(
     let passes = |index: usize| {
         let gate = ctx.plugins.models.gate_of(models[index]);
         gate.is_none_or(|gate| ctx.gates.lets_through(gate, troubles.pass))
+            && (index == 0 || !ctx.pauses.forbids(job, session, models[index]))
     };
     let failed = models.iter().position(|one| *one == model).unwrap_or(0);
     let each = ctx.gates.policy.faults;
@@ -273,16 +281,24 @@ pub(super) async fn after_fault(
 /// If `performed` is a failed summary and the run will ask for the summary again, returns a retry with a delay,
 /// so that the provider has time to recover. Returns `None` if the run goes on in this claim: no summary
 /// failed, a retry cannot help, or [`compaction::FAILURES`] summaries have failed.
-pub(super) fn retry_summary_later(session: &Session, performed: &Performed) -> Option<ClaimEnd> {
+pub(super) fn retry_summary_later(
+    ctx: &Ctx,
+    agent: Option<&Agent>,
+    troubles: &Troubles,
+    session: &Session,
+    performed: &Performed,
+) -> Option<ClaimEnd> {
     let Performed::Compacted(Compaction { end: CompactionEnd::Failed(fault), .. }) = performed else {
         return None;
     };
     match fault.verdict() {
         Verdict::Retry { after_ms } if session.compaction_failures + 1 < compaction::FAILURES => {
+            let most = agent
+                .map_or(Duration::MAX, |agent| longest(ctx, agent, troubles, !agent.fallback.is_empty()));
             Some(ClaimEnd::Retry {
                 kind: fault.kind(),
                 error: format!("no summary of the context: {fault}"),
-                at_least: after_ms.map(Duration::from_millis),
+                at_least: after_ms.map(|ms| Duration::from_millis(ms).min(most)),
             })
         }
         Verdict::Retry { .. } | Verdict::Fail { .. } => None,

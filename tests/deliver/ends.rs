@@ -1,0 +1,62 @@
+//! A message is out, and its worker ends, or cannot write that down.
+
+use super::Office;
+use crate::support::eventually;
+use crate::support::proxy::Proxy;
+use std::time::Duration;
+
+/// Waits until so many messages are out.
+async fn sends(office: &Office, messages: usize) {
+    eventually("the messages", || async { (office.sent().len() == messages).then_some(()) }).await;
+}
+
+#[tokio::test]
+async fn a_worker_that_drains_begins_no_other_message() {
+    let mut office = Office::new("guarded").await;
+    office.says("held back");
+    let mut process = office.serve().await;
+    let client = process.client();
+    office.ask(&client, "First").await;
+    sends(&office, 1).await;
+    for text in ["Second", "Third"] {
+        office.ask(&client, text).await;
+        client.wait_for(&office.session_id, "completed").await;
+    }
+    process.signal(15);
+    process.wait_for_log("Draining").await;
+    office.says("receipt it is done");
+    assert!(process.wait().success());
+    assert_eq!(office.sent().len(), 1);
+    let statuses: Vec<String> = office.outbox().await.into_iter().map(|(status, _)| status).collect();
+    assert_eq!(statuses, ["sent", "queued", "queued"]);
+    let process = office.comes_back().await;
+    assert_eq!(office.sent().len(), 3);
+    assert!(process.terminate().success());
+}
+
+#[tokio::test]
+#[ignore = "slow: make soak"]
+async fn a_message_that_went_out_while_the_database_was_away_for_longer_than_a_lease_is_sent_and_not_uncertain()
+ {
+    let mut office = Office::new("guarded").await;
+    office.options = office.options.clone().short_lease();
+    let proxy = Proxy::start(&office.database.url);
+    office.says("held back");
+    let process = office.options.spawn(&proxy.url);
+    process.wait_for_log("\"Listening\"").await;
+    let client = process.client();
+    office.ask(&client, "First").await;
+    sends(&office, 1).await;
+    client.wait_for(&office.session_id, "completed").await;
+    proxy.refuse(true);
+    proxy.cut();
+    office.says("receipt it is done");
+    // The outage: longer than a statement waits for a connection, and then than a lease.
+    tokio::time::sleep(Duration::from_secs(14)).await;
+    proxy.refuse(false);
+    office.is_done().await;
+    assert_eq!(office.sent().len(), 1);
+    let outbox = office.outbox().await;
+    assert_eq!(outbox[0].0, "sent", "{outbox:?}");
+    assert!(process.terminate().success());
+}
