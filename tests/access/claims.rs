@@ -55,7 +55,7 @@ async fn a_limited_token_begins_no_conversation_that_a_messenger_a_schedule_a_ma
     let mallory = stage.user(TOKEN, "mallory").await;
     let of_agent = stage.token(&["--scope", "operate", "--agent", "other"]).await;
     let hi = json!({"text": "Hi"});
-    for id in USED.into_iter().chain(["slack/T1/C1", "mail-aaaa", "herald-0123"]) {
+    for id in USED.into_iter().chain(["slack/T1/C1", "mail-aaaa", "herald-0123", "absurd-0123"]) {
         for token in [&mallory, &of_agent] {
             let (status, body) = stage.post(token, &chat(id), &hi).await;
             assert_eq!(status, StatusCode::FORBIDDEN, "{id}: {body}");

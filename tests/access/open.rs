@@ -23,13 +23,26 @@ async fn a_wrong_bearer_is_refused_though_none_is_needed() {
 async fn what_a_proxy_passes_on_is_not_this_machine() {
     let stage = Stage::on(Database::new().await, "", None).await;
     let reader = stage.token(&["--scope", "read"]).await;
-    for header in ["Forwarded", "X-Forwarded-For", "X-Real-IP"] {
+    for header in [
+        "Forwarded",
+        "X-Forwarded-For",
+        "X-Real-IP",
+        "Via",
+        "X-Client-IP",
+        "True-Client-IP",
+        "CF-Connecting-IP",
+    ] {
         let request = stage.process.client().get_request("/v1/sessions").header(header, "127.0.0.1");
         let (status, body) = send(request).await;
         assert_eq!(status, StatusCode::UNAUTHORIZED, "{header}: {body}");
         let request = stage.request(&reader, Method::GET, "/v1/sessions").header(header, "192.0.2.1");
         assert_eq!(send(request).await.0, StatusCode::OK, "{header}");
     }
+    // nginx with nothing but `proxy_pass` adds no header.
+    let old = |request: reqwest::RequestBuilder| send(request.version(reqwest::Version::HTTP_10));
+    let (status, body) = old(stage.process.client().get_request("/v1/sessions")).await;
+    assert_eq!(status, StatusCode::FORBIDDEN, "{body}");
+    assert_eq!(old(stage.request(&reader, Method::GET, "/v1/sessions")).await.0, StatusCode::OK);
 }
 
 #[tokio::test]

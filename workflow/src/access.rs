@@ -123,11 +123,18 @@ pub fn admission(speaker: Option<&Speaker>, owner: Option<&str>) -> Admission {
 
 /// How ids of conversations begin that Wakeful's own triggers make: messengers, mails, schedules and notices.
 const OF_TRIGGERS: [&str; 6] = ["slack/", "telegram/", "webhook/", MAIL, "schedule-", "herald-"];
+/// How those of tasks begin that an application spawns as in Absurd.
+const OF_TASKS: &str = "absurd-";
 
-/// Returns whether a trigger of Wakeful's own may make a conversation of this id (without its space). A caller that
-/// reaches only one agent or one user must not be there first.
+/// Returns whether a trigger of Wakeful's own may make a conversation of this id (without its space).
 pub fn is_of_a_trigger(id: &str) -> bool {
     OF_TRIGGERS.iter().any(|begin| id.starts_with(begin))
+}
+
+/// Returns whether a trigger or an application's task may make a conversation of this id (without its space). A caller that reaches
+/// only one agent or one user must not be there first.
+pub fn is_reserved(id: &str) -> bool {
+    is_of_a_trigger(id) || id.starts_with(OF_TASKS)
 }
 
 /// Whether this can be the name of a space: it is part of stored ids, before a slash.

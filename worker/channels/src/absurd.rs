@@ -93,11 +93,16 @@ async fn accept(
         )));
     }
     let opening = Opening::of(&spawned.params, declared);
+    let only_agent = caller.reach.agent.is_some();
+    if only_agent && (opening.system.is_some() || !opening.history.is_empty()) {
+        let detail = "this token is for one agent as it is configured: `params` cannot bring a system prompt or earlier messages";
+        return Err(Problem::new(StatusCode::FORBIDDEN, detail.to_owned()));
+    }
     let key = given.unwrap_or_else(|| new_id("key"));
     let digest = hex::encode(sha2::Sha256::digest(format!("{queue}\n{key}").as_bytes()));
     let conversation = opening.conversation.clone().unwrap_or_else(|| format!("absurd-{}", &digest[..20]));
     let conversation_id = caller.conversation(&conversation)?;
-    if caller.reach.agent.is_some() {
+    if only_agent {
         let _permit = ctx.intake.enter().await?;
         let latest = ctx.store.latest_trigger(&conversation_id).await?;
         if latest.is_some() || opening.conversation.is_some() {
@@ -116,6 +121,7 @@ async fn accept(
         trigger_type,
         trigger_id: key.clone(),
         continues: Continues::Trigger,
+        only_agent,
         ..new
     };
     let message = NewMessage {

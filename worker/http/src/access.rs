@@ -22,7 +22,7 @@ use subtle::ConstantTimeEq;
 use wakeful_config::DEFAULT_AGENT;
 use wakeful_engine::ctx::Ctx;
 use wakeful_store::token::{Presented, Token, UserClaims, UserToken, is_user_token};
-use wakeful_workflow::access::{Reach, Scope, Speaker, is_of_a_trigger, is_space};
+use wakeful_workflow::access::{Reach, Scope, Speaker, is_reserved, is_space};
 use wakeful_workflow::id::{DEFAULT_SPACE, conversation_id_in};
 
 /// The header in which a token of the whole installation names a space.
@@ -280,7 +280,7 @@ impl Caller {
     /// Whether the caller may begin a conversation of this stored id.
     pub fn begins(&self, stored: &str) -> bool {
         let is_limited = self.reach.agent.is_some() || self.reach.user_id.is_some();
-        !is_limited || !is_of_a_trigger(stored.split_once('/').map_or(stored, |(_, id)| id))
+        !is_limited || !is_reserved(stored.split_once('/').map_or(stored, |(_, id)| id))
     }
 
     /// Whether the caller's token is still in force. For answers that take long.
@@ -349,7 +349,8 @@ fn no_space(field: &str, name: &str) -> Problem {
 
 /// Whether a proxy adds this header, which runs on this machine and passes on what others ask.
 fn is_of_a_proxy(name: &HeaderName) -> bool {
-    *name == FORWARDED || name == "x-real-ip" || name.as_str().starts_with("x-forwarded-")
+    const OTHERS: [&str; 5] = ["via", "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip"];
+    *name == FORWARDED || OTHERS.contains(&name.as_str()) || name.as_str().starts_with("x-forwarded-")
 }
 
 /// What tokens of users that the configured token asks for say of it.

@@ -75,6 +75,8 @@ pub(super) async fn fork(
     let parent = ctx.store.session_within(&caller.reach, &id).await?;
     if let Some(own) = &caller.reach.agent {
         within_agent(&ctx, own, &given, &parent)?;
+    } else if !caller.everywhere {
+        within_space(&ctx, caller.space(), &given)?;
     }
     let request = ForkRequest {
         at: given.place()?,
@@ -156,6 +158,24 @@ fn within_agent(ctx: &Ctx, own: &str, given: &Fork, parent: &SessionSummary) -> 
     };
     let detail =
         format!("this token is for the agent {own} as it is configured: it cannot give a fork {beyond}");
+    Err(Problem::new(StatusCode::FORBIDDEN, detail))
+}
+
+/// Checks that a fork under a token of one space gets no tool and no model that only agents of other spaces have: those act and pay
+/// for others.
+fn within_space(ctx: &Ctx, space: &str, given: &Fork) -> Result<(), Problem> {
+    let names = ctx.config.agent_names_in(space);
+    let agents: Vec<_> = names.iter().filter_map(|name| ctx.config.agent(name).ok()).collect();
+    let has_tool = |tool: &String| agents.iter().any(|agent| agent.tools.contains(tool));
+    let has_model =
+        |id: &String| agents.iter().any(|agent| agent.model == *id || agent.fallback.contains(id));
+    let beyond = match (given.tools.iter().flatten().find(|tool| !has_tool(tool)), &given.model) {
+        (Some(tool), _) => format!("the tool `{tool}`"),
+        (None, Some(id)) if !has_model(id) => format!("the model `{id}`"),
+        (None, _) => return Ok(()),
+    };
+    let beyond: String = beyond.chars().take(300).collect();
+    let detail = format!("this token is for the space {space}, and none of its agents has {beyond}");
     Err(Problem::new(StatusCode::FORBIDDEN, detail))
 }
 

@@ -8,7 +8,7 @@ use crate::problem::Problem;
 use crate::scope;
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::header::{HOST, ORIGIN, WWW_AUTHENTICATE};
-use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Version};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use std::sync::Arc;
@@ -32,7 +32,7 @@ pub async fn guard(State(ctx): State<Arc<Ctx>>, mut request: Request, next: Next
         }
     };
     audit::name(&mut act, &caller);
-    let permitted = match (rule, of_a_stranger(&caller, request.headers())) {
+    let permitted = match (rule, of_a_stranger(&caller, request.version(), request.headers())) {
         (_, Some(problem)) => Err(problem),
         (None, None) => Err(Problem::new(StatusCode::FORBIDDEN, "no rule says which scope this route needs")),
         (Some(rule), None) => caller.may(rule).map(|()| rule),
@@ -78,9 +78,15 @@ fn refused(problem: Problem, challenge: &'static str) -> Response {
 
 /// Without a token the process listens on loopback only. A web page in a browser on this machine can reach loopback too,
 /// so a foreign `Host` or `Origin` is refused.
-fn of_a_stranger(caller: &Caller, headers: &HeaderMap) -> Option<Problem> {
+fn of_a_stranger(caller: &Caller, version: Version, headers: &HeaderMap) -> Option<Problem> {
     if caller.who != Who::ThisMachine {
         return None;
+    }
+    // A proxy without any setting adds no header and writes this machine's name into `Host`. But nginx speaks HTTP/1.0 then, as
+    // hardly anything else does.
+    if version < Version::HTTP_11 {
+        let detail = "HTTP/1.0 comes from proxies; speak HTTP/1.1, or set WAKEFUL_TOKEN to serve others";
+        return Some(Problem::new(StatusCode::FORBIDDEN, detail));
     }
     let stranger = [HOST, ORIGIN]
         .into_iter()
