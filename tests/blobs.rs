@@ -73,8 +73,11 @@ impl Sample {
 
     /// A store of this test that keeps packs in the folder.
     async fn store(&self) -> Store {
-        let blobs =
-            wakeful_config::Blobs { store: Some(self.folder.display().to_string()), ..Default::default() };
+        let folder = self.folder.display().to_string();
+        self.store_of(wakeful_config::Blobs { store: Some(folder), ..Default::default() }).await
+    }
+
+    async fn store_of(&self, blobs: wakeful_config::Blobs) -> Store {
         let stores = wakeful_engine::blobs::stores(&blobs).unwrap();
         self.database.store().await.with_blob_stores(stores)
     }
@@ -247,6 +250,29 @@ async fn packs_are_moved_to_and_fro_while_sessions_write_and_none_is_lost() {
     assert_eq!((sample.count(HERE).await, sample.count(NOTES).await), (0, 0));
     assert_eq!(sample.count(OUTSIDE).await, files(&sample.folder) as i64);
     assert!(process.terminate().success() && other.terminate().success());
+}
+
+#[tokio::test]
+async fn a_pack_whose_bytes_are_on_their_way_is_not_taken_for_one_that_is_lost() {
+    let sample = Sample::new().await;
+    let process = sample.host("host1").await;
+    let mut locks = sample.database.pool.begin().await.unwrap();
+    // Nobody can note that bytes are on their way.
+    sqlx::query("lock table blob_removals in share row exclusive mode").execute(&mut *locks).await.unwrap();
+    let id = says(&process.client(), "c1", "write a.md").await;
+    eventually("the pack to be put", || async {
+        let waits = "select count(*) from pg_locks where relation = 'blob_removals'::regclass and not granted and $1 <> ''";
+        (sample.count(waits).await > 0).then_some(())
+    })
+    .await;
+    let also = vec![sample.folder.display().to_string()];
+    let here = sample.store_of(wakeful_config::Blobs { also, ..Default::default() }).await;
+    let moved = here.move_blobs(None, |_| {}).await.unwrap();
+    assert_eq!((moved.blobs, moved.unreadable), (0, 0));
+    locks.rollback().await.unwrap();
+    process.client().wait_for(&id, "completed").await;
+    assert_eq!(here.move_blobs(None, |_| {}).await.unwrap().blobs, 1);
+    assert!(process.terminate().success());
 }
 
 #[tokio::test]

@@ -148,23 +148,34 @@ impl Store {
         let into = self.blob_stores.into.as_ref();
         let stored: &[u8] = if into.is_some() { &[] } else { bytes };
         let (space, session_id) = owner.of();
-        // The row first: from now on the pack is too young to be collected, and the erasure of its session finds it.
+        // The row before the bytes: from now on the pack is too young to be collected, and the erasure of its session finds it. With
+        // the row comes the note that the bytes are on their way, or somebody who reads in between would miss them.
         let row = sqlx::query!(
-            "insert into blobs (space_id, sha256, size, media_type, bytes, store, stored_for)
-            select space_id, $3, $4, $5, $6, $7, $2
-            from (
-                select coalesce($1, (select space_id from conversation_sessions where session_id = $2)) as space_id
-            ) owner
-            where space_id is not null
-            on conflict (sha256, space_id) do update set touched_at = now()
-            returning space_id, store",
+            "with put as (
+                insert into blobs (space_id, sha256, size, media_type, bytes, store, stored_for)
+                select space_id, $3, $4, $5, $6, $7, $2
+                from (
+                    select coalesce($1, (select space_id from conversation_sessions where session_id = $2)) as space_id
+                ) owner
+                where space_id is not null
+                on conflict (sha256, space_id) do update set touched_at = now()
+                returning space_id, store
+            ), noted as (
+                -- Waits for the one who deletes it there at this moment.
+                insert into blob_removals (sha256, space_id, store, remove_after)
+                select $3, space_id, store, now() + make_interval(secs => $8)
+                from put where store is not null
+                on conflict (sha256, space_id, store) do update set remove_after = excluded.remove_after
+            )
+            select space_id, store from put",
             space,
             session_id,
             sha256,
             bytes.len() as i64,
             PACK_TYPE,
             stored,
-            into.map(|into| into.name())
+            into.map(|into| into.name()),
+            PUT.as_secs_f64()
         )
         .fetch_optional(&self.pool)
         .await?;
@@ -172,7 +183,6 @@ impl Store {
         let row = row.ok_or_else(missing)?;
         let Some(name) = row.store else { return Ok(()) };
         let blob = BlobName { space: &row.space_id, sha256 };
-        self.begin_put(&name, blob).await?;
         self.blob_stores.get(&name)?.put(blob, bytes).await.map_err(|reason| away(&name, reason))?;
         crate::failpoint!("K30_outside");
         self.end_put(&name, blob).await

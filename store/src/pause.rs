@@ -186,8 +186,9 @@ impl Store {
             let freed = sqlx::query!(
                 "update jobs
                 set run_at = clock_timestamp(), held_by = null, held_since = null,
-                    -- While it was held, nobody knew how the provider did: that time is not a part of its outage.
-                    outage_since = outage_since + (clock_timestamp() - held_since),
+                    -- While it was held, nobody knew how the provider did: that time is not a part of its outage. The outage may
+                    -- have begun after the job first stood in line.
+                    outage_since = outage_since + (clock_timestamp() - greatest(held_since, outage_since)),
                     -- The other pauses have let it go too, and must not hold it again.
                     pause_passes = array(select number from pauses where number = any (pause_passes)) || $2::bigint
                 where job_id = any (array(

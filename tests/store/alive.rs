@@ -1,5 +1,6 @@
 //! What keeps a process's leases, and what a process does when connections fail it: the heartbeat, the liveness lock, the listener.
 
+use super::full::FullPool;
 use super::*;
 use crate::support::proxy::{CutAt, Proxy as Cutter};
 use crate::support::within;
@@ -71,19 +72,10 @@ async fn jobs_stop_naming_a_lock_that_was_cut_though_no_connection_of_the_pool_i
     let named = "select count(*) from jobs where liveness_lock is not null";
     eventually("the job to name it", || async { (world.one(named).await == 1).then_some(()) }).await;
 
-    let mut blocks = world.database.pool.begin().await.unwrap();
-    sqlx::query("lock table pauses in access exclusive mode").execute(&mut *blocks).await.unwrap();
-    let store = world.store.clone();
-    let held = tokio::spawn(async move { join_all((0..40).map(|_| store.pauses())).await });
-    world
-        .until("select count(*) > 2 from pg_locks where relation = 'pauses'::regclass and not granted")
-        .await;
+    let full = FullPool::of(&world).await;
     sqlx::query(CUT_LOCKS).execute(&world.database.pool).await.unwrap();
     eventually("the job to name none", || async { (world.one(named).await == 0).then_some(()) }).await;
-    let waits = "select count(*) from pg_locks where relation = 'pauses'::regclass and not granted";
-    assert!(world.one(waits).await > 0, "the pool is still full");
-    blocks.rollback().await.unwrap();
-    held.await.unwrap();
+    full.end(&world).await;
     stop.cancel();
     lives.await.unwrap();
     beats.await.unwrap();

@@ -90,7 +90,9 @@ async fn a_message_that_waited_in_vain_for_a_lock_costs_no_connection() {
     assert!(refused.to_string().contains("lock timeout"), "{refused}");
     holder.rollback().await.unwrap();
     store.send(&session_id, &message("more")).await.unwrap();
-    assert_eq!(database.value::<String>(backends, "in vain").await, before);
+    // A second one may have been on its way before.
+    let after: String = database.value(backends, "in vain").await;
+    assert!(before.split(' ').all(|pid| after.contains(pid)), "{before}, then {after}");
     store.close().await;
 }
 

@@ -1,5 +1,6 @@
 //! The queue and its deliveries: one claim, one lease, one sending.
 
+use super::full::FullPool;
 use super::*;
 use tokio_util::sync::CancellationToken;
 use wakeful_store::encryption::Settings;
@@ -305,13 +306,8 @@ async fn a_full_process_that_asks_whether_others_wait_reads_no_finished_jobs_tha
     sees.rollback().await.unwrap();
 }
 
-#[tokio::test]
-async fn a_job_that_became_ready_long_ago_is_claimed_although_later_ones_were_claimed_before() {
-    let world = World::new().await;
-    let mut claims = Claims::start(&world.store, Kind::Step, 1, LEASE);
-    let scans = "select idx_scan from pg_stat_user_indexes where indexrelname = 'jobs_ready'";
-    eventually("claims of nothing", || async { (world.one(scans).await > 5).then_some(()) }).await;
-    // As if its transaction had taken a minute to commit.
+/// Claims a job that comes in as if its transaction had taken a minute to commit.
+async fn claims_a_late_job(world: &World, claims: &mut Claims) {
     world
         .run_sql(
             "insert into jobs (kind, space_id, conversation_id, session_id, step_number, run_at)
@@ -319,6 +315,15 @@ async fn a_job_that_became_ready_long_ago_is_claimed_although_later_ones_were_cl
         )
         .await;
     assert_eq!(claims.next().await.session_id.as_deref(), Some("sess_late"));
+}
+
+#[tokio::test]
+async fn a_job_that_became_ready_long_ago_is_claimed_although_later_ones_were_claimed_before() {
+    let world = World::new().await;
+    let mut claims = Claims::start(&world.store, Kind::Step, 1, LEASE);
+    let scans = "select idx_scan from pg_stat_user_indexes where indexrelname = 'jobs_ready'";
+    eventually("claims of nothing", || async { (world.one(scans).await > 5).then_some(()) }).await;
+    claims_a_late_job(&world, &mut claims).await;
     claims.stop();
 }
 
@@ -347,29 +352,13 @@ async fn looks_for_dead_workers_read_no_finished_jobs_that_somebody_still_sees()
 #[tokio::test]
 async fn a_claim_that_waited_for_a_connection_counts_not_as_a_slow_look() {
     let world = World::new().await;
-    let mut blocks = world.database.pool.begin().await.unwrap();
-    sqlx::query("lock table pauses in access exclusive mode").execute(&mut *blocks).await.unwrap();
-    // Fewer than wait here get a connection, and none is left for the claim.
-    let store = world.store.clone();
-    let held = tokio::spawn(async move { join_all((0..40).map(|_| store.pauses())).await });
-    world
-        .until("select count(*) > 2 from pg_locks where relation = 'pauses'::regclass and not granted")
-        .await;
+    let full = FullPool::of(&world).await;
     let mut claims = Claims::start(&world.store, Kind::Step, 1, LEASE);
     // For so long the process has no connection for its claim. Fifty times as much is more than a test waits.
     tokio::time::sleep(Duration::from_millis(3500)).await;
-    blocks.rollback().await.unwrap();
-    // Some may have waited for their lock for too long.
-    held.await.unwrap();
-
+    full.end(&world).await;
     // A look that goes all the way back and is slow makes the next one late: fifty times as long as it took.
-    world
-        .run_sql(
-            "insert into jobs (kind, space_id, conversation_id, session_id, step_number, run_at)
-            values ('step', 'default', 'default/c', 'sess_late', 1, clock_timestamp() - interval '1 minute')",
-        )
-        .await;
-    assert_eq!(claims.next().await.session_id.as_deref(), Some("sess_late"));
+    claims_a_late_job(&world, &mut claims).await;
     claims.stop();
 }
 

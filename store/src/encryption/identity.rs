@@ -38,12 +38,14 @@ impl Inner {
                     Some(key_id) => in_time(CALL, self.store.get(key_id)).await?.is_some(),
                     None => in_time(WHOLE, self.store.ids()).await?.is_empty(),
                 };
-                if !fits {
-                    return Err(refused(
-                        "it lacks the keys of the encrypted conversations, or has those of another database",
-                    ));
+                if fits {
+                    in_time(CALL, self.store.claim(own.clone())).await?
+                } else {
+                    // Another process of this installation may have claimed it meanwhile, and made the first key.
+                    in_time(CALL, self.store.owner()).await?.ok_or_else(|| {
+                        refused("it lacks the keys of the encrypted conversations, or has those of another database")
+                    })?
                 }
-                in_time(CALL, self.store.claim(own.clone())).await?
             }
         };
         if owner == own { Ok(own) } else { Err(refused("it has the keys of another database")) }

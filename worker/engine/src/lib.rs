@@ -12,6 +12,7 @@
 //! | how a program starts a session and continues it | [`handle`] |
 //! | how a replay gets its source's messages | [`replay`] |
 //! | what a process keeps of its sessions in memory | [`kept`], [`warm`], [`outlines`] |
+//! | how an outcome is recorded while the database is away | [`outcome`] |
 //! | how a cancel reaches a step in flight | [`cancels`] |
 //! | how a provider's outage is waited for | [`gates`] |
 //! | how code that never yields is stopped | [`watchdog`] |
@@ -37,6 +38,7 @@ pub mod model;
 pub mod new_session;
 mod notify;
 pub mod offer;
+pub mod outcome;
 pub mod outlines;
 pub mod pauses;
 pub mod perform;

@@ -4,6 +4,7 @@
 use super::not_given_back;
 use crate::channel::{Channel, Found, Outbound, SEND, SendError};
 use crate::ctx::Ctx;
+use crate::outcome;
 use crate::telemetry::{self, names};
 use crate::watchdog::UNYIELDING;
 use apalis::prelude::{BoxDynError, Data};
@@ -29,9 +30,6 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2 * 3600);
 /// The longest wait for a receiver that throttles, even if it asks for a longer one. After it, the job tries
 /// again.
 const LONGEST_WAIT: Duration = Duration::from_secs(3600);
-
-/// Longest pause before a result is recorded again. When the database is back, that must come before another worker's claim.
-const SETTLE_EVERY: Duration = Duration::from_millis(500);
 
 /// Runs one claimed deliver job and records in the job's row how the claim ended. apalis only learns that the
 /// job is over.
@@ -399,9 +397,7 @@ fn delivery_span(job: &Job, channel_name: &str, claimed: &ClaimedDelivery) -> Sp
     span
 }
 
-/// Records how the delivery ended. Tries again while the database is unreachable, also beyond the end of the lease, which nobody
-/// can take meanwhile: without this record, a message that went out would be sent twice or count as uncertain. Returns
-/// `false` if another worker has the job.
+/// Records how the delivery ended ([`outcome::record`]). Returns `false` if another worker has the job.
 async fn settle(
     ctx: &Ctx,
     job: &Job,
@@ -409,15 +405,9 @@ async fn settle(
     claimed: &ClaimedDelivery,
     settled: &Settled,
 ) -> wakeful_store::Result<bool> {
-    let mut faults = 0;
-    loop {
-        match ctx.store.settle_delivery(&job.lease, claimed, channel_name, settled).await {
-            Err(error) if error.is_transient() && !job.lease.lost().is_cancelled() => {
-                faults += 1;
-                warn!(%error, delivery.id = claimed.delivery_id, "The result of a delivery was not recorded; trying again");
-                tokio::time::sleep(queue::delay(faults, None).min(SETTLE_EVERY)).await;
-            }
-            done => return done,
-        }
-    }
+    let what = format!("delivery {}", claimed.delivery_id);
+    outcome::record(&job.lease, &what, || {
+        ctx.store.settle_delivery(&job.lease, claimed, channel_name, settled)
+    })
+    .await
 }

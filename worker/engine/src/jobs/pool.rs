@@ -38,7 +38,7 @@ pub async fn run(ctx: Arc<Ctx>, news: News) -> anyhow::Result<()> {
     };
     let batches = timer("batches", &ctx, batches::run);
     let memory = timer("memory", &ctx, memory::run);
-    know_the_gates(&ctx).await;
+    know_gates_and_pauses(&ctx).await;
     let gates = gates_and_pauses(&ctx, &heartbeat_stop);
     let draining = ctx.shutdown.draining.clone();
     // Slightly longer than the drain: jobs that are dropped at its end still have to give back their leases.
@@ -120,7 +120,7 @@ pub async fn run_steps(ctx: Arc<Ctx>, runner: Arc<str>, stop: CancellationToken)
     let holdings = Arc::new(Holdings::default());
     let heartbeat_stop = CancellationToken::new();
     let (heartbeat, liveness) = keep_alive(&ctx, &holdings, false, &heartbeat_stop);
-    know_the_gates(&ctx).await;
+    know_gates_and_pauses(&ctx).await;
     let gates = gates_and_pauses(&ctx, &heartbeat_stop);
     let settings = settings(&ctx, Kind::Step, &runner, 1);
     let (step_ctx, stopped) = (Arc::clone(&ctx), stop.clone());
@@ -165,13 +165,12 @@ fn gates_and_pauses(ctx: &Arc<Ctx>, stop: &CancellationToken) -> JoinHandle<()> 
 }
 
 /// Reads the gates and the pauses before the first claim, so that a new process makes no call that they forbid.
-async fn know_the_gates(ctx: &Ctx) {
+async fn know_gates_and_pauses(ctx: &Ctx) {
     if let Err(error) = ctx.gates.look(&ctx.store).await {
         warn!(%error, "The providers' gates could not be read; trying again");
     }
-    match ctx.pauses.look(&ctx.store).await {
-        Ok(_) => {}
-        Err(error) => warn!(%error, "The pauses could not be read; trying again"),
+    if let Err(error) = ctx.pauses.look(&ctx.store).await {
+        warn!(%error, "The pauses could not be read; trying again");
     }
 }
 

@@ -5,6 +5,7 @@ mod files;
 use super::Unperformed;
 use super::recorded::{self, Recorded};
 use crate::ctx::Ctx;
+use crate::outcome;
 use crate::telemetry::{self, names};
 use crate::tool::read_output::StoredOutputs;
 use crate::tool::{FileUse, ToolCallContext, ToolError, ToolOutput, not_carried_out};
@@ -19,7 +20,7 @@ use std::time::Duration;
 use tokio::sync::OnceCell;
 use tracing::{Instrument, info_span, warn};
 use wakeful_store::ledger::{self, Started};
-use wakeful_store::queue::{self, Lease, Term};
+use wakeful_store::queue::{Lease, Term};
 use wakeful_workflow::advance::{CallEnd, CallStart, EndedCall, Performed, Transition};
 use wakeful_workflow::agent::Agent;
 use wakeful_workflow::effect::Effect;
@@ -83,9 +84,6 @@ impl StartedCalls {
         rights.drain().map(|(_, started)| started).collect()
     }
 }
-
-/// Longest pause before an outcome is recorded again. When the database is back, that must come before another worker's claim.
-const SETTLE_EVERY: Duration = Duration::from_millis(500);
 
 /// Performs the planned calls and returns how each ended. The ledger keeps the outcome of each settled call
 /// with effects, so such a call does not run again after a crash. Only the outcome of the last call to end is left to the
@@ -344,9 +342,8 @@ impl<'a> ToolRun<'a> {
         Ok(())
     }
 
-    /// Records the outcome. Tries again while the database is away, also beyond the end of the lease, which nobody can take
-    /// meanwhile: the effect has happened, and without its outcome the call would count as uncertain. Returns `false`, and
-    /// writes nothing, if another worker has the job or another claim has started the call since.
+    /// Records the outcome ([`outcome::record`]). Returns `false`, and writes nothing, if another worker has the job or another claim
+    /// has started the call since.
     async fn settle(
         &self,
         call: &ToolCall,
@@ -355,17 +352,10 @@ impl<'a> ToolRun<'a> {
         outcome: &CallOutcome,
     ) -> wakeful_store::Result<bool> {
         let (store, session_id) = (&self.ctx.store, &self.session.session_id);
-        let mut faults = 0;
-        loop {
-            match store.settle_call(self.lease, session_id, &call.call_id, started, status, outcome).await {
-                Err(error) if error.is_transient() && !self.lease.lost().is_cancelled() => {
-                    faults += 1;
-                    warn!(%error, call.id = %call.call_id, "The outcome of a call was not recorded; trying again");
-                    tokio::time::sleep(queue::delay(faults, None).min(SETTLE_EVERY)).await;
-                }
-                settled => return settled,
-            }
-        }
+        outcome::record(self.lease, &format!("call {}", call.call_id), || {
+            store.settle_call(self.lease, session_id, &call.call_id, started, status, outcome)
+        })
+        .await
     }
 
     /// Runs the tool's code with the agent's time limit, and catches a panic.

@@ -1,0 +1,46 @@
+//! A key store that several use for the first time.
+
+use super::*;
+use crate::support::Database;
+use wakeful_store::encryption::Settings;
+
+#[tokio::test]
+async fn the_first_two_keys_of_an_installation_may_be_made_at_once() {
+    let world = World::new().await;
+    let keys = Database::without_schema().await;
+    let settings = || Settings { keys: keys.url.clone(), agents: None, master: [7; 32], old_master: None };
+    // Its tables are there, and it is nobody's.
+    world.store.encrypt(settings()).unwrap();
+    assert!(world.store.prune_keys(true).await.unwrap().is_empty());
+    let owner: String = sqlx::query_scalar("delete from wakeful_key_store returning owner")
+        .fetch_one(&keys.pool)
+        .await
+        .unwrap();
+
+    let other = world.database.store().await;
+    other.encrypt(settings()).unwrap();
+    // Another process has seen that it is nobody's, and looks whether it has keys.
+    let mut first = keys.pool.begin().await.unwrap();
+    sqlx::query("lock table wakeful_data_keys in access exclusive mode").execute(&mut *first).await.unwrap();
+    let woken = tokio::spawn(async move { other.wake(&new_session("c1", "c1"), &message("Hello.")).await });
+    eventually("the look", || async {
+        let waits =
+            "select exists (select from pg_locks where relation = 'wakeful_data_keys'::regclass and not granted)";
+        sqlx::query_scalar::<_, bool>(waits).fetch_one(&keys.pool).await.unwrap().then_some(())
+    })
+    .await;
+    // Meanwhile this one claims it, and makes its first key.
+    sqlx::query("insert into wakeful_key_store (owner) values ($1)")
+        .bind(&owner)
+        .execute(&mut *first)
+        .await
+        .unwrap();
+    sqlx::query(
+        "insert into wakeful_data_keys (key_id, owner_sha256, master_id, wrapped) values ('k', 'o', 'm', '')",
+    )
+    .execute(&mut *first)
+    .await
+    .unwrap();
+    first.commit().await.unwrap();
+    woken.await.unwrap().unwrap();
+}
