@@ -7,6 +7,8 @@
 //! `not_after` becomes `expired` and is never sent late. The journal gets one entry for each end. An operator
 //! may send a failed or expired delivery again: see [`crate::resend`].
 
+mod unsent;
+
 use crate::bounce;
 use crate::encryption::{SEALED, Seal, may_be_sealed};
 use crate::error::bounded;
@@ -205,12 +207,13 @@ impl Store {
             update deliveries
             set status = case when next.late then next.status else 'sending' end,
                 attempt = attempt + case when next.late and next.status = 'queued' then 0 else 1 end,
-                sending_at = case when next.status = 'queued' then clock_timestamp() else sending_at end,
+                -- Equal to tried_at in the claim that begins the attempt, and in no other: see `unclaim_delivery`.
+                sending_at = case when next.status = 'queued' then statement_timestamp() else sending_at end,
                 settled_by = case when next.status = 'queued' then clock_timestamp() + make_interval(secs => $6)
                     else settled_by end,
                 not_after = next.not_after,
                 tried_since = coalesce(next.tried_since, clock_timestamp()),
-                tried_at = clock_timestamp(),
+                tried_at = statement_timestamp(),
                 -- Nobody knows when a try ended whose worker is gone.
                 tries = case when next.status = 'sending' and not next.late
                     then keep_tries(tries, deliveries.tried_at, null) else tries end,
@@ -291,53 +294,6 @@ impl Store {
         .execute(&self.pool)
         .await?;
         Ok(begun.rows_affected() == 1)
-    }
-
-    /// Gives a claimed delivery back. It was certainly not sent and will be tried again.
-    ///
-    /// # Errors
-    /// [`crate::Error::Database`].
-    pub async fn unsend(&self, lease: &Lease, delivery_id: &str, error: &str) -> Result<()> {
-        let error = self.sealed_for_job(lease.job_id, error).await?;
-        sqlx::query!(
-            "update deliveries
-            set status = 'queued', last_error = $3, tries = keep_tries(tries, tried_at, clock_timestamp())
-            where delivery_id = $1 and lease = $2",
-            delivery_id,
-            lease.token,
-            error
-        )
-        .execute(&self.pool)
-        .await?;
-        Ok(())
-    }
-
-    /// Gives a claimed delivery back because its receiver accepts no messages now. The attempt does not
-    /// count. `unsent`: it certainly was not sent. Otherwise an earlier attempt may have sent it.
-    ///
-    /// # Errors
-    /// [`crate::Error::Database`].
-    pub async fn postpone_delivery(
-        &self,
-        lease: &Lease,
-        delivery_id: &str,
-        unsent: bool,
-        error: &str,
-    ) -> Result<()> {
-        let error = self.sealed_for_job(lease.job_id, error).await?;
-        sqlx::query!(
-            "update deliveries
-            set status = case when $3 then 'queued' else status end, attempt = greatest(attempt - 1, 0), last_error = $4,
-                tries = keep_tries(tries, tried_at, clock_timestamp())
-            where delivery_id = $1 and lease = $2 and status = 'sending'",
-            delivery_id,
-            lease.token,
-            unsent,
-            error
-        )
-        .execute(&self.pool)
-        .await?;
-        Ok(())
     }
 
     /// Records how a claimed delivery ended, with its journal entry. `false`: the lease is lost and nothing was

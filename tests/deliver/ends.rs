@@ -2,7 +2,7 @@
 
 use super::Office;
 use crate::support::eventually;
-use crate::support::proxy::Proxy;
+use crate::support::proxy::{CutAt, Proxy};
 use std::time::Duration;
 
 /// Waits until so many messages are out.
@@ -31,6 +31,22 @@ async fn a_worker_that_drains_begins_no_other_message() {
     assert_eq!(statuses, ["sent", "queued", "queued"]);
     let process = office.comes_back().await;
     assert_eq!(office.sent().len(), 3);
+    assert!(process.terminate().success());
+}
+
+#[tokio::test]
+async fn a_claim_whose_answer_is_lost_makes_no_message_uncertain() {
+    let mut office = Office::new("guarded").await;
+    let proxy = Proxy::start(&office.database.url);
+    proxy.cut_when("with oldest as", CutAt::BeforeAnswer);
+    let process = office.options.spawn(&proxy.url);
+    process.wait_for_log("\"Listening\"").await;
+    office.ask(&process.client(), "First").await;
+    office.is_done().await;
+    assert_eq!(proxy.cut_count(), 1);
+    let outbox = office.outbox().await;
+    assert_eq!(outbox[0].0, "sent", "{outbox:?}");
+    assert_eq!(office.sent().len(), 1);
     assert!(process.terminate().success());
 }
 

@@ -93,6 +93,35 @@ async fn a_delivery_that_meets_an_uncommitted_claim_is_not_sent() {
 }
 
 #[tokio::test]
+async fn a_claim_that_is_taken_back_leaves_an_earlier_attempt_in_doubt() {
+    let world = World::new().await;
+    let session_id = world.wake("c1", "Write to Bob.").await;
+    let mut driver = world.drive(&session_id).await;
+    driver.continues(Performed::Begun).await;
+    driver.sends_mail("call_1").await;
+    let mut claims = Claims::start(&world.store, Kind::Deliver, 1, LEASE);
+    let job = claims.next().await;
+    claims.stop();
+    let conversation_id = job.conversation_id.clone();
+    for in_doubt in [false, true] {
+        let claim = || world.store.claim_delivery(&job.lease, &conversation_id, "email", TERMS);
+        if in_doubt {
+            // Another worker began it, and was gone.
+            claim().await.unwrap().unwrap();
+            world.run_sql("update deliveries set sending_at = sending_at - interval '1 second'").await;
+        }
+        assert_eq!(claim().await.unwrap().unwrap().maybe_sent, in_doubt);
+        let (no_delay, error) = (Duration::ZERO, "no answer");
+        let back = world.store.unclaim_delivery(&job.lease, &conversation_id, "email", no_delay, error);
+        back.await.unwrap();
+        let sending = world.one("select count(*) from deliveries where status = 'sending'").await;
+        assert_eq!(sending, i64::from(in_doubt));
+        assert!(claim().await.unwrap().is_none(), "the lease is given back");
+        world.give_back(job.lease.job_id, job.lease.token).await;
+    }
+}
+
+#[tokio::test]
 async fn a_suspect_is_claimed_at_once_though_queues_of_both_kinds_look() {
     let world = World::new().await;
     // They look when they hear of work, and then not for an hour.

@@ -356,26 +356,8 @@ impl Store {
 
     async fn give_back(&self, lease: &Lease, delay: Duration, text: &str, counts: bool) -> Result<()> {
         let text = self.sealed_for_job(lease.job_id, text).await?;
-        let given_back = sqlx::query!(
-            "update jobs
-            set lease = null, worker_id = null, last_error = $3,
-                stuck = case when $6 then greatest(stuck, 1) else greatest(stuck - 1, 0) end,
-                attempt = case when $6 then attempt else greatest(attempt - 1, 0) end,
-                -- A delivery whose worker lived to give it back has killed none of those in a row.
-                died = case when kind = 'deliver' then 0 else died end,
-                run_at = clock_timestamp() + make_interval(secs => $4),
-                trace_context = $5
-            where job_id = $1 and lease = $2",
-            lease.job_id,
-            lease.token,
-            text,
-            delay.as_secs_f64(),
-            lease.trace_context.as_deref(),
-            counts
-        )
-        .execute(&self.pool)
-        .await?;
-        if given_back.rows_affected() == 1 && counts && delay > CANCEL_WAITS {
+        let given_back = give_back(&self.pool, lease, delay, &text, counts).await?;
+        if given_back && counts && delay > CANCEL_WAITS {
             // A cancel that came during the claim found no waiting job. The statement above may have waited for it, so only a
             // later one sees it. It is not carried out at once, because carrying it out may be what failed.
             sqlx::query!(
@@ -444,6 +426,37 @@ impl Store {
         .fetch_one(&self.pool)
         .await?)
     }
+}
+
+/// Gives a job back that others can claim after `delay`. `text` is sealed. Returns whether the lease was held. See
+/// [`Store::retry_later`] and [`Store::postpone`].
+pub(crate) async fn give_back(
+    executor: impl PgExecutor<'_>,
+    lease: &Lease,
+    delay: Duration,
+    text: &str,
+    counts: bool,
+) -> sqlx::Result<bool> {
+    let given_back = sqlx::query!(
+        "update jobs
+            set lease = null, worker_id = null, last_error = $3,
+                stuck = case when $6 then greatest(stuck, 1) else greatest(stuck - 1, 0) end,
+                attempt = case when $6 then attempt else greatest(attempt - 1, 0) end,
+                -- A delivery whose worker lived to give it back has killed none of those in a row.
+                died = case when kind = 'deliver' then 0 else died end,
+                run_at = clock_timestamp() + make_interval(secs => $4),
+                trace_context = $5
+            where job_id = $1 and lease = $2",
+        lease.job_id,
+        lease.token,
+        text,
+        delay.as_secs_f64(),
+        lease.trace_context.as_deref(),
+        counts
+    )
+    .execute(executor)
+    .await?;
+    Ok(given_back.rows_affected() == 1)
 }
 
 /// Gives a job back, and returns what a notification says of it. `None`: the lease is lost, and nothing changed.

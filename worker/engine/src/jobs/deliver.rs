@@ -52,9 +52,9 @@ pub async fn deliver(job: Job, ctx: Data<Arc<Ctx>>) -> Result<(), BoxDynError> {
             Ok(())
         }
     };
-    if let Err(GiveBack { error, after }) = end {
-        let given_back = match after {
-            None => {
+    if let Err(GiveBack { error, why }) = end {
+        let given_back = match why {
+            Why::Fault | Why::NoAnswer => {
                 let delay = queue::delay(job.stuck, None);
                 warn!(
                     conversation.id = %job.conversation_id,
@@ -63,9 +63,13 @@ pub async fn deliver(job: Job, ctx: Data<Arc<Ctx>>) -> Result<(), BoxDynError> {
                     delay_ms = delay.as_millis() as u64,
                     "Delivering failed; trying again later"
                 );
-                ctx.store.retry_later(&job.lease, delay, &error).await
+                if matches!(why, Why::NoAnswer) {
+                    unclaim(&ctx, &job, channel, delay, &error).await
+                } else {
+                    ctx.store.retry_later(&job.lease, delay, &error).await
+                }
             }
-            Some(after) => {
+            Why::Throttled { after } => {
                 let delay = after.min(LONGEST_WAIT);
                 debug!(
                     error,
@@ -86,15 +90,39 @@ pub async fn deliver(job: Job, ctx: Data<Arc<Ctx>>) -> Result<(), BoxDynError> {
 #[derive(Debug)]
 struct GiveBack {
     error: String,
-    /// How long the receiver asks us to wait, which does not count as a fault. `None` after a fault: the
-    /// delay then grows with each retry.
-    after: Option<Duration>,
+    why: Why,
+}
+
+#[derive(Debug)]
+enum Why {
+    /// The delay grows with each retry.
+    Fault,
+    /// As after a fault. The database did not answer a claim, which may have taken a delivery all the same.
+    NoAnswer,
+    /// The receiver asks us to wait so long. That is no fault.
+    Throttled { after: Duration },
 }
 
 impl GiveBack {
     fn later(error: impl ToString) -> GiveBack {
-        GiveBack { error: error.to_string(), after: None }
+        GiveBack { error: error.to_string(), why: Why::Fault }
     }
+}
+
+/// Gives the job back after a claim without an answer. If the claim took a delivery, the next worker would find it begun, and ask
+/// a person whether it went out.
+async fn unclaim(
+    ctx: &Ctx,
+    job: &Job,
+    channel: &str,
+    delay: Duration,
+    error: &str,
+) -> wakeful_store::Result<()> {
+    let what = format!("a claim of conversation {}", job.conversation_id);
+    outcome::record(&job.lease, &what, || {
+        ctx.store.unclaim_delivery(&job.lease, &job.conversation_id, channel, delay, error)
+    })
+    .await
 }
 
 async fn work(ctx: &Ctx, job: &Job) -> Result<(), GiveBack> {
@@ -129,13 +157,17 @@ async fn work(ctx: &Ctx, job: &Job) -> Result<(), GiveBack> {
             let term = job.lease.term();
             let claimed =
                 ctx.store.claim_delivery(&job.lease, &job.conversation_id, channel_name, terms).await;
-            let Some(claimed) = claimed.map_err(GiveBack::later)? else { break };
+            let Some(claimed) =
+                claimed.map_err(|error| GiveBack { error: error.to_string(), why: Why::NoAnswer })?
+            else {
+                break;
+            };
             let span = delivery_span(job, channel_name, &claimed);
             let given_up = given_up(&claimed, deaths);
             let sent = send_one(ctx, job, channel_name, &claimed, given_up.as_deref(), term);
             let sent = sent.instrument(span.clone()).await;
             sent.inspect_err(|again| {
-                if again.after.is_none() {
+                if !matches!(again.why, Why::Throttled { .. }) {
                     telemetry::failed(&span, "retry");
                 }
             })?;
@@ -171,7 +203,7 @@ async fn send_one(
             let given_back =
                 ctx.store.postpone_delivery(&job.lease, &claimed.delivery_id, unsent, &error).await;
             given_back.map_err(GiveBack::later)?;
-            return Err(GiveBack { error, after: Some(after) });
+            return Err(GiveBack { error, why: Why::Throttled { after } });
         }
     };
     wakeful_store::failpoint!("K13");
