@@ -8,7 +8,7 @@ impl Store {
     /// were.
     ///
     /// # Errors
-    /// [`Error::BlobStore`]: the next call goes on; [`Error::Database`].
+    /// [`Error::BlobStore`](crate::Error::BlobStore): the next call goes on; [`Error::Database`](crate::Error::Database).
     pub async fn remove_outside(&self) -> Result<i64> {
         let known: Vec<String> = self.blob_stores.names().map(str::to_owned).collect();
         let mut removed = 0;
@@ -52,7 +52,7 @@ impl Store {
     /// Counts blobs that are to be deleted in a store, and are still there.
     ///
     /// # Errors
-    /// [`Error::Database`].
+    /// [`Error::Database`](crate::Error::Database).
     pub async fn removals_due(&self) -> Result<Vec<StoredBlobs>> {
         Ok(sqlx::query_as!(
             StoredBlobs,
