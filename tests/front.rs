@@ -86,6 +86,25 @@ fn form(path: &str, length: usize, sent: usize) -> String {
 }
 
 #[tokio::test]
+async fn imports_that_stop_on_their_way_do_not_keep_others_out() {
+    let (database, model) = (Database::new().await, says("Gladly.").await);
+    let process = options(&model).serve(&database).await;
+    let head = "POST /v1/sessions/import HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\nExpect: 100-continue\r\n\r\n";
+    let mut stalled = join_all((0..20).map(|_| sent(&process, head))).await;
+    for stream in &mut stalled {
+        // The server says so when the import asks for its first bytes.
+        let mut said = [0; 12];
+        stream.read_exact(&mut said).await.unwrap();
+        assert_eq!(&said, b"HTTP/1.1 100");
+    }
+    let import = process.client().post_request("/v1/sessions/import").body("no bundle").send().await.unwrap();
+    assert_eq!(import.status(), StatusCode::UNPROCESSABLE_ENTITY);
+    for said in join_all(stalled.into_iter().map(rest)).await {
+        assert!(said.contains("HTTP/1.1 408") && said.contains("came too slowly"), "{said}");
+    }
+}
+
+#[tokio::test]
 async fn with_few_descriptors_a_flood_of_connections_stops_neither_the_health_nor_the_work() {
     let (database, model) = (Database::new().await, says("Gladly.").await);
     let few = ["sh", "-c", "ulimit -n 256 && exec \"$@\"", "sh"].map(str::to_owned);

@@ -110,6 +110,35 @@ async fn a_task_of_absurd_under_a_token_of_one_agent_brings_no_prompt_and_no_his
 }
 
 #[tokio::test]
+async fn a_key_of_a_task_that_came_from_absurd_tells_a_token_of_one_agent_only_of_its_own_sessions() {
+    let stage = Stage::new(CONFIG).await;
+    let of_room = stage.token(&["--scope", "operate", "--agent", "room"]).await;
+    let of_default = stage.token(&["--scope", "operate", "--agent", "default"]).await;
+    let id = stage.chat(TOKEN, "c1", json!({"text": "Hi", "agent": "room"})).await;
+    // As `absurd take` leaves it.
+    sqlx::query(
+        "insert into absurd_imports
+            (space_id, source, task_id, time, session_id, task_name, task_state, shape, taken, idempotency_key)
+        values ('default', 'absurd:default', 't1', 1, $1, 'x', 'pending', 'agent_loop', true, 'k1')",
+    )
+    .bind(&id)
+    .execute(&stage.database.pool)
+    .await
+    .unwrap();
+    let spawn = async |token: &str| {
+        let task = json!({"taskName": "x", "params": {"prompt": "Go."}, "options": {"idempotencyKey": "k1"}});
+        stage.post(token, "/v1/triggers/absurd", &task).await
+    };
+    for its in [TOKEN, &of_room] {
+        let (status, body) = spawn(its).await;
+        assert_eq!((status, body["session_id"].as_str()), (StatusCode::OK, Some(id.as_str())), "{body}");
+    }
+    let (status, body) = spawn(&of_default).await;
+    assert_eq!(status, StatusCode::NOT_FOUND, "{body}");
+    assert!(!body.to_string().contains(&id), "{body}");
+}
+
+#[tokio::test]
 async fn a_fork_under_a_token_of_one_space_has_no_tool_and_no_model_of_another_spaces_agents() {
     let stage = Stage::new(&format!("{CONFIG}\nspaces = [\"acme\"]")).await;
     let token = stage.token(&["--scope", "operate", "--space", "bolt"]).await;

@@ -99,13 +99,22 @@ impl Store {
         .await?)
     }
 
-    /// What the sender of a spawn gets whose task was spawned under this key in Absurd, and came here.
+    /// What the sender of a spawn gets whose task was spawned under this key in Absurd, and came here; and the agent of the
+    /// session.
     ///
     /// # Errors
     /// [`crate::Error::Database`].
-    pub async fn absurd_by_key(&self, space_id: &str, source: &str, key: &str) -> Result<Option<Woken>> {
+    pub async fn absurd_by_key(
+        &self,
+        space_id: &str,
+        source: &str,
+        key: &str,
+    ) -> Result<Option<(Woken, String)>> {
         let found = sqlx::query!(
-            r#"select i.session_id, r.run_id from absurd_imports i join session_runs r on r.session_id = i.session_id
+            r#"select i.session_id, r.run_id, s.agent
+            from absurd_imports i
+            join conversation_sessions s on s.session_id = i.session_id
+            join session_runs r on r.session_id = i.session_id
             where i.space_id = $1 and i.source = $2 and i.idempotency_key = $3 and i.phase <> 'returned'
             order by r.created_at limit 1"#,
             space_id,
@@ -114,11 +123,14 @@ impl Store {
         )
         .fetch_optional(&self.intake)
         .await?;
-        Ok(found.map(|found| Woken {
-            session_id: found.session_id,
-            run_id: found.run_id,
-            outcome: Acceptance::NewRun,
-            duplicate: true,
+        Ok(found.map(|found| {
+            let woken = Woken {
+                session_id: found.session_id,
+                run_id: found.run_id,
+                outcome: Acceptance::NewRun,
+                duplicate: true,
+            };
+            (woken, found.agent)
         }))
     }
 }

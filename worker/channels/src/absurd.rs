@@ -22,8 +22,8 @@ use wakeful_http::access::Caller;
 use wakeful_http::body::{accepted, check_text, idempotency_key, message_text, parse};
 use wakeful_http::openapi::{Operation, of};
 use wakeful_http::problem::Problem;
-use wakeful_store::new_id;
 use wakeful_store::wake::{Continues, NewMessage, NewSession, Woken};
+use wakeful_store::{Error, new_id};
 use wakeful_workflow::absurd::TRIGGER_PREFIX;
 use wakeful_workflow::absurd::opening::Opening;
 use wakeful_workflow::absurd::rows::seeds;
@@ -112,7 +112,10 @@ async fn accept(
     let agent = caller.agent(settings.agent.as_deref())?;
     let new = new_session::of_chat(&ctx.config, &ctx.plugins.tools, conversation_id, agent)?;
     let trigger_type = format!("{TRIGGER_PREFIX}{queue}");
-    if let Some(woken) = ctx.store.absurd_by_key(&new.space_id, &trigger_type, &key).await? {
+    if let Some((woken, of)) = ctx.store.absurd_by_key(&new.space_id, &trigger_type, &key).await? {
+        if caller.reach.agent.as_deref().is_some_and(|own| own != of) {
+            return Err(Error::NotFound { what: "task", id: key }.into());
+        }
         return Ok(accepted(woken));
     }
     let prompt = new.seeds.iter().find(|seed| seed.role == Role::System).map_or("", |seed| &seed.content);

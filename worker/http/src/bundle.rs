@@ -19,7 +19,10 @@ use schemars::JsonSchema;
 use secrecy::ExposeSecret;
 use serde::Deserialize;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 use subtle::{Choice, ConstantTimeEq};
+use tempfile::NamedTempFile;
 use tokio::io::AsyncWriteExt as _;
 use tokio::sync::Semaphore;
 use tracing::{error, info};
@@ -98,8 +101,14 @@ async fn exported(ctx: &Ctx, space: &str, id: &str, redact: bool) -> Result<Resp
     Ok((headers, Body::from_stream(body)).into_response())
 }
 
-/// How many imports run at a time.
-static IMPORTS: Semaphore = Semaphore::const_new(4);
+/// How many bundles are checked and written at a time, and how many of the largest size may be on the disk.
+const AT_A_TIME: u8 = 4;
+
+/// Who checks a bundle holds one of these. An upload holds none, so a slow one keeps nobody waiting.
+static CHECKS: Semaphore = Semaphore::const_new(AT_A_TIME as usize);
+
+/// The bytes of all bundles in temporary files of this process.
+static ON_DISK: AtomicU64 = AtomicU64::new(0);
 
 /// Imports a bundle, plain or gzip: 201 with the new session, or 200 with a summary if `verify_only`.
 pub(super) async fn import(
@@ -111,47 +120,71 @@ pub(super) async fn import(
     let Query(query) = query?;
     let verify_only = flag("verify_only", query.verify_only.as_deref())?;
     let limits = ctx.config.server.import_limits();
-    // Each may fill import_limit_mb of the disk, and is checked on the processor.
-    let Ok(_permit) = IMPORTS.try_acquire() else {
-        return Err(Problem::unavailable(
-            "too many imports run at once; nothing was taken, try again later",
-            10,
-        ));
-    };
-    let file = spool(body, limits).await?;
+    let bundle = Spooled::read(body, limits).await?;
+    let file = bundle.file.path();
+    let _check = CHECKS.acquire().await.expect("nobody closes it");
     if verify_only {
-        let checked = import::check(file.path(), limits, |_| {}).await?;
+        let checked = import::check(file, limits, |_| {}).await?;
         act::only_looks();
         return Ok((StatusCode::OK, Json(checked)));
     }
-    let imported = ctx.store.import(file.path(), caller.space(), limits, |_| {}).await?;
+    let imported = ctx.store.import(file, caller.space(), limits, |_| {}).await?;
     info!(session.id = imported.session_id.as_deref(), sha256 = %imported.sha256, "A session was imported");
     Ok((StatusCode::CREATED, Json(imported)))
 }
 
-/// Writes the body to a temporary file, because it is read twice and may be too large for memory.
-async fn spool(body: Body, limits: Limits) -> Result<tempfile::NamedTempFile, Problem> {
-    let failed = |error: std::io::Error| {
-        error!(%error, "A bundle could not be put into a temporary file");
-        Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "the request failed; the server's log says why")
-    };
-    let file = tempfile::Builder::new().prefix("wakeful-import-").tempfile().map_err(failed)?;
-    let mut writer = tokio::fs::File::from_std(file.reopen().map_err(failed)?);
-    let mut body = body.into_data_stream();
-    let mut bytes = 0;
-    loop {
-        let chunk = body.try_next().await;
-        let chunk = chunk.map_err(|error| Problem::bad_request(format!("the body broke off: {error}")))?;
-        let Some(chunk) = chunk else { break };
-        bytes += chunk.len() as u64;
-        if bytes > limits.bytes {
-            let detail = format!("the bundle is larger than {} bytes", limits.bytes);
+/// A bundle in a temporary file, because it is read twice and may be too large for memory.
+struct Spooled {
+    file: NamedTempFile,
+    /// Its share of [`ON_DISK`].
+    bytes: u64,
+}
+
+impl Spooled {
+    /// Writes the body to a file.
+    async fn read(body: Body, limits: Limits) -> Result<Spooled, Problem> {
+        let failed = |error: std::io::Error| {
+            error!(%error, "A bundle could not be put into a temporary file");
+            Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "the request failed; the server's log says why")
+        };
+        let file = tempfile::Builder::new().prefix("wakeful-import-").tempfile().map_err(failed)?;
+        let mut writer = tokio::fs::File::from_std(file.reopen().map_err(failed)?);
+        let mut bundle = Spooled { file, bytes: 0 };
+        let mut body = body.into_data_stream();
+        loop {
+            let chunk = body.try_next().await;
+            let chunk =
+                chunk.map_err(|error| Problem::bad_request(format!("the body broke off: {error}")))?;
+            let Some(chunk) = chunk else { break };
+            bundle.grow(chunk.len() as u64, limits.bytes)?;
+            writer.write_all(&chunk).await.map_err(failed)?;
+        }
+        writer.flush().await.map_err(failed)?;
+        Ok(bundle)
+    }
+
+    /// Takes room for `more` bytes. `limit` is that of one bundle, in bytes.
+    fn grow(&mut self, more: u64, limit: u64) -> Result<(), Problem> {
+        if self.bytes + more > limit {
+            let detail = format!("the bundle is larger than {limit} bytes");
             return Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, detail));
         }
-        writer.write_all(&chunk).await.map_err(failed)?;
+        let room = limit * u64::from(AT_A_TIME);
+        let taken =
+            ON_DISK.fetch_update(Relaxed, Relaxed, |held| Some(held + more).filter(|held| *held <= room));
+        if taken.is_err() {
+            let detail = "too many large imports are on their way; nothing was taken, try again later";
+            return Err(Problem::unavailable(detail, 10));
+        }
+        self.bytes += more;
+        Ok(())
     }
-    writer.flush().await.map_err(failed)?;
-    Ok(file)
+}
+
+impl Drop for Spooled {
+    fn drop(&mut self) {
+        ON_DISK.fetch_sub(self.bytes, Relaxed);
+    }
 }
 
 /// Checks an export's token. Compares with every configured token, so that the time taken reveals nothing.
