@@ -123,6 +123,7 @@ async fn each_kind_of_pause_holds_its_sessions_and_no_others_until_it_ends() {
         ("tool", "nosuch"),
         ("conversation", "nosuch"),
         ("schedule", "nosuch"),
+        ("channel", "nosuch"),
     ] {
         let (code, said) = house.run(&["pause", "begin", kind, name, "--reason", "x"]).await;
         assert!(code == 0 && said.contains("nothing here has been called"), "{kind}: {said}");

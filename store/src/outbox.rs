@@ -45,6 +45,8 @@ pub struct Delivery {
     pub held_up_since: Option<DateTime<Utc>>,
     /// Why that delivery was not sent so far.
     pub held_up_error: Option<String>,
+    /// Its channel is paused: the reason.
+    pub held_for: Option<String>,
     /// For a waiting delivery: seconds until its job may be claimed; negative if it could be claimed already. None:
     /// it has no job.
     pub next_attempt_in_s: Option<f64>,
@@ -115,6 +117,7 @@ impl Store {
                     then keep_tries(d.tries, d.tried_at, d.settled_at) else d.tries end as "tries!",
                 d.last_error, d.receipt, d.undelivered, d.imported, d.created_at, d.tried_since, d.settled_at, d.resent, d.resent_at,
                 head.delivery_id as "held_up_by?", head.since as "held_up_since?", head.last_error as "held_up_error?",
+                (select p.reason from pauses p where p.pause_id = j.held_by) as held_for,
                 extract(epoch from j.run_at - clock_timestamp())::float8 as next_attempt_in_s,
                 case when j.lease is not null and j.run_at > clock_timestamp() then j.worker_id end as worker_id,
                 null::json as content, d.ordinal

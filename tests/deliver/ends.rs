@@ -3,6 +3,7 @@
 use super::Office;
 use crate::support::eventually;
 use crate::support::proxy::{CutAt, Proxy};
+use serde_json::json;
 use std::time::Duration;
 
 /// Waits until so many messages are out.
@@ -31,6 +32,39 @@ async fn a_worker_that_drains_begins_no_other_message() {
     assert_eq!(statuses, ["sent", "queued", "queued"]);
     let process = office.comes_back().await;
     assert_eq!(office.sent().len(), 3);
+    assert!(process.terminate().success());
+}
+
+#[tokio::test]
+async fn a_paused_channel_keeps_its_messages_and_sends_each_once_when_the_pause_ends() {
+    let mut office = Office::new("guarded").await;
+    let process = office.serve().await;
+    let client = process.client();
+    let paused = json!({"kind": "channel", "name": "email", "reason": "wrong prices"});
+    let (status, pause) = client.post("/v1/pauses", &paused).await;
+    assert_eq!(status.as_u16(), 201, "{pause}");
+    process.wait_for_log("Paused now: channel:email").await;
+    for text in ["First", "Second"] {
+        office.ask(&client, text).await;
+        client.wait_for(&office.session_id, "completed").await;
+    }
+    process.wait_for_log("channel email is paused: wrong prices").await;
+    let (_, listed) = client.get("/v1/deliveries").await;
+    assert_eq!(listed["items"][0]["held_for"], "wrong prices", "{listed}");
+    let shown = office.cli("why");
+    assert!(shown.contains("email is paused: wrong prices"), "{shown}");
+    process.kill();
+    // Another process knows it before it claims anything.
+    let process = office.serve().await;
+    let client = process.client();
+    office.ask(&client, "Third").await;
+    client.wait_for(&office.session_id, "completed").await;
+    assert_eq!(office.sent(), []);
+    let ends = json!({"kind": "channel", "name": "email"});
+    assert_eq!(client.post("/v1/pauses/end", &ends).await.0.as_u16(), 202);
+    office.is_done().await;
+    let subjects: Vec<String> = office.sent().into_iter().map(|(_, subject)| subject).collect();
+    assert_eq!(subjects, ["First", "Second", "Third"]);
     assert!(process.terminate().success());
 }
 

@@ -26,11 +26,13 @@ pub enum Kind {
     Conversation,
     /// The ticks of a schedule.
     Schedule,
+    /// The messages that leave by a channel.
+    Channel,
 }
 
 impl Kind {
     /// Every kind.
-    pub const ALL: [Kind; 8] = [
+    pub const ALL: [Kind; 9] = [
         Kind::Queue,
         Kind::Space,
         Kind::Agent,
@@ -39,6 +41,7 @@ impl Kind {
         Kind::Tool,
         Kind::Conversation,
         Kind::Schedule,
+        Kind::Channel,
     ];
 
     /// The word that is stored and shown.
@@ -52,6 +55,7 @@ impl Kind {
             Kind::Tool => "tool",
             Kind::Conversation => "conversation",
             Kind::Schedule => "schedule",
+            Kind::Channel => "channel",
         }
     }
 
@@ -132,8 +136,8 @@ impl Step<'_> {
             Kind::Provider => self.provider == Some(name),
             Kind::Tool => self.tools.contains(&name),
             Kind::Conversation => name == self.conversation_id,
-            // The scheduler asks for itself. A session that has begun goes on.
-            Kind::Schedule => false,
+            // The scheduler asks for itself, and a session that has begun goes on. Messages are no part of a step.
+            Kind::Schedule | Kind::Channel => false,
         }
     }
 }
@@ -163,9 +167,14 @@ mod tests {
                 Kind::Tool => Some("charge"),
                 Kind::Conversation => Some("c1"),
                 Kind::Schedule => Some("daily"),
+                Kind::Channel => Some("email"),
             };
             let subject = Subject::named(kind, name).unwrap();
-            assert_eq!(step.is_held_by(&subject), kind != Kind::Schedule, "{kind:?}");
+            assert_eq!(
+                step.is_held_by(&subject),
+                !matches!(kind, Kind::Schedule | Kind::Channel),
+                "{kind:?}"
+            );
             if kind != Kind::Queue {
                 let other = Subject::named(kind, Some("another")).unwrap();
                 assert!(!step.is_held_by(&other), "{kind:?}");

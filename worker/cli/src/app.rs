@@ -224,7 +224,7 @@ impl App {
     ///
     /// # Errors
     /// When one cannot be built, or when an agent may send mail and nothing does.
-    fn channels(&self, config: &Config) -> anyhow::Result<BTreeMap<String, Arc<dyn Channel>>> {
+    pub(crate) fn channels(&self, config: &Config) -> anyhow::Result<BTreeMap<String, Arc<dyn Channel>>> {
         let mut channels: BTreeMap<String, Arc<dyn Channel>> = BTreeMap::new();
         for channel in wakeful_channels::senders(config)?.iter().chain(&self.channels) {
             channels.insert(channel.name().to_owned(), Arc::clone(channel));

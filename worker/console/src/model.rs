@@ -253,6 +253,7 @@ pub(crate) struct Delivery {
     pub resent: i64,
     pub held_up_by: Option<String>,
     pub held_up_error: Option<String>,
+    pub held_for: Option<String>,
     pub next_attempt_in_s: Option<f64>,
     pub content: Option<Value>,
 }
@@ -276,6 +277,9 @@ impl Delivery {
     }
 
     pub fn line(&self) -> String {
+        if let Some(reason) = &self.held_for {
+            return crate::text::cut(&format!("{} is paused: {reason}", self.channel), 160);
+        }
         let text = match (&self.last_error, &self.held_up_by) {
             (Some(error), _) => error.clone(),
             (None, Some(by)) => {

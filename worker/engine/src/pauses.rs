@@ -8,7 +8,7 @@ use tracing::info;
 use wakeful_store::pause::Pause;
 use wakeful_store::queue::Job;
 use wakeful_store::{Result, Store};
-use wakeful_workflow::pause::{Step, Subject};
+use wakeful_workflow::pause::{Kind, Step, Subject};
 use wakeful_workflow::session::Session;
 
 /// How often to look while something is paused. A change of a pause is announced too.
@@ -21,11 +21,18 @@ pub struct Pauses(RwLock<Vec<(Subject, Pause)>>);
 impl Pauses {
     /// Returns the pause that holds up this step, whose job has these passes.
     pub fn holding(&self, step: &Step<'_>, passes: &[i64]) -> Option<(Subject, String)> {
+        self.find(passes, |subject| step.is_held_by(subject))
+    }
+
+    /// Returns the pause that holds up the messages of `channel`, whose job has these passes.
+    pub fn holding_channel(&self, channel: &str, passes: &[i64]) -> Option<(Subject, String)> {
+        self.find(passes, |subject| subject.kind == Kind::Channel && subject.name == channel)
+    }
+
+    fn find(&self, passes: &[i64], holds: impl Fn(&Subject) -> bool) -> Option<(Subject, String)> {
         let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        let holds = |(subject, pause): &&(Subject, Pause)| {
-            !passes.contains(&pause.number) && step.is_held_by(subject)
-        };
-        let (subject, pause) = known.iter().find(holds)?;
+        let (subject, pause) =
+            known.iter().find(|(subject, pause)| !passes.contains(&pause.number) && holds(subject))?;
         Some((subject.clone(), format!("{} is paused: {}", pause.what(), pause.reason)))
     }
 
@@ -81,7 +88,6 @@ pub fn step_of<'a>(session: &'a Session, provider: Option<&'a str>, tools: &'a [
 #[cfg(test)]
 mod tests {
     use super::*;
-    use wakeful_workflow::pause::Kind;
 
     #[test]
     fn a_job_goes_through_every_pause_that_has_let_it_go() {
@@ -116,5 +122,6 @@ mod tests {
         assert_eq!(holds(&[1]), Some(Kind::Trigger));
         assert_eq!(holds(&[2]), Some(Kind::Agent));
         assert_eq!(holds(&[1, 2]), None, "neither holds it a second time");
+        assert_eq!(pauses.holding_channel("chat", &[]), None, "its kind is another");
     }
 }

@@ -136,6 +136,10 @@ pub(super) fn waits_for(delivery: &Delivery) -> String {
         (None, Some(due_in_s)) if due_in_s > 0.0 => format!("next attempt in {}", span(due_in_s)),
         (None, Some(due_in_s)) => format!("ready for {}", span(due_in_s)),
     };
+    let next = match &delivery.held_for {
+        Some(reason) => format!("{} is paused: {reason}", delivery.channel),
+        None => next,
+    };
     let Some(head) = &delivery.held_up_by else { return next };
     let since = delivery.held_up_since.map(|since| format!(" since {} ago", age(since))).unwrap_or_default();
     let error = delivery.held_up_error.as_deref().map(|error| format!(" ({})", error.trim_end_matches('.')));

@@ -8,6 +8,7 @@ use chrono::Utc;
 use std::collections::BTreeSet;
 use std::time::Duration;
 use wakeful_config::Config;
+use wakeful_store::outbox::DeliveryFilter;
 use wakeful_store::pause::Pause;
 use wakeful_store::session::SessionFilter;
 use wakeful_store::{Error, Store};
@@ -24,7 +25,7 @@ pub(super) type Args = super::Noun<Verb>;
 /// What may be paused.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct What {
-    /// What to pause: queue, space, agent, trigger, provider, tool, conversation or schedule.
+    /// What to pause: queue, space, agent, trigger, provider, tool, conversation, schedule or channel.
     #[arg(value_name = "KIND", value_parser = kind)]
     kind: Kind,
     /// Its name: of a trigger its type, such as email; of a provider the part of a model before the slash. The queue has none.
@@ -34,7 +35,8 @@ pub(super) struct What {
 
 #[derive(Debug, clap::Subcommand)]
 pub(super) enum Verb {
-    /// Pause it: its sessions wait without a worker. Messages are still accepted, and a step that runs ends first.
+    /// Pause it: its sessions wait without a worker. Messages are still accepted, and a step that runs ends first. Of a channel, the
+    /// messages that would leave by it wait, and one that is being sent ends first.
     Begin {
         #[command(flatten)]
         what: What,
@@ -190,6 +192,15 @@ async fn unknown(
         Kind::Tool => {
             names.extend(app.registry()?.names().map(str::to_owned));
             Some(SessionFilter { tool: Some(name.to_owned()), ..of_sessions })
+        }
+        Kind::Channel => {
+            names.extend(app.channels(config)?.into_keys());
+            let filter =
+                DeliveryFilter { channel: Some(name.to_owned()), limit: 1, ..DeliveryFilter::default() };
+            if !store.outbox(&filter).await?.is_empty() {
+                return Ok(None);
+            }
+            None
         }
         Kind::Conversation => Some(SessionFilter { conversation_id: Some(name.to_owned()), ..of_sessions }),
         Kind::Schedule => {

@@ -9,13 +9,14 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 /// What may be paused.
-pub(super) const KINDS: [(&str, &str); 8] = [
+pub(super) const KINDS: [(&str, &str); 9] = [
     ("agent", "an agent"),
     ("provider", "a provider of models"),
     ("tool", "a tool"),
     ("conversation", "a conversation"),
     ("trigger", "a trigger"),
     ("schedule", "a schedule"),
+    ("channel", "a channel: what leaves by it"),
     ("space", "a space"),
     ("queue", "the whole queue"),
 ];
@@ -79,7 +80,7 @@ pub(crate) async fn begin(form: Form) -> Result<Response, Refusal> {
     }
     form.act(&back, async {
         form.visit.api.post("/v1/pauses", &Value::Object(body), None).await?;
-        Ok(done(&back, "It is paused. Messages are still accepted, and a step that runs ends first."))
+        Ok(done(&back, "It is paused. Messages are still accepted, and what runs ends first."))
     })
     .await
 }

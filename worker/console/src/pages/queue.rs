@@ -17,7 +17,7 @@ struct QueuePage {
     queue: Queue,
     workers: Vec<Worker>,
     pauses: Vec<Pause>,
-    kinds: [(&'static str, &'static str); 8],
+    kinds: [(&'static str, &'static str); 9],
     depth: Option<Line>,
     oldest: Option<Line>,
 }

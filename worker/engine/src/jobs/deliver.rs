@@ -1,7 +1,7 @@
 //! The deliver job: sends the outgoing messages of one conversation through one channel, in order.
 #![doc = include_str!("deliver.md")]
 
-use super::not_given_back;
+use super::{hold, not_given_back};
 use crate::channel::{Channel, Found, Outbound, SEND, SendError};
 use crate::ctx::Ctx;
 use crate::outcome;
@@ -150,6 +150,10 @@ async fn work(ctx: &Ctx, job: &Job) -> Result<(), GiveBack> {
             if ctx.shutdown.draining.is_cancelled() {
                 // Another message would be cut off in its middle at the end of the drain.
                 return ctx.store.hand_over(&job.lease).await.map_err(GiveBack::later);
+            }
+            if let Some((subject, why)) = ctx.pauses.holding_channel(channel_name, &job.pause_passes) {
+                hold(ctx, job, &subject, &why).await;
+                return Ok(());
             }
             wakeful_store::failpoint!("K12_claim");
             // The attempt must begin before this end of the lease, even if a heartbeat extends the lease

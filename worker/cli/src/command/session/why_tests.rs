@@ -343,6 +343,7 @@ fn delivery(status: &str) -> Delivery {
         held_up_by: None,
         held_up_since: None,
         held_up_error: None,
+        held_for: None,
         next_attempt_in_s: waits.then_some(30.0),
         worker_id: None,
         content: None,

@@ -4,22 +4,17 @@
 use super::unused::withdraw_intent;
 use super::{ClaimEnd, Counts, Decided};
 use crate::ctx::Ctx;
-use crate::jobs::not_given_back;
+use crate::jobs::{LOOK, not_given_back};
 use crate::model::provider_of;
 use crate::pauses::step_of;
-use std::time::Duration;
 use tracing::{info, warn};
 use wakeful_config::AgentError;
 use wakeful_store::queue::{self, Job};
 use wakeful_workflow::advance::Performed;
 use wakeful_workflow::agent::{Agent, Limits};
 use wakeful_workflow::fault::Fault;
-use wakeful_workflow::pause::Subject;
 use wakeful_workflow::plan::{Action, How, Stop, plan};
 use wakeful_workflow::session::Session;
-
-/// A waiting job looks by itself after this time, in case that nothing lets it go.
-const LOOK: Duration = Duration::from_secs(300);
 
 /// The key store is asked again after the delay of so many attempts: about two seconds.
 const KEY_ATTEMPTS: i32 = 3;
@@ -47,19 +42,6 @@ pub(super) fn by_a_pause(
     };
     let (subject, why) = ctx.pauses.holding(&step_of(session, provider, &tools), &job.pause_passes)?;
     Some(ClaimEnd::Held { subject, why })
-}
-
-/// Gives the job back.
-pub(super) async fn hold(ctx: &Ctx, job: &Job, subject: &Subject, why: &str) {
-    match ctx.store.hold(&job.lease, subject, LOOK).await {
-        Ok(goes_on) => {
-            info!(session.id = job.session_id, why, "The step waits");
-            if goes_on {
-                ctx.bus.notifier.job_of(job.kind, &job.runner);
-            }
-        }
-        Err(error) => not_given_back(&error),
-    }
 }
 
 /// Gives the job back until the key store is asked again. It does not count as an attempt, however often.
