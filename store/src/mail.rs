@@ -293,7 +293,7 @@ impl Store {
         Ok(mails)
     }
 
-    /// Stores the mail. Returns `false` if it was known before. With `[encryption]`, what is compared with later mails is a hash that only
+    /// Stores the mail. Returns `false` if it was known before; one that was dropped before and wakes a session now was not. With `[encryption]`, what is compared with later mails is a hash that only
     /// the master key makes, and a mail that reached no encrypted conversation leaves no subject.
     async fn remember(
         &self,
@@ -315,7 +315,11 @@ impl Store {
                 (space_id, mailbox_id, message_id, conversation_id, session_id, from_address, subject, subject_key,
                  body_sha256, answers, joined, dropped, sent_at)
             values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)
-            on conflict (space_id, mailbox_id, message_id) do nothing",
+            -- A copy that was dropped gives way to one that wakes a session.
+            on conflict (space_id, mailbox_id, message_id) do update
+                set conversation_id = excluded.conversation_id, session_id = excluded.session_id,
+                    subject = excluded.subject, joined = excluded.joined, dropped = null
+                where mails.dropped is not null and excluded.dropped is null",
             mail.space_id,
             mail.mailbox_id,
             mail.message_id,

@@ -56,6 +56,10 @@ fn mail(id: &str, subject: &str, headers: &str, body: &str) -> String {
 /// A header in which the trusted server confirms that the mail is Ann's.
 const PROVED: &str = "Authentication-Results: mx.example.org; dmarc=pass header.from=example.com\r\n";
 
+/// A header in which it says that somebody else wrote the mail in Ann's name.
+const FAILED: &str =
+    "Authentication-Results: mx.example.org; spf=fail; dmarc=fail (p=reject) header.from=example.com\r\n";
+
 fn now() -> i64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs() as i64
 }

@@ -1,8 +1,8 @@
 //! `POST /v1/triggers/email/raw`.
 
 use super::{
-    SUPPORT, count, mail, now, options, policy, post, request, request_to, says, sent, sessions, signature,
-    taken,
+    FAILED, PROVED, SUPPORT, count, mail, now, options, policy, post, request, request_to, says, sent,
+    sessions, signature, taken,
 };
 use crate::support::client::texts;
 use crate::support::model::turns_since_user;
@@ -156,6 +156,34 @@ async fn a_forged_mail_does_not_take_the_place_of_the_true_one() {
     assert!(forged != genuine && other_text != genuine && forged != other_text);
     let (status, again) = post(&client, text).await;
     assert_eq!((status, &again["session_id"]), (StatusCode::OK, &json!(genuine)));
+}
+
+#[tokio::test]
+async fn a_copy_that_was_dropped_does_not_take_the_place_of_one_that_is_good() {
+    let (database, model) = (Database::new().await, says("Gladly.").await);
+    let process = options(&model).serve(&database).await;
+    let client = process.client();
+    for (id, by_another_way, dropped) in [
+        ("list@example.com", "List-Id: <team.example.com>\r\n", "list-id"),
+        ("forwarded@example.com", FAILED, "email.dmarc_fail"),
+    ] {
+        let bad = mail(id, "Lunch", by_another_way, "Shall we?");
+        for _ in 0..2 {
+            let (status, answer) = post(&client, bad.clone()).await;
+            assert_eq!(status, StatusCode::OK, "{answer}");
+            assert!(answer["items"][0]["dropped"].as_str().unwrap().contains(dropped), "{answer}");
+        }
+        let good = mail(id, "Lunch", PROVED, "Shall we?");
+        let session_id = taken(&client, good.clone()).await;
+        client.wait_for(&session_id, "completed").await;
+        for again in [good, bad] {
+            let (status, answer) = post(&client, again).await;
+            assert_eq!((status, &answer["session_id"]), (StatusCode::OK, &json!(session_id)), "{answer}");
+        }
+    }
+    assert_eq!(sessions(&database).await, 2);
+    let (_, listed) = client.get("/v1/mails?dropped=true").await;
+    assert_eq!(listed["items"], json!([]), "what an agent has seen is no dropped mail");
 }
 
 #[tokio::test]

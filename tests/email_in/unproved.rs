@@ -1,13 +1,10 @@
 //! Mail whose sender is not proved. Anybody can name a victim as the sender, and each answer would reach the
 //! victim, signed by us.
 
-use super::{PROVED, count, mail, options, policy, post, says, sessions, taken};
+use super::{FAILED, PROVED, count, mail, options, policy, post, says, sessions, taken};
 use crate::support::Database;
 use reqwest::StatusCode;
 use serde_json::Value;
-
-const FAILED: &str =
-    "Authentication-Results: mx.example.org; spf=fail; dmarc=fail (p=reject) header.from=example.com\r\n";
 
 #[tokio::test]
 async fn a_mail_that_failed_dmarc_is_recorded_and_no_agent_sees_it() {

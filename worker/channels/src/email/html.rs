@@ -58,17 +58,16 @@ pub(super) fn text(html: &str) -> String {
     let mut out = String::new();
     // The open link: its address, and where its text starts in `out`.
     let mut link: Option<(String, usize)> = None;
-    // The element that hides its content, and how many elements of that name are open inside.
-    let mut hidden: Option<(HtmlString, usize)> = None;
+    let mut regions = Regions::default();
     for token in Tokenizer::new(html) {
         let Ok(token) = token;
         match token {
             Token::StartTag(tag) => {
-                if let Some((name, depth)) = &mut hidden {
-                    *depth += usize::from(*name == tag.name && !tag.self_closing);
-                } else if hides(&tag) {
-                    hidden = Some((tag.name, 1));
-                } else if &**tag.name == b"a".as_slice() {
+                regions.start(&tag);
+                if !regions.are_seen() {
+                    continue;
+                }
+                if &**tag.name == b"a".as_slice() {
                     // Links do not nest: a new link ends the previous one.
                     append_link_address(&mut out, link.take());
                     link = address(&tag).map(|address| (address, out.len()));
@@ -77,12 +76,12 @@ pub(super) fn text(html: &str) -> String {
                 }
             }
             Token::EndTag(tag) => {
-                if let Some((name, depth)) = &mut hidden {
-                    *depth -= usize::from(*name == tag.name);
-                    if *depth == 0 {
-                        hidden = None;
-                    }
-                } else if &**tag.name == b"a".as_slice() {
+                let was_seen = regions.are_seen();
+                regions.end(&tag.name);
+                if !was_seen {
+                    continue;
+                }
+                if &**tag.name == b"a".as_slice() {
                     append_link_address(&mut out, link.take());
                 } else if &**tag.name == b"p".as_slice() {
                     out.truncate(out.trim_end().len());
@@ -91,7 +90,7 @@ pub(super) fn text(html: &str) -> String {
                     break_line(&mut out, &tag.name);
                 }
             }
-            Token::String(text) if hidden.is_none() => push(&mut out, &String::from_utf8_lossy(&text)),
+            Token::String(text) if regions.are_seen() => push(&mut out, &String::from_utf8_lossy(&text)),
             Token::String(_) | Token::Comment(_) | Token::Doctype(_) | Token::Error(_) => {}
         }
     }
@@ -132,32 +131,105 @@ fn without_scheme(address: &str) -> &str {
     rest.unwrap_or(address).trim_end_matches('/')
 }
 
-fn hides(tag: &StartTag<()>) -> bool {
-    let name: &[u8] = &tag.name;
-    if VOID.contains(&name) || tag.self_closing {
-        return false;
-    }
-    UNSEEN.contains(&name)
-        || tag.attributes.iter().any(|(key, value)| match key.as_slice() {
-            b"hidden" => true,
-            b"style" => hidden_style(&String::from_utf8_lossy(value)),
-            _ => false,
-        })
+/// How an element changes what is seen of its content.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Sight {
+    /// It has a size of its own, so it is seen although the text around it has none.
+    Seen,
+    /// Its text has the size 0. An element inside may have another one: mails made with MJML are built so.
+    Tiny,
+    Hidden,
 }
 
-fn hidden_style(style: &str) -> bool {
-    style.split(';').filter_map(|rule| rule.split_once(':')).any(|(name, value)| {
+/// More of them within each other change nothing any more.
+const REGIONS: usize = 32;
+
+/// The open elements that change what is seen, the outermost first. An element that a mail does not end ends with one around it.
+#[derive(Default)]
+struct Regions(Vec<Region>);
+
+struct Region {
+    name: HtmlString,
+    /// How many elements of this name are open in it, with its own.
+    depth: usize,
+    sight: Sight,
+}
+
+impl Regions {
+    fn are_seen(&self) -> bool {
+        self.sight() == Sight::Seen
+    }
+
+    fn sight(&self) -> Sight {
+        self.0.last().map_or(Sight::Seen, |region| region.sight)
+    }
+
+    fn start(&mut self, tag: &StartTag<()>) {
+        let name: &[u8] = &tag.name;
+        if name == b"body" {
+            // The end tag of `head` may be left out.
+            let head = self.0.iter().position(|region| &**region.name == b"head".as_slice());
+            self.0.truncate(head.unwrap_or(self.0.len()));
+        }
+        if VOID.contains(&name) || tag.self_closing {
+            return;
+        }
+        for region in self.0.iter_mut().filter(|region| region.name == tag.name) {
+            region.depth += 1;
+        }
+        let sight = match (self.sight(), changed_sight(tag)) {
+            (Sight::Seen | Sight::Tiny, Some(Sight::Hidden)) => Sight::Hidden,
+            (Sight::Seen, Some(Sight::Tiny)) => Sight::Tiny,
+            (Sight::Tiny, Some(Sight::Seen)) => Sight::Seen,
+            _ => return,
+        };
+        if self.0.len() < REGIONS {
+            self.0.push(Region { name: tag.name.clone(), depth: 1, sight });
+        }
+    }
+
+    fn end(&mut self, name: &HtmlString) {
+        for region in self.0.iter_mut().filter(|region| region.name == *name) {
+            region.depth -= 1;
+        }
+        if let Some(ended) = self.0.iter().position(|region| region.depth == 0) {
+            self.0.truncate(ended);
+        }
+    }
+}
+
+fn changed_sight(tag: &StartTag<()>) -> Option<Sight> {
+    let attribute = |name: &[u8]| tag.attributes.iter().find(|(key, _)| key.as_slice() == name);
+    if UNSEEN.contains(&&**tag.name) || attribute(b"hidden").is_some() {
+        return Some(Sight::Hidden);
+    }
+    let (_, style) = attribute(b"style")?;
+    sight_of_style(&String::from_utf8_lossy(style))
+}
+
+fn sight_of_style(style: &str) -> Option<Sight> {
+    let mut sight = None;
+    for (name, value) in style.split(';').filter_map(|rule| rule.split_once(':')) {
         let (name, value) = (name.trim().to_ascii_lowercase(), value.trim().to_ascii_lowercase());
         let value = value.trim_end_matches("!important").trim();
-        let is_zero = ["0", "0px", "0pt", "0em", "0%"].contains(&value);
-        match name.as_str() {
+        let is_zero = ["0", "0px", "0pt", "0em", "0rem", "0%"].contains(&value);
+        let is_hidden = match name.as_str() {
             "display" => value == "none",
             "visibility" => value == "hidden" || value == "collapse",
             "mso-hide" => value == "all",
-            "font-size" | "opacity" | "max-height" => is_zero,
+            "opacity" | "max-height" => is_zero,
             _ => false,
+        };
+        if is_hidden {
+            return Some(Sight::Hidden);
         }
-    })
+        if name == "font-size" {
+            // A part of the size around it may be a part of nothing.
+            let is_relative = value.ends_with('%') || (value.ends_with("em") && !value.ends_with("rem"));
+            sight = if is_zero { Some(Sight::Tiny) } else { (!is_relative).then_some(Sight::Seen) };
+        }
+    }
+    sight
 }
 
 fn break_line(out: &mut String, name: &[u8]) {
@@ -196,6 +268,17 @@ mod tests {
             ("<head><title>t</title></head><body>b</body>", "b"),
             ("a<img hidden>b<br style='display:none'>c", "ab\nc"),
             ("<p>un<i>closed", "unclosed"),
+            (
+                "<td style='font-size:0px;padding:9px'>x<div style='font-size:13px'>Hi <b>Ann</b></div>y</td>z",
+                "Hi Ann\nz",
+            ),
+            (
+                "<td style='font-size:0'><div style='display:none'><p style='font-size:9px'>x</p></div></td>b",
+                "b",
+            ),
+            ("<td style='font-size:0'><p style='font-size:9pt'>a<td style='font-size:0'>x</td></td>b", "a b"),
+            ("<td style='font-size:0'><div style='font-size:100%'>x</div></td>b", "b"),
+            ("<html><head><meta charset=x><title>t</title><body>b", "b"),
             ("", ""),
         ] {
             assert_eq!(text(html), expected, "{html}");

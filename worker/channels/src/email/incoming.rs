@@ -158,12 +158,11 @@ async fn accept_in(
     if ctx.store.mail_is_other(space_id, &addressed.mailbox_id, &key, from, body_sha256).await? {
         key = whole_key(&incoming.read);
     }
-    let known = ctx.store.known_mail(space_id, &addressed.mailbox_id, &key).await?;
-    match known {
+    let dropped_before = match ctx.store.known_mail(space_id, &addressed.mailbox_id, &key).await? {
         Some(KnownMail::Woke(woken)) => return Ok(Accepted::Woke(woken)),
-        Some(KnownMail::Dropped { reason }) => return Ok(Accepted::Dropped { reason }),
-        None => {}
-    }
+        Some(KnownMail::Dropped { reason }) => Some(reason),
+        None => None,
+    };
     let rules = MailboxRules {
         own: super::mailbox::own_addresses(&ctx.config.email),
         recipients: addressed.recipients.clone(),
@@ -187,6 +186,11 @@ async fn accept_in(
     let signed = signed(ctx, addressed).await?;
     let mut reasons: Vec<String> = incoming.unwanted.iter().chain(&extracted.machine).cloned().collect();
     reasons.extend(unproved(settings, dmarc, signed.is_some()));
+    // A copy of the same mail may have come by another way before: by a list, or by a forwarder that broke its signature. Then
+    // this copy is judged for itself.
+    if let Some(reason) = dropped_before.filter(|_| !reasons.is_empty()) {
+        return Ok(Accepted::Dropped { reason });
+    }
     if !reasons.is_empty() {
         // Release the permit: a report may list a hundred of our mails, and each is recorded in its own
         // transaction.

@@ -1,7 +1,9 @@
 //! Parses a mail. Hostile input is scanned before it is parsed, and a panic of the parser is caught.
 
 use super::{html, unlabelled};
-use mail_parser::{Addr, Address, HeaderValue, Message, MessageParser, MessagePart, MimeHeaders, PartType};
+use mail_parser::{
+    Addr, Address, HeaderValue, Message, MessageParser, MessagePart, MessagePartId, MimeHeaders, PartType,
+};
 use sha2::{Digest, Sha256};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use wakeful_store::wake::NewAttachment;
@@ -170,8 +172,30 @@ impl Headers {
 
 /// The text to show, and the full originals of what was cut: name, type and content of each.
 fn body(message: &Message<'_>) -> (String, Vec<(&'static str, &'static str, String)>) {
+    let (mut whole, mut wholes) = texts(message, &message.text_body);
+    if whole.trim().is_empty() {
+        // Some programs put an empty text beside the HTML.
+        (whole, wholes) = texts(message, &message.html_body);
+    }
+    if whole.trim().is_empty() {
+        whole = unlabelled::without_parts(message);
+    }
+    let whole = without_nul(whole);
+    if whole.len() <= BODY_BYTES {
+        return (whole, wholes);
+    }
+    let shown = whole[..whole.floor_char_boundary(BODY_BYTES)].to_owned();
+    wholes.push(("message.txt", "text/plain", whole));
+    (shown, wholes)
+}
+
+/// The text of these parts, and the full originals of HTML that was cut.
+fn texts(
+    message: &Message<'_>,
+    parts: &[MessagePartId],
+) -> (String, Vec<(&'static str, &'static str, String)>) {
     let (mut whole, mut wholes) = (String::new(), Vec::new());
-    for part in message.text_body.iter().filter_map(|id| message.parts.get(*id as usize)) {
+    for part in parts.iter().filter_map(|id| message.parts.get(*id as usize)) {
         let text = match &part.body {
             PartType::Text(text) => unlabelled::text(message, part, text).replace("\r\n", "\n"),
             PartType::Html(text) => {
@@ -195,16 +219,7 @@ fn body(message: &Message<'_>) -> (String, Vec<(&'static str, &'static str, Stri
             whole.push_str(&text);
         }
     }
-    if whole.is_empty() {
-        whole = unlabelled::without_parts(message);
-    }
-    let whole = without_nul(whole);
-    if whole.len() <= BODY_BYTES {
-        return (whole, wholes);
-    }
-    let shown = whole[..whole.floor_char_boundary(BODY_BYTES)].to_owned();
-    wholes.push(("message.txt", "text/plain", whole));
-    (shown, wholes)
+    (whole, wholes)
 }
 
 #[derive(Default)]
@@ -423,6 +438,18 @@ mod tests {
             (read.files[0].file_name.as_str(), read.files[0].bytes.len()),
             ("message.txt", 2 * BODY_BYTES)
         );
+    }
+
+    #[test]
+    fn html_beside_an_empty_text_is_the_text() {
+        for blank in ["", " ", "\r\n", "\u{a0}"] {
+            let mail = format!(
+                "From: a@b.de\r\nContent-Type: multipart/alternative; boundary=b\r\n\r\n--b\r\n\
+                Content-Type: text/plain; charset=utf-8\r\n\r\n{blank}\r\n--b\r\n\
+                Content-Type: text/html\r\n\r\n<p>A table for <b>two</b></p>\r\n--b--\r\n"
+            );
+            assert_eq!(read(mail.as_bytes()).unwrap().facts.body, "A table for two", "{blank:?}");
+        }
     }
 
     #[test]
