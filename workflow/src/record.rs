@@ -103,6 +103,11 @@ pub enum FinishReason {
 }
 
 impl FinishReason {
+    /// Returns whether the reply may end in the middle of a call's arguments.
+    pub fn may_cut(self) -> bool {
+        matches!(self, FinishReason::Length | FinishReason::ContentFilter)
+    }
+
     /// The word that is stored and shown.
     pub fn as_str(self) -> &'static str {
         match self {

@@ -189,6 +189,8 @@ pub struct Queue {
     /// How long a claim holds without a heartbeat. At least twice `heartbeat`.
     pub lease: Duration,
     pub heartbeat: Duration,
+    /// How long after a signal the running steps may go on. Then they are dropped, and others go on with them.
+    pub drain: Duration,
     /// How often to look for work when no notification came.
     pub poll_ms: u64,
     /// How many steps one process runs at a time.
@@ -265,6 +267,10 @@ pub struct ModelSettings {
     pub max_output_tokens: Option<u64>,
     /// The model can continue a text that ends the request.
     pub prefill: bool,
+    /// The server wants user and assistant to take turns, so messages of one role in a row are sent as one.
+    pub merge_turns: bool,
+    /// The server knows the limit of an answer only as `max_tokens`.
+    pub legacy_max_tokens: bool,
     /// `None`: no price is configured.
     pub price: Option<Price>,
 }
@@ -409,12 +415,18 @@ impl Config {
         }
         config.file = file;
         config.warnings = warnings;
-        for (name, _) in
-            config.models.iter().filter(|(name, model)| model.prefill && !name.starts_with("anthropic/"))
-        {
-            config
-                .warnings
-                .push(format!("models.{name:?}.prefill has no effect: only Anthropic's protocol takes one"));
+        for (name, model) in &config.models {
+            let of_protocol = [
+                ("prefill", model.prefill, "anthropic/", "Anthropic's"),
+                ("merge_turns", model.merge_turns, "openai/", "OpenAI's"),
+                ("legacy_max_tokens", model.legacy_max_tokens, "openai/", "OpenAI's"),
+            ];
+            for (key, given, prefix, whose) in of_protocol {
+                if given && !name.starts_with(prefix) {
+                    let text = format!("models.{name:?}.{key} has no effect: only {whose} protocol takes it");
+                    config.warnings.push(text);
+                }
+            }
         }
         Ok(config)
     }

@@ -136,6 +136,9 @@ fn database(mut section: Section<'_>) -> Database {
 const LEASE: RangeInclusive<Duration> = Duration::from_millis(500)..=Duration::from_secs(3600);
 const HEARTBEAT: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(1800);
 
+/// What `queue.drain_s` may be: a model call takes 900 s at most by default.
+const DRAIN: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(3600);
+
 /// What `queue.database_faults_s` may be.
 const DATABASE_FAULTS: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(86_400);
 
@@ -149,6 +152,7 @@ fn queue(mut section: Section<'_>) -> Queue {
     let queue = Queue {
         lease: lease_length,
         heartbeat: heartbeat_interval,
+        drain: section.seconds("drain_s", DRAIN).unwrap_or(Duration::from_secs(20)),
         poll_ms: narrow(section.number("poll_ms", 10..=3_600_000), 1_000),
         concurrency: narrow(section.number("concurrency", 1..=1024), 64),
         slice_steps: narrow(section.number("slice_steps", 1..=10_000), 8),
@@ -393,6 +397,8 @@ fn models(root: &mut Section<'_>, names: &ModelNames<'_>) -> BTreeMap<String, Mo
             context_window: tokens(section.number("context_window", 1..=1_000_000_000)),
             max_output_tokens: tokens(section.number("max_output_tokens", 1..=1_000_000_000)),
             prefill: section.flag("prefill").unwrap_or(false),
+            merge_turns: section.flag("merge_turns").unwrap_or(false),
+            legacy_max_tokens: section.flag("legacy_max_tokens").unwrap_or(false),
             price: priced.then(|| Price::of(input, cached, cache_write, output)),
         };
         section.finish();

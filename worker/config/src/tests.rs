@@ -36,6 +36,7 @@ fn nothing_given_is_the_defaults() {
             slice_steps: 8,
             heal_s: 30,
             search_s: 2,
+            drain: Duration::from_secs(20),
             database_faults: Duration::from_secs(900),
             warm_mb: 64
         }

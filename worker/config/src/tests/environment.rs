@@ -57,7 +57,7 @@ fn a_variable_finds_names_that_a_shell_cannot_spell() {
 }
 
 #[test]
-fn a_prefill_is_a_yes_or_a_no_and_only_anthropics() {
+fn a_prefill_is_a_yes_or_a_no_and_only_anthropics_and_others_are_only_openais() {
     let given = |name: &str, value: &str| format!("[models.\"{name}\"]\nprefill = {value}");
     let config = good(&given("anthropic/m", "true"), &[]);
     assert!(config.models["anthropic/m"].prefill && config.warnings.is_empty());
@@ -66,6 +66,12 @@ fn a_prefill_is_a_yes_or_a_no_and_only_anthropics() {
     assert!(lines.len() == 1 && lines[0].contains("must be true or false"), "{lines:?}");
     let warned = good(&given("openai/m", "true"), &[]).warnings;
     assert!(warned.len() == 1 && warned[0].contains("prefill has no effect"), "{warned:?}");
+    for key in ["merge_turns", "legacy_max_tokens"] {
+        let given = |name: &str| good(&format!("[models.\"{name}\"]\n{key} = true"), &[]);
+        assert!(given("openai/m").warnings.is_empty());
+        let warned = given("anthropic/m").warnings;
+        assert!(warned.len() == 1 && warned[0].contains(&format!("{key} has no effect")), "{warned:?}");
+    }
 }
 
 #[test]

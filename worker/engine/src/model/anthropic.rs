@@ -211,7 +211,7 @@ impl Answer {
         let last = self.parts.keys().next_back().copied();
         let mut content = Vec::new();
         for (index, part) in self.parts {
-            let truncated = finish_reason == FinishReason::Length && last == Some(index);
+            let truncated = finish_reason.may_cut() && last == Some(index);
             match part {
                 Part::Text(text) if text.is_empty() => {}
                 Part::Text(text) => content.push(Block::Text { text }),
@@ -419,11 +419,15 @@ mod tests {
     }
 
     #[test]
-    fn a_call_that_the_output_limit_cut_never_runs() {
-        for text in ["", "{\"to\":\"x@exam"] {
-            let (reply, _) = answer(&call(text), "max_tokens").unwrap();
-            assert_eq!(reply.finish_reason, FinishReason::Length);
-            assert_eq!(only_call(reply).malformed.as_deref(), Some(text));
+    fn a_call_that_the_output_limit_or_a_refusal_cut_never_runs() {
+        for (reason, expected) in
+            [("max_tokens", FinishReason::Length), ("refusal", FinishReason::ContentFilter)]
+        {
+            for text in ["", "{\"to\":\"x@exam"] {
+                let (reply, _) = answer(&call(text), reason).unwrap();
+                assert_eq!(reply.finish_reason, expected);
+                assert_eq!(only_call(reply).malformed.as_deref(), Some(text), "{reason}");
+            }
         }
         let whole = only_call(answer(&call("{\"a\":1}"), "max_tokens").unwrap().0);
         assert_eq!((whole.arguments, whole.malformed), (json!({"a": 1}), None));

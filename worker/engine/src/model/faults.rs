@@ -207,11 +207,21 @@ async fn a_request_that_is_too_long_is_a_context_overflow() {
         ),
         error(400, json!({"code": "context_length_exceeded", "message": "too long"})),
         error(413, json!({"type": "request_too_large", "message": "Request exceeds the maximum size"})),
+        error(
+            429,
+            json!({"type": "tokens", "code": "rate_limit_exceeded", "message": "Request too large for m on tokens per min \
+                (TPM): Limit 30000, Requested 36278. The input or output tokens must be reduced in order to run successfully."}),
+        ),
     ];
     for answer in answers {
         for fault in faults(answer).await {
             assert!(matches!(fault, Fault::ContextOverflow { .. }), "{fault:?}");
         }
+    }
+    let busy = json!({"type": "tokens", "code": "rate_limit_exceeded", "message": "Rate limit reached for m on tokens per \
+        min (TPM): Limit 30000, Used 29000, Requested 2000. Please try again in 2s."});
+    for fault in faults(error(429, busy)).await {
+        assert!(matches!(fault, Fault::RateLimited { .. }), "a pause helps: {fault:?}");
     }
 }
 

@@ -126,9 +126,15 @@ impl Models {
         let at = endpoint(&config.providers.openai, openai::BASE_URL)?;
         let openai_gate = gate_id("openai", &at);
         let limit = max_tokens("openai");
+        let settings = config.models.clone();
         models.add("openai", move |name| {
             warn_unpriced(format!("openai/{name}"));
-            let options = wakeful_workflow::wire::openai::Options::new(name, limit(name));
+            let given = settings.get(&format!("openai/{name}")).copied().unwrap_or_default();
+            let options = wakeful_workflow::wire::openai::Options {
+                merge_turns: given.merge_turns,
+                legacy_max_tokens: given.legacy_max_tokens,
+                ..wakeful_workflow::wire::openai::Options::new(name, limit(name))
+            };
             Ok(Arc::new(openai::OpenAi::new(at.clone(), options)))
         });
         let dir = config.scripted.dir.clone();

@@ -165,7 +165,7 @@ impl Answer {
         }
         let last = self.calls.len().saturating_sub(1);
         for (at, call) in self.calls.into_iter().enumerate() {
-            let truncated = finish_reason == FinishReason::Length && at == last;
+            let truncated = finish_reason.may_cut() && at == last;
             let (id, name) = (without_nul(call.id), without_nul(call.name));
             content.push(Block::ToolCall(super::tool_call(id, name, call.arguments, truncated)));
         }
@@ -278,12 +278,14 @@ mod tests {
     }
 
     #[test]
-    fn a_call_that_the_output_limit_cut_never_runs() {
+    fn a_call_that_the_output_limit_or_a_filter_cut_never_runs() {
         let first = json!({"index": 0, "id": "a", "function": {"name": "t", "arguments": ""}});
         let cut = json!({"index": 1, "id": "b", "function": {"name": "t", "arguments": ""}});
-        let calls = calls(&[first, cut], "length");
-        assert_eq!(calls[0].malformed, None);
-        assert_eq!(calls[1].malformed.as_deref(), Some(""));
+        for reason in ["length", "content_filter"] {
+            let calls = calls(&[first.clone(), cut.clone()], reason);
+            assert_eq!(calls[0].malformed, None);
+            assert_eq!(calls[1].malformed.as_deref(), Some(""), "{reason}");
+        }
     }
 
     #[test]

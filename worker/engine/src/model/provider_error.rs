@@ -61,7 +61,9 @@ impl ProviderError {
 
     /// Returns the fault that the error means.
     pub fn fault(self, status: u16, retry_after_ms: Option<u64>) -> Fault {
-        let overflows = status == 413 || (matches!(status, 400 | 422) && self.is_overflow());
+        let overflows = status == 413
+            || (matches!(status, 400 | 422) && self.is_overflow())
+            || (status == 429 && self.is_above_the_account());
         // An account without credit also answers 429, but waiting does not help.
         let exhausted = [&self.code, &self.kind].iter().any(|word| *word == "insufficient_quota");
         let message = if self.message.is_empty() { self.kind } else { self.message };
@@ -74,6 +76,13 @@ impl ProviderError {
             404 => Fault::UnknownModel { message },
             _ => Fault::Refused { status, message },
         }
+    }
+
+    /// OpenAI answers 429 to a request of more tokens than the account may send in a minute. It never succeeds, however long one
+    /// waits; a shorter one does.
+    fn is_above_the_account(&self) -> bool {
+        let message = self.message.to_lowercase();
+        message.starts_with("request too large") || message.contains("must be reduced in order to run")
     }
 
     fn is_overflow(&self) -> bool {
