@@ -148,7 +148,8 @@ impl Store {
         Ok(woken)
     }
 
-    /// Like [`Store::wake_for`], for a chat message that names no agent; `new` has the one of a chat about nothing else.
+    /// Like [`Store::wake_for`], for a chat message that names no agent. `new.agent` answers it, unless the chat follows a notice of
+    /// another agent: then this writes nothing and returns [`ChatWoken::AboutNotice`].
     ///
     /// # Errors
     /// Those of [`Store::wake`].

@@ -114,11 +114,16 @@ struct Storm<'a> {
     server: &'a mut Server,
 }
 
+/// A job that waits for longer than this after its worker's death is shown.
+const SLOW: Duration = Duration::from_secs(3);
+
 /// A job whose worker died while it held the lease.
 struct Held {
     job_id: i64,
     lease: i64,
     since: Instant,
+    /// Its row as it was seen last, once it has waited for long.
+    row: Option<Value>,
 }
 
 impl Storm<'_> {
@@ -214,23 +219,32 @@ impl Storm<'_> {
             where lease is not null and worker_id in (select worker_id from workers where pid = $1)";
         let rows: Vec<(i64, i64)> =
             sqlx::query_as(sql).bind(pid).fetch_all(&self.database.pool).await.unwrap_or_default();
-        rows.into_iter().map(|(job_id, lease)| Held { job_id, lease, since }).collect()
+        rows.into_iter().map(|(job_id, lease)| Held { job_id, lease, since, row: None }).collect()
     }
 
-    /// Records which of these jobs were resumed: another worker has claimed the job, or it is gone. Before that claim it has
-    /// no lease for a moment.
+    /// Records which of these jobs were resumed: another worker has claimed the job, or has given it back for a while, or it is
+    /// gone. Before that claim it has no lease for a moment, and could be claimed.
     async fn notice_resumed(&mut self, held: &mut Vec<Held>) {
-        let sql = "select job_id, lease from jobs";
-        let rows: Result<Vec<(i64, Option<i64>)>, _> =
+        let sql = "select job_id, lease, run_at > clock_timestamp(), to_jsonb(jobs) from jobs";
+        let rows: Result<Vec<(i64, Option<i64>, bool, Value)>, _> =
             sqlx::query_as(sql).fetch_all(&self.database.pool).await;
         let Ok(rows) = rows else { return };
-        held.retain(|one| {
-            let waits = |lease: Option<i64>| lease.is_none_or(|lease| lease == one.lease);
-            let still = rows.iter().any(|(job_id, lease)| *job_id == one.job_id && waits(*lease));
-            if !still {
-                self.fleet.summary.to_resume.push(one.since.elapsed());
+        held.retain_mut(|one| {
+            let row = rows.iter().find(|(job_id, ..)| *job_id == one.job_id);
+            let waits = row.is_some_and(|(_, lease, later, _)| match lease {
+                Some(lease) => *lease == one.lease,
+                None => !later,
+            });
+            let since = one.since.elapsed();
+            if waits {
+                one.row = row.map(|(.., row)| row.clone()).filter(|_| since > SLOW);
+            } else {
+                if let Some(row) = &one.row {
+                    eprintln!("a job waited for {since:?}; at last its row was {row}");
+                }
+                self.fleet.summary.to_resume.push(since);
             }
-            still
+            waits
         });
     }
 

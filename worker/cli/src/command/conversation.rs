@@ -38,8 +38,8 @@ pub(super) enum Verb {
     /// Erase the conversation with its forks and the imports of its sessions: messages, journal, files, mails. Refused
     /// while a session is at work, or while a hold stands.
     ///
-    /// Needs a user of the database who may take the role wakeful_retention: `wakeful dev` has
-    /// one, elsewhere a superuser makes the role with `psql "$DATABASE_URL" --file=deploy/roles.sql`.
+    /// Needs a user of the database who may take the role wakeful_retention. `wakeful dev` has one. Elsewhere a superuser runs
+    /// deploy/roles.sql, and makes a user: `create role wakeful_cleaner login password '…' in role wakeful_runtime, wakeful_retention`.
     Erase {
         /// The conversation, as `session list` names it.
         id: String,

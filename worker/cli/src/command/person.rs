@@ -12,8 +12,8 @@ pub(super) enum Verb {
     /// Erase the conversations in which the person wrote, or which began with a mail that named the person. Refused
     /// while one of their sessions is at work, or while a hold stands.
     ///
-    /// Needs a user of the database who may take the role wakeful_retention: `wakeful dev` has
-    /// one, elsewhere a superuser makes the role with `psql "$DATABASE_URL" --file=deploy/roles.sql`.
+    /// Needs a user of the database who may take the role wakeful_retention. `wakeful dev` has one. Elsewhere a superuser runs
+    /// deploy/roles.sql, and makes a user: `create role wakeful_cleaner login password '…' in role wakeful_runtime, wakeful_retention`.
     Erase {
         /// A mail address, or the user id that chats give.
         who: String,

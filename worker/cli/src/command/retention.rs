@@ -23,8 +23,8 @@ pub(super) enum Verb {
     Plan,
     /// Delete it, in small transactions. If it dies, the next run goes on. Run it once a day (deploy/systemd has a timer).
     ///
-    /// Needs a user of the database who may take the role wakeful_retention: `wakeful dev` has
-    /// one, elsewhere a superuser makes the role with `psql "$DATABASE_URL" --file=deploy/roles.sql`.
+    /// Needs a user of the database who may take the role wakeful_retention. `wakeful dev` has one. Elsewhere a superuser runs
+    /// deploy/roles.sql, and makes a user: `create role wakeful_cleaner login password '…' in role wakeful_runtime, wakeful_retention`.
     ///
     /// With --space it deletes in that space only. First it always finishes erasures that died on their way, also those of other
     /// spaces.

@@ -1,7 +1,7 @@
 //! The pool: apalis runs the jobs, a heartbeat extends their leases, and a drain ends both in order.
 
 use super::{batches, delayed, deliver::deliver, expire, gates, heal, memory, search, step::step, timer};
-use crate::ctx::Ctx;
+use crate::ctx::{Ctx, Shutdown};
 use apalis::prelude::{Monitor, ParallelizeExt, WorkerBuilder};
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,11 +14,8 @@ use wakeful_store::queue::{Heartbeat, Holdings, Kind, Liveness, News, Queue, Ser
 /// How often at most a notification makes the heartbeat ask whether the worker is to drain.
 const ASKED_EVERY: Duration = Duration::from_secs(1);
 
-/// How long running jobs may go on after a drain begins. Then they are dropped and their leases are given
-/// back.
-const DRAIN: Duration = Duration::from_secs(20);
-
-/// Runs jobs until `ctx.shutdown.draining` fires, then lets the running ones finish for at most `DRAIN`.
+/// Runs jobs until `ctx.shutdown.draining` fires, then lets the running ones finish for at most `[queue] drain_s`. What still runs
+/// then is dropped, and its lease is given back.
 ///
 /// # Errors
 /// When apalis' monitor fails (a failing job or database does not cause that), or when the watchdog had
@@ -42,9 +39,9 @@ pub async fn run(ctx: Arc<Ctx>, news: News) -> anyhow::Result<()> {
     let gates = gates_and_pauses(&ctx, &heartbeat_stop);
     let draining = ctx.shutdown.draining.clone();
     // Slightly longer than the drain: jobs that are dropped at its end still have to give back their leases.
-    let last = DRAIN + Duration::from_secs(2);
+    let last = queue.drain + Duration::from_secs(2);
     ctx.watchdog.start(queue.lease, draining.clone(), last);
-    let deadline = tokio::spawn(abort_after_drain(Arc::clone(&ctx)));
+    let deadline = tokio::spawn(abort_after_drain(ctx.shutdown.clone(), queue.drain));
     let asked = tokio::spawn(drain_when_asked(Arc::clone(&ctx), Arc::clone(&holdings)));
 
     let start = {
@@ -240,15 +237,15 @@ fn served(ctx: &Ctx) -> Vec<Served> {
     served
 }
 
-/// Waits for a drain to begin and then for `DRAIN`. Then makes every running job stop and give back its
+/// Waits for a drain to begin, and then as long as a drain may take. Then makes every running job stop and give back its
 /// lease. An operator who asked for the drain waits; a supervisor that sent a signal does not.
-async fn abort_after_drain(ctx: Arc<Ctx>) {
-    ctx.shutdown.draining.cancelled().await;
-    if ctx.shutdown.asked.is_cancelled() {
-        ctx.shutdown.signalled.cancelled().await;
+async fn abort_after_drain(shutdown: Shutdown, drain: Duration) {
+    shutdown.draining.cancelled().await;
+    if shutdown.asked.is_cancelled() {
+        shutdown.signalled.cancelled().await;
     }
-    tokio::time::sleep(DRAIN).await;
-    ctx.shutdown.abort.cancel();
+    tokio::time::sleep(drain).await;
+    shutdown.abort.cancel();
 }
 
 /// Drains when an operator asks for it. The heartbeat's answer tells; a notification makes it beat at once.
@@ -271,4 +268,26 @@ async fn drain_when_asked(ctx: Arc<Ctx>, holdings: Arc<Holdings>) {
         "An operator asked for it. Draining: no new work is started, and the process ends when what runs has ended"
     );
     ctx.shutdown.draining.cancel();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::time::{advance, timeout};
+
+    #[tokio::test(start_paused = true)]
+    async fn what_runs_is_dropped_when_the_time_of_a_signals_drain_is_over_and_never_for_an_operator_who_asked()
+     {
+        let drain = Duration::from_secs(300);
+        let shutdown = Shutdown::default();
+        let ends = tokio::spawn(abort_after_drain(shutdown.clone(), drain));
+        shutdown.asked.cancel();
+        shutdown.draining.cancel();
+        assert!(timeout(10 * drain, shutdown.abort.cancelled()).await.is_err(), "an operator asked for it");
+        shutdown.signalled.cancel();
+        assert!(timeout(drain - Duration::from_secs(1), shutdown.abort.cancelled()).await.is_err());
+        advance(Duration::from_secs(2)).await;
+        ends.await.unwrap();
+        assert!(shutdown.abort.is_cancelled());
+    }
 }

@@ -43,8 +43,8 @@ pub(super) struct Ahead {
 }
 
 impl Ahead {
-    /// The tools run after the commit, as usual.
-    fn nothing(transition: Transition) -> Ahead {
+    /// `transition` is still to be committed. It may have its results already.
+    fn to_commit(transition: Transition) -> Ahead {
         Ahead { transition, written: None, results: None }
     }
 }
@@ -69,7 +69,7 @@ pub(super) async fn run_ahead(
         || !are_pure(session, &reply)
         || !files_gate::may_run_ahead(ctx, session, tools)
     {
-        return Ok(Ahead::nothing(reply));
+        return Ok(Ahead::to_commit(reply));
     }
     let before = apply(session, &reply);
     let action = plan(session, &agent.limits);
@@ -92,7 +92,7 @@ pub(super) async fn run_ahead(
         undo(session, before, &reply);
         // They fit, because the plan said that the reply's calls come next. Else the tools run again.
         reply.join(results);
-        return Ok(Ahead::nothing(reply));
+        return Ok(Ahead::to_commit(reply));
     }
     undo(session, before, &reply);
     Ok(Ahead { transition: reply, written: written?, results })
