@@ -102,6 +102,30 @@ async fn k38_one_violation_and_five_turns_with_a_fresh_worker_each_lose_no_reply
     }
 }
 
+/// As the chat templates of some local models are.
+#[tokio::test]
+async fn a_server_that_wants_turns_gets_them_if_the_model_is_so_configured() {
+    let strict = RawModel::start(Protocol::OpenAi, |body, _| {
+        let messages = body["messages"].as_array().expect("messages");
+        let takes_turns = messages.windows(2).all(|pair| pair[0]["role"] != pair[1]["role"]);
+        match (takes_turns, user_texts(body).last() == Some(&REFUSED)) {
+            (false, _) => Sent::Refusal(400, "Conversation roles must alternate user/assistant"),
+            (true, true) => Sent::Refusal(400, "as told"),
+            (true, false) if body["max_tokens"].is_u64() => Sent::Events(Protocol::OpenAi.text(&["Hello."])),
+            (true, false) => Sent::Refusal(400, "max_tokens is missing"),
+        }
+    })
+    .await;
+    let plain = strict.options();
+    let settings = "[models.\"openai/test\"]\nmerge_turns = true\nlegacy_max_tokens = true";
+    let merged = plain.clone().config(settings);
+    let database = Database::new().await;
+    turn(&database, &plain, REFUSED, "failed").await;
+    turn(&database, &plain, "Are you there?", "failed").await;
+    turn(&database, &merged, "And now?", "completed").await;
+    assert_eq!(roles(&transcript(&database).await), ["user", "user", "user", "assistant"]);
+}
+
 /// Shows what happens if repair changes the transcript itself and new messages are found by their position.
 /// Merging makes the list shorter, so the reply takes the position of a stored message and is mistaken for
 /// it. The lost reply leaves two user turns in a row, which is the next violation. The product does not do
