@@ -226,9 +226,8 @@ impl Storm<'_> {
     /// gone. Before that claim it has no lease for a moment, and could be claimed.
     async fn notice_resumed(&mut self, held: &mut Vec<Held>) {
         let sql = "select job_id, lease, run_at > clock_timestamp(), to_jsonb(jobs) from jobs";
-        let rows: Result<Vec<(i64, Option<i64>, bool, Value)>, _> =
-            sqlx::query_as(sql).fetch_all(&self.database.pool).await;
-        let Ok(rows) = rows else { return };
+        let rows = sqlx::query_as::<_, (i64, Option<i64>, bool, Value)>(sql);
+        let Ok(rows) = rows.fetch_all(&self.database.pool).await else { return };
         held.retain_mut(|one| {
             let row = rows.iter().find(|(job_id, ..)| *job_id == one.job_id);
             let waits = row.is_some_and(|(_, lease, later, _)| match lease {
