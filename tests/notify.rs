@@ -340,6 +340,11 @@ async fn a_receiver_that_is_down_gets_it_later_and_a_refused_one_is_sent_again_b
     .await;
     let (status, _) = client.post(&resend, &json!({})).await;
     assert_eq!(status, reqwest::StatusCode::CONFLICT);
+    let id = failed["notification_id"].as_str().unwrap();
+    let mut resend = stage.options.clone();
+    resend.args = ["notification", "resend", id].map(str::to_owned).into();
+    let (status, again) = resend.spawn(&stage.database.url).ended().await;
+    assert!(status.code() == Some(4) && again.log().contains("is sent: only a failed"), "{}", again.log());
     // A notification that fails is not a transition.
     assert_eq!(stage.count("select count(*) from notification_members where $1 <> ''").await, 2);
 }

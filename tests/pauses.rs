@@ -69,6 +69,7 @@ async fn each_kind_of_pause_holds_its_sessions_and_no_others_until_it_ends() {
         (Kind::Trigger, "chat", "hello", 0),
         (Kind::Provider, "openai", "hello", 0),
         (Kind::Conversation, "c-conversation", "hello", 0),
+        (Kind::Conversation, "slack/T1/C2", "hello", 0),
         (Kind::Tool, "reserve", "reserve", 1),
     ] {
         let word = kind.as_str();
@@ -78,8 +79,10 @@ async fn each_kind_of_pause_holds_its_sessions_and_no_others_until_it_ends() {
         let (status, pause) = house.client.post("/v1/pauses", &body).await;
         assert_eq!((status.as_u16(), &pause["reason"]), (201, &json!("wrong prices")), "{pause}");
         // A notification tells the worker; it has read the pause when it holds this one.
-        let known =
-            format!("Paused now: {}", Subject::named(kind, (!name.is_empty()).then_some(name)).unwrap().id());
+        let known = format!(
+            "Paused now: {}",
+            Subject::named(kind, (!name.is_empty()).then_some(name), "default").unwrap().id()
+        );
         house.process.wait_for_log(&known).await;
         let id =
             house.client.chat(&format!("c-{word}"), text).await["session_id"].as_str().unwrap().to_owned();
@@ -104,7 +107,11 @@ async fn each_kind_of_pause_holds_its_sessions_and_no_others_until_it_ends() {
         .await;
     }
     // What is not concerned goes on.
-    house.store.pause(&Subject::named(Kind::Agent, Some("another")).unwrap(), "x", None, None).await.unwrap();
+    house
+        .store
+        .pause(&Subject::named(Kind::Agent, Some("another"), "default").unwrap(), "x", None, None)
+        .await
+        .unwrap();
     let id = house.client.chat("c-free", "hello").await["session_id"].as_str().unwrap().to_owned();
     house.client.wait_for(&id, "completed").await;
     assert_eq!(house.client.post("/v1/pauses/end", &json!({"kind": "queue"})).await.0.as_u16(), 404);
@@ -148,7 +155,7 @@ async fn each_kind_of_pause_holds_its_sessions_and_no_others_until_it_ends() {
 #[tokio::test]
 async fn a_pause_ends_by_itself_and_a_held_session_can_be_cancelled() {
     let house = House::new().await;
-    let queue = Subject::named(Kind::Queue, None).unwrap();
+    let queue = Subject::named(Kind::Queue, None, "default").unwrap();
     house.store.pause(&queue, "a deploy", None, None).await.unwrap();
     house.process.wait_for_log("Paused now: queue").await;
     let (stays, goes) = (house.client.chat("c1", "hello").await, house.client.chat("c2", "hello").await);
@@ -188,7 +195,7 @@ async fn a_call_that_a_pause_kept_from_starting_is_not_reported_as_uncertain() {
 async fn a_pause_that_ends_lets_its_jobs_go_at_the_rate_the_oldest_first() {
     let database = Database::new().await;
     let store = database.store().await;
-    let agent = Subject::named(Kind::Agent, Some("support")).unwrap();
+    let agent = Subject::named(Kind::Agent, Some("support"), "default").unwrap();
     store.pause(&agent, "a fix", None, Some(2.0)).await.unwrap();
     sqlx::raw_sql(
         "insert into jobs (kind, space_id, conversation_id, session_id, step_number, run_at, held_by, held_since)
@@ -232,7 +239,7 @@ async fn a_fallback_whose_provider_is_paused_is_not_called() {
     let script = "[[turn]]\n[[turn.reply]]\ntext = \"The spare one answers.\"\n";
     std::fs::write(options.path("spare.toml"), script).unwrap();
     let store = database.store().await;
-    let scripted = Subject::named(Kind::Provider, Some("scripted")).unwrap();
+    let scripted = Subject::named(Kind::Provider, Some("scripted"), "default").unwrap();
     store.pause(&scripted, "an incident", None, None).await.unwrap();
     let process = options.serve(&database).await;
     let client = process.client();

@@ -111,6 +111,19 @@ async fn words_senders_and_further_messages_are_found_and_an_erasure_takes_them(
         database.value("select count(*) from search_documents where session_id = $1", &table).await;
     assert_eq!(parts, 1, "the new message is in the inbox, and no record yet");
 
+    // What was said in a later look is in a row of its own.
+    sqlx::query("insert into search_documents values ($1, 2, 'default', to_tsvector('simple', 'cancelled'))")
+        .bind(&table)
+        .execute(&database.pool)
+        .await
+        .unwrap();
+    for (words, expected) in
+        [("two -cancelled", vec![&room]), ("-cancelled", vec![&mail, &room]), ("-", vec![])]
+    {
+        let expected: Vec<String> = expected.into_iter().cloned().collect();
+        assert_eq!(found(&store, text(words)).await, expected, "{words}");
+    }
+
     let behind = store.search_behind().await.unwrap();
     assert_eq!(behind.waiting, 0, "{behind:?}");
 

@@ -122,6 +122,22 @@ impl Store {
         Ok(())
     }
 
+    /// Like [`Store::resume`], of the first of these that is paused.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] if none is, [`Error::Database`].
+    pub async fn resume_first(&self, subjects: &[Subject], rate: Option<f64>) -> Result<Subject> {
+        let mut missing = None;
+        for subject in subjects {
+            match self.resume(subject, rate).await {
+                Ok(()) => return Ok(subject.clone()),
+                Err(error @ Error::NotFound { .. }) => missing = Some(error),
+                Err(error) => return Err(error),
+            }
+        }
+        Err(missing.unwrap_or_else(|| Error::NotFound { what: "pause", id: String::new() }))
+    }
+
     /// Every pause, the oldest first.
     ///
     /// # Errors

@@ -142,7 +142,8 @@ impl Store {
         let by = |column: &str| {
             format!("select session_id from search_sessions where {column} @> array[$1]{failed} limit $2")
         };
-        let words = filter.text.as_deref().map(words::query);
+        let words =
+            filter.text.as_deref().map(|text| words::query(text).wanted).filter(|words| !words.is_empty());
         let asked = [(WORDS.to_owned(), &words), (by("senders"), &filter.from), (by("tools"), &filter.tool)];
         let asked: Vec<_> =
             asked.into_iter().filter_map(|(sql, value)| Some((sql, value.as_ref()?))).collect();
@@ -283,10 +284,19 @@ fn statement(
         sql.push(" and s.started_at < ").push_bind(until);
     }
     if let Some(text) = &filter.text {
-        sql.push(" and s.session_id in (select d.session_id from search_documents d where d.words @@ ");
-        sql.push_bind(words::query(text)).push("::text::tsquery");
-        bounds(&mut sql, "d", filter);
-        sql.push(")");
+        let query = words::query(text);
+        // A query of nothing finds nothing.
+        if !query.wanted.is_empty() || query.unwanted.is_empty() {
+            sql.push(" and s.session_id in (select d.session_id from search_documents d where d.words @@ ");
+            sql.push_bind(query.wanted).push("::text::tsquery");
+            bounds(&mut sql, "d", filter);
+            sql.push(")");
+        }
+        // What was said later is in a document of its own.
+        for unwanted in query.unwanted {
+            sql.push(" and not exists (select from search_documents d where d.session_id = s.session_id and d.words @@ ");
+            sql.push_bind(unwanted).push("::text::tsquery)");
+        }
     }
     for (column, value) in [("h.senders", &filter.from), ("h.tools", &filter.tool)] {
         if let Some(value) = value {

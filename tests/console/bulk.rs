@@ -237,6 +237,11 @@ async fn a_pause_is_begun_and_ended_on_the_page_of_the_queue() {
         client.session(session).await["job"]["held_by"].is_string().then_some(())
     })
     .await;
+    for page in ["/", "/sessions", &format!("/sessions/{session}")] {
+        let shown = browser.open(page).await.html;
+        assert!(shown.contains("is paused") && shown.contains("wrong"), "{page}: {shown}");
+        assert!(!shown.contains("is at work"), "{page}: {shown}");
+    }
     let ended = browser.press(&paused, "/pauses/end", &[("rate", "5")]).await;
     assert!(ended.html.contains("what waits goes on"), "{}", ended.html);
     client.wait_for(session, "completed").await;

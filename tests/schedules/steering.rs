@@ -226,6 +226,8 @@ async fn doctor_names_a_schedule_that_nobody_fires() {
     store.create_schedule(SPACE, &before, Some(at("2026-01-01T00:00:00Z"))).await.unwrap();
     let ahead = definition("ahead", "0 0 1 1 *");
     store.create_schedule(SPACE, &ahead, Some(at("2199-01-01T00:00:00Z"))).await.unwrap();
+    let others = definition("others", "* * * * *");
+    store.create_schedule("acme", &others, Some(at("2026-01-02T00:00:00Z"))).await.unwrap();
     let (_, out, _) = cli(&options, &database, &["doctor", "-o", "json"]).await;
     let checks: Value = serde_json::from_str(&out).unwrap();
     let texts: Vec<String> = checks
@@ -235,18 +237,24 @@ async fn doctor_names_a_schedule_that_nobody_fires() {
         .filter(|check| check["name"] == "schedules")
         .map(|check| format!("{}; {}", check["text"].as_str().unwrap(), check["remedy"]))
         .collect();
-    assert_eq!(texts.len(), 2, "{texts:?}");
+    assert_eq!(texts.len(), 3, "{texts:?}");
+    assert!(
+        texts[1].contains("others of the space acme should")
+            && texts[1].contains("pause others --space acme"),
+        "{texts:?}"
+    );
     assert!(
         texts[0].contains("late should have fired") && texts[0].contains("--roles scheduler"),
         "{texts:?}"
     );
     assert!(
-        texts[1].contains("ahead of the database's clock") && texts[1].contains("schedule resume ahead"),
+        texts[2].contains("ahead of the database's clock") && texts[2].contains("schedule resume ahead"),
         "{texts:?}"
     );
 
     // The remedies that doctor names help.
     store.pause_schedule(SPACE, "late").await.unwrap();
+    store.pause_schedule("acme", "others").await.unwrap();
     store.resume_schedule(SPACE, "ahead", None).await.unwrap();
     let (_, out, _) = cli(&options, &database, &["doctor", "-o", "json"]).await;
     assert!(out.contains("none is late"), "{out}");

@@ -5,7 +5,7 @@ use wakeful_store::gate::SetBack;
 use wakeful_workflow::pause::{self, Subject};
 
 fn subject(kind: pause::Kind, name: &str) -> Subject {
-    Subject::named(kind, Some(name)).unwrap()
+    Subject::named(kind, Some(name), "default").unwrap()
 }
 
 #[tokio::test]

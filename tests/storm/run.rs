@@ -13,10 +13,12 @@ use futures::FutureExt;
 use futures::future::join_all;
 use reqwest::StatusCode;
 use serde_json::{Value, json};
+use sqlx::PgPool;
 use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 
 /// A short lease, so that a dead worker's jobs are soon taken up.
 pub const LEASE: Duration = Duration::from_secs(2);
@@ -143,6 +145,7 @@ impl Storm<'_> {
         let mut blows = self.plan.blows.iter().peekable();
         let mut refused_until: Option<Instant> = None;
         let mut held: Vec<Held> = Vec::new();
+        let mut answering: Option<JoinHandle<()>> = None;
         let mut tick = tokio::time::interval(Duration::from_millis(20));
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         for look in 0.. {
@@ -168,7 +171,10 @@ impl Storm<'_> {
                 self.notice_resumed(&mut held).await;
             }
             if look % 10 == 0 {
-                self.answer_questions(&api).await;
+                // An answer may wait for a stopped API. Nothing else waits for it.
+                if answering.as_ref().is_none_or(JoinHandle::is_finished) {
+                    answering = Some(tokio::spawn(answer_questions(self.database.pool.clone(), api.clone())));
+                }
                 if sessions.is_some() && blows.peek().is_none() && self.nothing_is_owed().await {
                     break;
                 }
@@ -247,20 +253,6 @@ impl Storm<'_> {
         });
     }
 
-    /// Answers each open question. The key comes from the question, so posting twice gives one answer.
-    async fn answer_questions(&self, api: &watch::Receiver<Option<String>>) {
-        let sql =
-            "select conversation_id, call_id from tool_calls join conversation_sessions using (session_id)
-            where tool_calls.status = 'waiting' and conversation_sessions.status = 'waiting_input'";
-        let rows: Vec<(String, String)> =
-            sqlx::query_as(sql).fetch_all(&self.database.pool).await.unwrap_or_default();
-        for (conversation, call_id) in rows {
-            let conversation = conversation.trim_start_matches("default/");
-            let key = format!("{conversation}-{call_id}");
-            post(api, conversation, &key, &format!("The answer to {call_id}")).await;
-        }
-    }
-
     async fn nothing_is_owed(&self) -> bool {
         let sql = "select not exists (select from jobs) and not exists (select from conversation_sessions
             where status not in ('completed', 'failed', 'needs_attention'))";
@@ -279,6 +271,18 @@ impl Storm<'_> {
 }
 
 /// Posts a session's messages, each until it is taken. Returns the session's id.
+/// Answers each open question. The key comes from the question, so posting twice gives one answer.
+async fn answer_questions(pool: PgPool, api: watch::Receiver<Option<String>>) {
+    let sql = "select conversation_id, call_id from tool_calls join conversation_sessions using (session_id)
+        where tool_calls.status = 'waiting' and conversation_sessions.status = 'waiting_input'";
+    let rows: Vec<(String, String)> = sqlx::query_as(sql).fetch_all(&pool).await.unwrap_or_default();
+    for (conversation, call_id) in rows {
+        let conversation = conversation.trim_start_matches("default/");
+        let key = format!("{conversation}-{call_id}");
+        post(&api, conversation, &key, &format!("The answer to {call_id}")).await;
+    }
+}
+
 async fn post_all(
     mut api: watch::Receiver<Option<String>>,
     conversation: &str,

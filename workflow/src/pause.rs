@@ -1,7 +1,6 @@
 //! Pauses: what operators switch off for a while, and what that holds up.
 #![deny(missing_docs)]
 
-use crate::id::DEFAULT_SPACE;
 use std::ops::RangeInclusive;
 
 /// The seconds after which a pause may end by itself: up to a year.
@@ -75,11 +74,12 @@ pub struct Subject {
 }
 
 impl Subject {
-    /// Returns what a person means by a kind and a name.
+    /// Returns what a person means by a kind and a name. A conversation or a schedule is one of `space`; the name may have the
+    /// space before it already.
     ///
     /// # Errors
     /// A sentence that says what is wrong.
-    pub fn named(kind: Kind, name: Option<&str>) -> Result<Subject, String> {
+    pub fn named(kind: Kind, name: Option<&str>, space: &str) -> Result<Subject, String> {
         let name = name.unwrap_or_default();
         match (kind, name.is_empty()) {
             (Kind::Queue, false) => return Err("there is one queue: it has no name".to_owned()),
@@ -91,10 +91,23 @@ impl Subject {
             (_, false) => {}
         }
         let name = match kind {
-            Kind::Conversation | Kind::Schedule if !name.contains('/') => format!("{DEFAULT_SPACE}/{name}"),
+            Kind::Conversation | Kind::Schedule
+                if name.strip_prefix(space).is_none_or(|rest| !rest.starts_with('/')) =>
+            {
+                format!("{space}/{name}")
+            }
             _ => name.to_owned(),
         };
         Ok(Subject { kind, name })
+    }
+
+    /// Returns what a person may mean who ends a pause: first the name as a list shows it, with its space, then one of `space`.
+    ///
+    /// # Errors
+    /// A sentence that says what is wrong.
+    pub fn shown(kind: Kind, name: Option<&str>, space: &str) -> Result<[Subject; 2], String> {
+        let named = Subject::named(kind, name, space)?;
+        Ok([Subject { kind, name: name.unwrap_or_default().to_owned() }, named])
     }
 
     /// The key of its row.
@@ -169,19 +182,29 @@ mod tests {
                 Kind::Schedule => Some("daily"),
                 Kind::Channel => Some("email"),
             };
-            let subject = Subject::named(kind, name).unwrap();
+            let subject = Subject::named(kind, name, "default").unwrap();
             assert_eq!(
                 step.is_held_by(&subject),
                 !matches!(kind, Kind::Schedule | Kind::Channel),
                 "{kind:?}"
             );
             if kind != Kind::Queue {
-                let other = Subject::named(kind, Some("another")).unwrap();
+                let other = Subject::named(kind, Some("another"), "default").unwrap();
                 assert!(!step.is_held_by(&other), "{kind:?}");
-                assert!(Subject::named(kind, None).is_err());
+                assert!(Subject::named(kind, None, "default").is_err());
             }
         }
-        assert!(Subject::named(Kind::Queue, Some("x")).is_err());
-        assert_eq!(Subject::named(Kind::Schedule, Some("daily")).unwrap().id(), "schedule:default/daily");
+        assert!(Subject::named(Kind::Queue, Some("x"), "default").is_err());
+        for (name, space, id) in [
+            ("daily", "default", "schedule:default/daily"),
+            ("daily", "acme", "schedule:acme/daily"),
+            ("acme/daily", "acme", "schedule:acme/daily"),
+            ("acmes/daily", "acme", "schedule:acme/acmes/daily"),
+        ] {
+            assert_eq!(Subject::named(Kind::Schedule, Some(name), space).unwrap().id(), id);
+        }
+        // A messenger's conversations have slashes in their ids.
+        let slack = Subject::named(Kind::Conversation, Some("slack/T1/C2"), "default").unwrap();
+        assert_eq!(slack.name, "default/slack/T1/C2");
     }
 }

@@ -112,11 +112,22 @@ impl Encode<'_, Postgres> for WordVector {
     }
 }
 
-/// The `tsquery` of what somebody typed, as text: words that must all be there, `"words in a row"`, `-without`, and `or` between two
-/// alternatives. What stands together is looked for as a whole, or in a row. Without a word the query is empty, and finds nothing.
-pub(super) fn query(typed: &str) -> String {
+/// What somebody looks for. Each text is a `tsquery`.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Query {
+    /// What a document of the session must match. Empty: nothing must be there.
+    pub wanted: String,
+    /// What no document of the session may match.
+    pub unwanted: Vec<String>,
+}
+
+/// Reads what somebody typed: words that must all be there, `"words in a row"`, `-without`, and `or` between two alternatives. What
+/// stands together is looked for as a whole, or in a row. Beside `or`, a `-without` is of one document only.
+pub(super) fn query(typed: &str) -> Query {
     let typed = normal(typed);
+    let has_or = typed.split_whitespace().any(|word| word == "or");
     let mut query = String::new();
+    let mut unwanted = Vec::new();
     let mut joined_by = "";
     let mut rest = typed.trim_start();
     while !rest.is_empty() {
@@ -135,12 +146,16 @@ pub(super) fn query(typed: &str) -> String {
             continue;
         }
         let Some(term) = of_term(term) else { continue };
+        if is_not && !has_or {
+            unwanted.push(term);
+            continue;
+        }
         query.push_str(joined_by);
         query.push_str(if is_not { "!" } else { "" });
         query.push_str(&term);
         joined_by = " & ";
     }
-    query
+    Query { wanted: query, unwanted }
 }
 
 /// The query of one term.
@@ -243,7 +258,7 @@ mod tests {
             ("\u{939}\u{93f}\u{928}\u{94d}\u{926}\u{940}", "\u{939}\u{93f}\u{928}\u{94d}\u{926}\u{940}"),
         ] {
             assert_eq!(words_of(text), [expected]);
-            assert!(text.split(' ').all(|word| query(word) == format!("('{expected}')")), "{text}");
+            assert!(text.split(' ').all(|word| query(word).wanted == format!("('{expected}')")), "{text}");
         }
     }
 
@@ -264,24 +279,27 @@ mod tests {
 
     #[test]
     fn a_query_has_words_phrases_alternatives_and_what_must_not_be_there() {
-        for (typed, expected) in [
-            ("TABLE  l\u{f6}wen", "('table') & ('l\u{f6}wen')"),
-            ("\"for Two\" -room", "('for' <-> 'two') & !('room')"),
-            ("4711 OR l\u{f6}wen", "('4711') | ('l\u{f6}wen')"),
-            ("a b or c -\"d e\"", "('a') & ('b') | ('c') & !('d' <-> 'e')"),
-            ("ann@example.com", "('ann@example.com' | 'ann' <-> 'example' <-> 'com')"),
-            ("-\"example.com\"", "!('example.com' | 'example' <-> 'com')"),
-            ("3.50 2026-11-25", "('3.50') & ('2026-11-25')"),
-            ("say\"for two\"", "('say') & ('for' <-> 'two')"),
-            ("\"not closed", "('not' <-> 'closed')"),
+        let cases: [(&str, &str, &[&str]); 15] = [
+            ("TABLE  l\u{f6}wen", "('table') & ('l\u{f6}wen')", &[]),
+            ("\"for Two\" -room -a", "('for' <-> 'two')", &["('room')", "('a')"]),
+            ("4711 OR l\u{f6}wen", "('4711') | ('l\u{f6}wen')", &[]),
+            ("a b or c -\"d e\"", "('a') & ('b') | ('c') & !('d' <-> 'e')", &[]),
+            ("ann@example.com", "('ann@example.com' | 'ann' <-> 'example' <-> 'com')", &[]),
+            ("-\"example.com\"", "", &["('example.com' | 'example' <-> 'com')"]),
+            ("3.50 2026-11-25", "('3.50') & ('2026-11-25')", &[]),
+            ("say\"for two\"", "('say') & ('for' <-> 'two')", &[]),
+            ("\"not closed", "('not' <-> 'closed')", &[]),
             // Between two words alone it is no word.
-            ("or a or", "('or') & ('a') & ('or')"),
-            ("a or or b", "('a') | ('or') & ('b')"),
-            ("\"or\" a", "('or') & ('a')"),
-            ("o'brien\\x \\ & | ! <-> :* -", "('o''brien\\\\x' | 'o' <-> 'brien' <-> 'x')"),
-            ("- -", ""),
-            ("", ""),
-        ] {
+            ("or a or", "('or') & ('a') & ('or')", &[]),
+            ("a or or b", "('a') | ('or') & ('b')", &[]),
+            ("\"or\" a", "('or') & ('a')", &[]),
+            ("o'brien\\x \\ & | ! <-> :* -", "('o''brien\\\\x' | 'o' <-> 'brien' <-> 'x')", &[]),
+            ("- -", "", &[]),
+            ("", "", &[]),
+        ];
+        for (typed, wanted, unwanted) in cases {
+            let unwanted: Vec<String> = unwanted.iter().map(|one| (*one).to_owned()).collect();
+            let expected = Query { wanted: wanted.to_owned(), unwanted };
             assert_eq!(query(typed), expected, "{typed}");
         }
     }

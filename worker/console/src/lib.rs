@@ -12,6 +12,7 @@ mod door;
 mod draw;
 mod form;
 mod frame;
+mod job;
 mod list;
 mod model;
 mod pages;

@@ -1,5 +1,6 @@
 //! What the API answers, as far as pages show it. Fields that an answer lacks are empty, so that a page is not lost to one.
 
+use crate::job::Job;
 use crate::text::{Badge, Moment, badge, count, dollars, short, span};
 use serde::Deserialize;
 use serde_json::Value;
@@ -74,8 +75,8 @@ impl Session {
         let text = match (&self.question, &self.error, &self.job) {
             (Some(question), ..) => question.clone(),
             (None, Some(error), _) => without_command(error),
-            (None, None, Some(Job { last_error: Some(error), .. })) => error.clone(),
-            _ => String::new(),
+            (None, None, Some(job)) => job.held().or_else(|| job.last_error.clone()).unwrap_or_default(),
+            (None, None, None) => String::new(),
         };
         crate::text::cut(&text, 140)
     }
@@ -85,9 +86,10 @@ impl Session {
         self.first_message.as_ref().map(|said| format!("“{}”", crate::text::cut(said, 110)))
     }
 
-    /// The agent is at work, or will be.
+    /// The agent is at work, or will be as soon as a worker is free.
     pub fn is_busy(&self) -> bool {
-        matches!(self.status.as_str(), "queued" | "running")
+        let is_held = self.job.as_ref().is_some_and(|job| job.held().is_some());
+        matches!(self.status.as_str(), "queued" | "running") && !is_held
     }
 
     pub fn took(&self) -> String {
@@ -128,7 +130,7 @@ impl Session {
     /// The verbs that the session accepts now, as `worker/http` has them.
     pub fn verbs(&self) -> &'static [&'static str] {
         match self.status.as_str() {
-            "created" | "completed" => &["archive", "terminate"],
+            "created" | "completed" | "cancelled" => &["archive", "terminate"],
             "queued" | "running" => &["cancel", "wake"],
             "waiting_input" => &["cancel"],
             "needs_attention" => &["retry", "cancel"],
@@ -149,19 +151,6 @@ impl Session {
         }
         format!("{} %", self.total_cached_tokens * 100 / self.total_input_tokens)
     }
-}
-
-#[derive(Clone, Debug, Deserialize)]
-pub(crate) struct Job {
-    pub step_number: Option<i64>,
-    pub attempt: Option<i64>,
-    pub worker_id: Option<String>,
-    #[serde(default)]
-    pub leased: bool,
-    pub run_at: Option<Moment>,
-    pub last_error: Option<String>,
-    pub waits_for: Option<String>,
-    pub next_probe_at: Option<Moment>,
 }
 
 #[derive(Clone, Debug, Deserialize)]

@@ -92,7 +92,7 @@ mod tests {
     #[test]
     fn a_job_goes_through_every_pause_that_has_let_it_go() {
         let pause = |kind: Kind, name: &str, number| {
-            let subject = Subject::named(kind, Some(name)).unwrap();
+            let subject = Subject::named(kind, Some(name), "default").unwrap();
             let pause = Pause {
                 kind: kind.as_str().to_owned(),
                 name: name.to_owned(),

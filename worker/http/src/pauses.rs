@@ -1,5 +1,6 @@
 //! Pauses: what operators switch off for a while. See [`wakeful_workflow::pause`].
 
+use crate::access::Caller;
 use crate::body::{check_text, parse};
 use crate::openapi::Operation;
 use crate::openapi::of;
@@ -50,10 +51,12 @@ pub(super) async fn list(State(ctx): State<Arc<Ctx>>) -> Result<Json<Value>, Pro
 /// Pauses something, or changes its pause: 201.
 pub(super) async fn begin(
     State(ctx): State<Arc<Ctx>>,
+    caller: Caller,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<(StatusCode, Json<Pause>), Problem> {
     let asked: BeginInput = parse(&body?)?;
-    let subject = subject(&asked.kind, asked.name.as_deref())?;
+    let subject = Subject::named(kind(&asked.kind)?, asked.name.as_deref(), caller.space())
+        .map_err(Problem::bad_request)?;
     if asked.reason.trim().is_empty() {
         return Err(Problem::bad_request("`reason` says why, for those who wait"));
     }
@@ -69,20 +72,19 @@ pub(super) async fn begin(
 /// Ends a pause: 202. What waits goes on at the rate.
 pub(super) async fn end(
     State(ctx): State<Arc<Ctx>>,
+    caller: Caller,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<(StatusCode, Json<Value>), Problem> {
     let asked: EndInput = parse(&body?)?;
-    let subject = subject(&asked.kind, asked.name.as_deref())?;
-    ctx.store.resume(&subject, rate(asked.rate)?).await?;
+    let subjects = Subject::shown(kind(&asked.kind)?, asked.name.as_deref(), caller.space())
+        .map_err(Problem::bad_request)?;
+    let subject = ctx.store.resume_first(&subjects, rate(asked.rate)?).await?;
     Ok((StatusCode::ACCEPTED, Json(json!({"kind": subject.kind.as_str(), "name": subject.name}))))
 }
 
-fn subject(kind: &str, name: Option<&str>) -> Result<Subject, Problem> {
-    let Some(kind) = Kind::parse(kind) else {
-        let kinds: Vec<&str> = Kind::ALL.iter().map(|kind| kind.as_str()).collect();
-        return Err(Problem::bad_request(format!("`kind` is one of {}", kinds.join(", "))));
-    };
-    Subject::named(kind, name).map_err(Problem::bad_request)
+fn kind(word: &str) -> Result<Kind, Problem> {
+    let kinds = || Kind::ALL.map(Kind::as_str).join(", ");
+    Kind::parse(word).ok_or_else(|| Problem::bad_request(format!("`kind` is one of {}", kinds())))
 }
 
 fn rate(rate: Option<f64>) -> Result<Option<f64>, Problem> {

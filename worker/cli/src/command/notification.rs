@@ -43,13 +43,13 @@ pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
         Verb::List { status, rule, limit } => {
             let statuses = status.as_deref().map(statuses).transpose().map_err(Usage);
             let filter = NotificationFilter { statuses: statuses?, rule, limit, ..filter(&space) };
-            list(&store, &output, &filter).await
+            list(&store, &output, &filter).await.map(|()| Exit::Ok)
         }
-        Verb::Show { id } => show(&store, &output, &space, &id).await,
+        Verb::Show { id } => show(&store, &output, &space, &id).await.map(|()| Exit::Ok),
         Verb::Resend { id } => resend(&store, &output, &space, &id).await,
     };
     store.close().await;
-    until_reader_goes(ran.map(|()| Exit::Ok))
+    until_reader_goes(ran)
 }
 
 /// Without a space: all of them.
@@ -159,15 +159,17 @@ fn details(output: &Output, found: &Notification, told: &[Told]) -> String {
     text
 }
 
-async fn resend(store: &Store, output: &Output, space: &Space, id: &str) -> anyhow::Result<()> {
+async fn resend(store: &Store, output: &Output, space: &Space, id: &str) -> anyhow::Result<Exit> {
     let before = one(store, space, id).await?;
     if !store.resend_notification(id).await? {
         let text = format!(
             "notification {id} is {}: only a failed or an uncertain one is sent again",
             before.status
         );
-        return Err(Usage(text).into());
+        eprintln!("wakeful: {text}");
+        return Ok(Exit::Conflict);
     }
     let after = one(store, space, id).await?;
-    output.one(&after, || format!("{id} is sent again\n"))
+    output.one(&after, || format!("{id} is sent again\n"))?;
+    Ok(Exit::Ok)
 }

@@ -28,7 +28,8 @@ pub(super) struct What {
     /// What to pause: queue, space, agent, trigger, provider, tool, conversation, schedule or channel.
     #[arg(value_name = "KIND", value_parser = kind)]
     kind: Kind,
-    /// Its name: of a trigger its type, such as email; of a provider the part of a model before the slash. The queue has none.
+    /// Its name: of a trigger its type, such as email; of a provider the part of a model before the slash; of a conversation or a
+    /// schedule that of --space. The queue has none.
     #[arg(value_name = "NAME")]
     name: Option<String>,
 }
@@ -89,7 +90,7 @@ fn rate(text: &str) -> Result<f64, &'static str> {
 pub(super) async fn run(app: &App, config: Config, args: Args) -> anyhow::Result<Exit> {
     let store = super::open_store(&config, "wakeful pause").await?;
     let output = Output::new(&args.output);
-    let ran = pauses(app, &config, &store, &output, args.verb).await;
+    let ran = pauses(app, &config, &store, &output, args.space.of_names(), args.verb).await;
     store.close().await;
     until_reader_goes(ran.map(|()| Exit::Ok))
 }
@@ -99,11 +100,12 @@ async fn pauses(
     config: &Config,
     store: &Store,
     output: &Output,
+    space: &str,
     verb: Verb,
 ) -> anyhow::Result<()> {
     match verb {
         Verb::Begin { what, how } => {
-            let subject = subject(&what)?;
+            let subject = Subject::named(what.kind, what.name.as_deref(), space).map_err(Usage)?;
             let pause = begin(store, output, &subject, &how).await?;
             if let Some(known) = unknown(app, config, store, &subject).await? {
                 let what = printable(&pause.what()).into_owned();
@@ -111,7 +113,10 @@ async fn pauses(
             }
             Ok(())
         }
-        Verb::End { what, pace } => end(store, output, &subject(&what)?, &pace).await,
+        Verb::End { what, pace } => {
+            let subjects = Subject::shown(what.kind, what.name.as_deref(), space).map_err(Usage)?;
+            end(store, output, &subjects, &pace).await
+        }
         Verb::List => {
             let pauses = store.pauses().await?;
             output.items(&pauses, || table(&pauses))?;
@@ -138,20 +143,16 @@ pub(super) async fn begin(
     Ok(pause)
 }
 
-/// Ends the pause, and says so.
+/// Ends the first of these that is a pause, and says so.
 pub(super) async fn end(
     store: &Store,
     output: &Output,
-    subject: &Subject,
+    subjects: &[Subject],
     pace: &Pace,
 ) -> anyhow::Result<()> {
-    store.resume(subject, pace.rate).await?;
+    let subject = store.resume_first(subjects, pace.rate).await?;
     let body = serde_json::json!({"kind": subject.kind.as_str(), "name": subject.name});
     output.one(&body, || "What waits goes on: `wakeful pause list` shows how far it is.\n".to_owned())
-}
-
-fn subject(what: &What) -> anyhow::Result<Subject> {
-    Ok(Subject::named(what.kind, what.name.as_deref()).map_err(Usage)?)
 }
 
 /// If neither the configuration nor the database has what is paused: the names that are known, in words.

@@ -36,7 +36,7 @@ pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
     let acted = match args.verb {
         Verb::Status => return until_reader_goes(status(&config, store, &output).await),
         Verb::Pause(how) => super::pause::begin(&store, &output, &whole, &how).await.map(|_| ()),
-        Verb::Resume(pace) => super::pause::end(&store, &output, &whole, &pace).await,
+        Verb::Resume(pace) => super::pause::end(&store, &output, std::slice::from_ref(&whole), &pace).await,
     };
     store.close().await;
     until_reader_goes(acted.map(|()| Exit::Ok))

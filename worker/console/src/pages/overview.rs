@@ -1,6 +1,7 @@
 //! The overview: is it healthy, and what needs a person.
 
 use super::errors::{Group, of_the_last_day};
+use super::pauses::Pause;
 use crate::draw::{Line, Spark};
 use crate::frame::{Frame, Nav, page};
 use crate::list::List;
@@ -39,6 +40,7 @@ const EFFECTS: usize = 50;
 
 struct Fleet {
     queue: Queue,
+    pauses: Vec<Pause>,
     alive: usize,
     silent: usize,
     ready: i64,
@@ -181,7 +183,9 @@ impl Overview {
         self.needs.is_empty()
             && self.deliveries.is_empty()
             && self.effects == 0
-            && self.fleet.as_ref().is_none_or(|fleet| fleet.alive > 0 && fleet.queue.gates.is_empty())
+            && self.fleet.as_ref().is_none_or(|fleet| {
+                fleet.alive > 0 && fleet.queue.gates.is_empty() && fleet.pauses.is_empty()
+            })
     }
 }
 
@@ -245,8 +249,11 @@ pub(crate) async fn show(visit: Visit) -> Result<Response, Refusal> {
 }
 
 async fn fleet(visit: &Visit) -> Result<Fleet, Refusal> {
-    let (queue, workers) =
-        tokio::try_join!(visit.api.get::<Queue>("/v1/queue"), visit.api.get::<List<Worker>>("/v1/workers"),)?;
+    let (queue, workers, pauses) = tokio::try_join!(
+        visit.api.get::<Queue>("/v1/queue"),
+        visit.api.get::<List<Worker>>("/v1/workers"),
+        visit.api.get::<List<Pause>>("/v1/pauses"),
+    )?;
     let alive: Vec<&Worker> = workers.items.iter().filter(|worker| worker.alive).collect();
     let oldest_s = queue.queues.iter().map(|one| one.oldest_ready_s).fold(0.0, f64::max);
     let ready = queue.queues.iter().map(|one| one.ready).sum();
@@ -258,6 +265,7 @@ async fn fleet(visit: &Visit) -> Result<Fleet, Refusal> {
         oldest: if ready > 0 { seconds(oldest_s) } else { "none".to_owned() },
         is_late: oldest_s > 60.0,
         history: Line::of(&depths),
+        pauses: pauses.items,
         queue,
     })
 }

@@ -40,6 +40,11 @@ impl Pause {
         badge(if self.ends() { "resuming" } else { "paused" })
     }
 
+    /// What is paused, in words.
+    pub fn what(&self) -> String {
+        if self.kind == "queue" { "The queue".to_owned() } else { format!("{} {}", self.kind, self.name) }
+    }
+
     /// Its sessions go on, as fast as its rate lets them.
     pub fn ends(&self) -> bool {
         self.resuming_since.is_some()

@@ -94,7 +94,7 @@ pub(crate) async fn list(visit: Visit, Query(asked): Query<Asked>) -> Result<Res
 fn verb_for(status: &str) -> &'static str {
     match status {
         "queued" | "running" | "waiting_input" => "cancel",
-        "completed" | "created" => "archive",
+        "completed" | "created" | "cancelled" => "archive",
         _ => "retry",
     }
 }

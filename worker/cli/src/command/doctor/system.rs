@@ -12,6 +12,7 @@ use wakeful_store::blob_store::BlobStores;
 use wakeful_store::diagnosis::{self, NEWEST_SESSIONS, Troubles};
 use wakeful_store::{Error, Store};
 use wakeful_workflow::gate::{CLONE, STORE};
+use wakeful_workflow::id::DEFAULT_SPACE;
 
 /// Time for all database checks together. The whole command, like any health check, must end within ten
 /// seconds.
@@ -382,7 +383,12 @@ async fn schedules(store: &Store, silent_after_s: f64, report: &mut Report) -> R
     let live =
         store.workers().await?.into_iter().filter(|one| one.is_fresh(silent_after_s)).collect::<Vec<_>>();
     for one in &late {
-        let name = &one.name;
+        // Commands take names in the space `default` unless they are told otherwise.
+        let (of_space, name) = match one.space_id.as_str() {
+            DEFAULT_SPACE => (String::new(), one.name.clone()),
+            space => (format!(" of the space {space}"), format!("{} --space {space}", one.name)),
+        };
+        let shown = &one.name;
         if one.overdue_s > 0.0 {
             let agent = &one.agent;
             let (lacks, needs) = if live.iter().any(|worker| worker.has_agent(agent, &one.space_id)) {
@@ -395,7 +401,7 @@ async fn schedules(store: &Store, silent_after_s: f64, report: &mut Report) -> R
             };
             report.warning(
                 "schedules",
-                format!("{name} should have fired {} ago{lacks}", span(one.overdue_s)),
+                format!("{shown}{of_space} should have fired {} ago{lacks}", span(one.overdue_s)),
                 format!(
                     "start a scheduler{needs}: wakeful serve --roles scheduler; or pause it: wakeful schedule pause {name}"
                 ),
@@ -403,7 +409,7 @@ async fn schedules(store: &Store, silent_after_s: f64, report: &mut Report) -> R
         } else {
             report.warning(
                 "schedules",
-                format!("{name} was fired {} ahead of the database's clock", span(one.ahead_s)),
+                format!("{shown}{of_space} was fired {} ahead of the database's clock", span(one.ahead_s)),
                 format!(
                     "see that the clock is right now; then wakeful schedule resume {name} counts from now on"
                 ),

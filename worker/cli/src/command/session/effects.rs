@@ -43,9 +43,14 @@ fn of_uncertain(standing: &Standing) -> Vec<Finding> {
         .collect()
 }
 
+/// The statuses of a session whose run has not ended.
+pub(super) const OPEN: [&str; 4] = ["queued", "running", "waiting_input", "needs_attention"];
+
 /// Explains each call that waits for approval.
 fn of_unapproved(standing: &Standing) -> Vec<Finding> {
-    let unapproved = standing.open_calls.iter().filter(|call| call.status == "unapproved");
+    // Of a run that has failed or was cancelled no call can be approved.
+    let open = OPEN.contains(&standing.session.status.as_str());
+    let unapproved = standing.open_calls.iter().filter(|call| open && call.status == "unapproved");
     unapproved
         .map(|call| Finding {
             why: format!(

@@ -1,6 +1,7 @@
 //! `wakeful session show`.
 
 use super::super::output::{Cell, Column, Output, Table, Tone, age, count, dollars, printable, span};
+use super::effects::OPEN;
 use super::job::note;
 use super::why::{decide_call, resolve_call, resolve_delivery};
 use super::{Exit, tokens};
@@ -66,8 +67,10 @@ impl Shown {
         section(&mut text, output, "Steps", &steps(&self.steps));
         section(&mut text, output, "Tool calls", &calls(&self.calls));
         section(&mut text, output, "Deliveries", &deliveries(&self.deliveries));
+        // Of a run that has failed or was cancelled no call can be approved.
+        let is_open = OPEN.contains(&self.session.status.as_str());
         let unapproved: Vec<&CallView> =
-            self.calls.iter().filter(|call| call.status == "unapproved").collect();
+            self.calls.iter().filter(|call| is_open && call.status == "unapproved").collect();
         if !unapproved.is_empty() {
             heading(&mut text, output, "Waits for approval: it did not run yet");
         }

@@ -409,3 +409,16 @@ fn deaths_at_a_step_name_its_tool() {
     let text = first(&dying, AROUND);
     assert!(text.contains("2 workers died at this step, most likely while it ran charge (call_1)"), "{text}");
 }
+
+#[test]
+fn a_call_of_a_run_that_has_failed_cannot_be_approved() {
+    let remedies = |status: &str| -> String {
+        let mut asked = standing(status);
+        asked.open_calls = vec![call("unapproved", false)];
+        explain(&asked, AROUND).into_iter().filter_map(|finding| finding.remedy).collect()
+    };
+    assert!(remedies("needs_attention").contains("session approve"));
+    for over in ["failed", "cancelled"] {
+        assert!(!remedies(over).contains("session approve"), "{over}");
+    }
+}

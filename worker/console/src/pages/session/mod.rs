@@ -189,7 +189,7 @@ pub(crate) async fn show(
     }
     let mut shown = SessionPage {
         uncertain: uncertain(&one),
-        unapproved: one.tool_calls.iter().filter(|call| call.status == "unapproved").cloned().collect(),
+        unapproved: awaiting_approval(&one).cloned().collect(),
         said: Vec::new(),
         older: String::new(),
         is_newest: asked.before.is_empty(),
@@ -286,6 +286,12 @@ fn tokens(one: &Detail) -> Bars {
         (title, parts)
     };
     Bars::of(one.steps.iter().map(bar).collect())
+}
+
+/// The calls that a person may let run. A run that has failed or was cancelled has none.
+fn awaiting_approval(one: &Detail) -> impl Iterator<Item = &Call> {
+    let open = one.session.is_open();
+    one.tool_calls.iter().filter(move |call| open && call.status == "unapproved")
 }
 
 fn uncertain(one: &Detail) -> Vec<Uncertain> {
