@@ -84,8 +84,11 @@ async fn each_kind_of_pause_holds_its_sessions_and_no_others_until_it_ends() {
             Subject::named(kind, (!name.is_empty()).then_some(name), "default").unwrap().id()
         );
         house.process.wait_for_log(&known).await;
-        let id =
-            house.client.chat(&format!("c-{word}"), text).await["session_id"].as_str().unwrap().to_owned();
+        let conversation = match kind {
+            Kind::Conversation => name.replace('/', "%2F"),
+            _ => format!("c-{word}"),
+        };
+        let id = house.client.chat(&conversation, text).await["session_id"].as_str().unwrap().to_owned();
         let session = house.is_held(&id).await;
         assert_eq!(session["job"]["held_for"], "wrong prices", "{session}");
         assert_eq!(house.model.bodies().len() - before, asked, "{word}");
