@@ -59,6 +59,25 @@ async fn a_claim_that_lost_its_lease_is_told_so_though_the_same_process_has_the_
 }
 
 #[tokio::test]
+async fn a_server_that_takes_over_without_a_claim_gives_its_token_to_no_other() {
+    let world = World::new().await;
+    world.wake("c1", "Hello.").await;
+    let mut claims = Claims::start(&world.store, Kind::Step, 1, LEASE);
+    let first = claims.next().await;
+    // It has neither the claim nor the number that was drawn for it.
+    world
+        .run_sql("update jobs set lease = null, worker_id = null, stuck = 0, attempt = 0, run_at = now()")
+        .await;
+    world.run_sql("alter sequence leases restart").await;
+    let mut others = Claims::start(&world.store, Kind::Step, 1, LEASE);
+    let second = others.next().await;
+    assert_eq!(first.lease.job_id, second.lease.job_id);
+    assert_ne!(first.lease.token, second.lease.token);
+    claims.stop();
+    others.stop();
+}
+
+#[tokio::test]
 async fn jobs_stop_naming_a_lock_that_was_cut_though_no_connection_of_the_pool_is_free() {
     let world = World::new().await;
     let mut claims = Claims::start(&world.store, Kind::Step, 1, LEASE);

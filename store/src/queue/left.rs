@@ -124,7 +124,7 @@ impl Store {
                 for update skip locked
             )
             update jobs
-            set lease = nextval('leases'),
+            set lease = new_lease(),
                 worker_id = $4,
                 liveness_lock = $8,
                 run_at = clock_timestamp() + make_interval(secs => $7),

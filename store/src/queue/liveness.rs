@@ -278,7 +278,7 @@ impl Store {
                 for update of jobs skip locked
             )
             update jobs
-            set lease = nextval('leases'), liveness_lock = null, run_at = clock_timestamp()
+            set lease = new_lease(), liveness_lock = null, run_at = clock_timestamp()
             from gone
             where jobs.job_id = gone.job_id
             "#,

@@ -299,7 +299,7 @@ async fn claim(
             for update skip locked
         )
         update jobs
-        set lease = nextval('leases'),
+        set lease = new_lease(),
             worker_id = $4,
             liveness_lock = $7,
             run_at = clock_timestamp() + make_interval(secs => $5),

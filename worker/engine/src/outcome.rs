@@ -6,7 +6,7 @@ use wakeful_store::Result;
 use wakeful_store::queue::{self, Lease};
 
 /// Longest pause before the next try. When the database is back, that must come before another worker's claim.
-const LONGEST: Duration = Duration::from_millis(500);
+pub(crate) const LONGEST: Duration = Duration::from_millis(500);
 
 /// Records the outcome of `what`, such as "call call_1", by `record`, which is fenced by the lease. Tries again while the database is
 /// away, also beyond the end of the lease, which nobody can take meanwhile: without the record, what has happened would be

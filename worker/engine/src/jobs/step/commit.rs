@@ -1,6 +1,7 @@
 //! Hop 7: the step commit, its retries while the database is away, and the log line about its result.
 
 use crate::ctx::Ctx;
+use crate::outcome;
 use crate::telemetry::{self, names};
 use tracing::{Instrument, Span, debug, info, info_span, warn};
 use wakeful_store::queue::{self, Job};
@@ -11,8 +12,10 @@ use wakeful_workflow::session::Session;
 
 /// Commits `transition`, and tells the session's readers.
 ///
-/// The model's reply is paid for, so the commit is tried again while the database is away and the lease lasts. That is safe: if an
-/// earlier try went through, the next one finds the session moved, writes nothing and returns [`Commit::Moved`].
+/// The model's reply is paid for, and the outcome of a guarded call may be known to this process alone. So the commit is tried again
+/// while the database is away, also beyond the end of the lease, which nobody can take meanwhile. That is safe: if an earlier try
+/// went through, the next one finds the session moved, writes nothing and returns [`Commit::Moved`]; and if another worker has
+/// taken the job since, the fence misses.
 ///
 /// # Errors
 /// Those of [`wakeful_store::Store::commit`] that do not pass.
@@ -44,14 +47,14 @@ async fn write(
     loop {
         let committing = ctx.store.commit(&job.lease, session, transition, performance);
         match committing.instrument(span.clone()).await {
-            Err(error) if error.is_transient() && job.lease.is_live() => {
+            Err(error) if error.is_transient() && !job.lease.lost().is_cancelled() => {
                 faults += 1;
                 warn!(%error, "The commit failed; trying again");
                 // The caller lets the session rest then.
                 if super::tries::note(ctx, job, &error).await.is_some() {
                     return Err(error);
                 }
-                tokio::time::sleep(queue::delay(faults, None)).await;
+                tokio::time::sleep(queue::delay(faults, None).min(outcome::LONGEST)).await;
             }
             Ok(commit) => {
                 if matches!(commit, Commit::Moved | Commit::Stale) {
