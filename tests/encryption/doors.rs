@@ -191,6 +191,15 @@ async fn by_whatever_door_words_come_they_are_sealed_and_still_read() {
         run(&options, &database, &["session", "files", &sessions[0], "-o", "json"]).await;
     assert!(status == Some(0) && file.contains(&planted(FILE_NAME)), "{file}{said}");
 
+    let (status, checked, said) = run(&options, &database, &["blobs", "verify", "-o", "json"]).await;
+    assert_eq!(status, Some(0), "{checked}{said}");
+    for id in &sessions {
+        let file = options.path(&format!("{id}.jsonl")).display().to_string();
+        let (_, _, said) = run(&options, &database, &["session", "export", id, "--file", &file]).await;
+        let (status, _, told) = run(&options, &database, &["session", "import", &file]).await;
+        assert_eq!(status, Some(0), "{said}{told}");
+    }
+
     // The database does not.
     eventually("the failures to be counted", || async {
         let groups: i64 = database.value("select count(*) from error_groups where $1 <> ''", "x").await;

@@ -169,6 +169,11 @@ impl Store {
                 and not exists (
                     select from blobs b where b.sha256 = pack ->> 'sha256' and b.space_id = e.space_id
                 )
+                and not exists (
+                    select from conversation_sessions s
+                    join sealed_blobs k on k.data_key = s.data_key and k.sha256 = pack ->> 'sha256'
+                    where s.session_id = e.session_id
+                )
             order by 1"#,
             space
         )

@@ -41,10 +41,13 @@ pub(crate) struct Writer {
 
 impl Writer {
     pub fn new(adoption: Adoption, summary: &Summary, seal: Seal) -> Writer {
+        let mut origin = origin(&summary.session, summary.header.redacted, &summary.sha256);
+        // Where replies go has the subject of a mail in it.
+        seal.value(&mut origin["policy"]);
         Writer {
             seal,
             adoption: Some(adoption),
-            origin: origin(&summary.session, summary.header.redacted, &summary.sha256),
+            origin,
             session_id: String::new(),
             conversation_id: String::new(),
             space_id: String::new(),

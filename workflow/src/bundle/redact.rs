@@ -129,12 +129,17 @@ impl Redaction {
         }
     }
 
-    /// Redacts participants and recipients. The names of the rules stay.
+    /// Redacts participants, recipients, hosts, tools, and what this version does not know. The names of the rules stay.
     fn policy(&self, mut policy: Map<String, Value>) -> Map<String, Value> {
-        for key in ["participants", "recipients", "loop_suspicion"] {
-            if let Some(list) = policy.remove(key) {
-                policy.insert(key.to_owned(), self.value(list));
-            }
+        const SHOWN: [&str; 5] = ["model", "tool_mode", "replies_as", "reply", "replay"];
+        for (key, value) in policy.iter_mut().filter(|(key, _)| !SHOWN.contains(&key.as_str())) {
+            *value = match (key.as_str(), value.take()) {
+                ("tools", Value::Array(names)) => {
+                    let shown = |name: &Value| name.as_str().map(|name| self.tool_name(name));
+                    names.iter().map(shown).collect()
+                }
+                (_, value) => self.value(value),
+            };
         }
         if let Some(Value::Object(route)) = policy.get_mut("reply")
             && let Some(to) = route.remove("to")
@@ -158,7 +163,25 @@ impl Redaction {
             files.iter_mut().for_each(|file| self.attachment(file));
             row.details.insert("attachments".to_owned(), json!(files));
         }
+        row.details = self.details(row.details);
         row
+    }
+
+    /// Redacts what other programs left with a message, such as the parts of a task of Absurd that no block shows.
+    fn details(&self, mut details: Map<String, Value>) -> Map<String, Value> {
+        const SHOWN: [&str; 7] = [
+            "usage",
+            "finish_reason",
+            "inbox_id",
+            "attachments",
+            "origin_message_id",
+            "summary",
+            "asks_again",
+        ];
+        for (_, value) in details.iter_mut().filter(|(key, _)| !SHOWN.contains(&key.as_str())) {
+            *value = self.value(value.take());
+        }
+        details
     }
 
     fn block(&self, block: Block) -> Block {
@@ -408,5 +431,28 @@ impl Redaction {
 
     fn name(&self, old: &str) -> (String, i64) {
         self.renamed.get(old).cloned().unwrap_or_else(|| (old.to_owned(), 0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_others_left_and_what_we_do_not_know_is_redacted_too() {
+        let redaction = Redaction::new([7; KEY_BYTES]);
+        let map = |value: Value| value.as_object().cloned().expect("an object");
+        let absurd = json!({"parts": [{"function": {"arguments": "{\"city\": \"Secretville\"}"}}]});
+        let details = redaction.details(map(json!({"absurd": absurd, "summary": true, "inbox_id": 7})));
+        assert_eq!((&details["summary"], &details["inbox_id"]), (&json!(true), &json!(7)));
+        let policy = redaction.policy(map(json!({
+            "model": "openai/test", "tools": ["reserve", "read_file"], "web": {"allow": ["secret.example"]},
+            "of_tomorrow": "Secretville"
+        })));
+        assert_eq!((&policy["model"], &policy["tools"][1]), (&json!("openai/test"), &json!("read_file")));
+        let shown = json!([details, policy]).to_string();
+        for secret in ["Secretville", "reserve", "secret.example"] {
+            assert!(!shown.contains(secret), "{shown}");
+        }
     }
 }
