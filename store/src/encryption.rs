@@ -228,6 +228,12 @@ impl Vault {
         self.inner().map_or_else(|| text.to_owned(), |inner| inner.masters[0].mac(text))
     }
 
+    /// What [`Vault::mac`] may have left of `text` in a row: by each master key, and before `[encryption]` was set.
+    pub fn macs(&self, text: &str) -> Vec<String> {
+        let masters = self.inner().map(|inner| &*inner.masters).unwrap_or_default();
+        masters.iter().map(|master| master.mac(text)).chain([text.to_owned()]).collect()
+    }
+
     /// Makes the data key of a conversation that is about to begin. `None`: it is to be in clear.
     ///
     /// # Errors

@@ -147,13 +147,13 @@ impl Store {
             r#"select exists (
                 select from mails
                 where space_id = $1 and mailbox_id = $2 and message_id = $3
-                    and (from_address is distinct from $4 or body_sha256 <> $5)
+                    and (from_address is distinct from $4 or body_sha256 <> all ($5))
             ) as "exists!""#,
             space_id,
             mailbox_id,
             message_id,
             from_address,
-            self.vault.mac(body_sha256)
+            &self.vault.macs(body_sha256)
         )
         .fetch_one(&self.intake)
         .await?)

@@ -117,11 +117,11 @@ impl Store {
     pub async fn exchange(&self, mail: &NewMail) -> Result<Exchange> {
         let row = sqlx::query!(
             r#"select count(*) filter (where is_of_it) as "mails!",
-                count(*) filter (where is_of_it and body_sha256 = $6 and from_address = $3) as "same_body!",
+                count(*) filter (where is_of_it and body_sha256 = any ($6) and from_address = $3) as "same_body!",
                 count(*) filter (where not joined and from_address = $3) as "of_sender!"
             from mails,
                 lateral (select ($7 and conversation_id = $4)
-                    or (not $7 and not joined and from_address = $3 and subject_key = $5)) exchange (is_of_it)
+                    or (not $7 and not joined and from_address = $3 and subject_key = any ($5))) exchange (is_of_it)
             where space_id = $1 and mailbox_id = $2
                 and received_at > clock_timestamp() - interval '1 hour'
                 and dropped is null
@@ -130,8 +130,8 @@ impl Store {
             mail.mailbox_id,
             mail.from_address,
             mail.conversation_id,
-            self.vault.mac(&mail.subject_key),
-            self.vault.mac(&mail.body_sha256),
+            &self.vault.macs(&mail.subject_key),
+            &self.vault.macs(&mail.body_sha256),
             mail.joined
         )
         .fetch_one(&self.intake)
