@@ -3,4 +3,4 @@
 
 create function new_lease() returns bigint
     language sql volatile
-    as $$ select (nextval('leases') << 16) | floor(random() * 65536)::bigint $$;
+    return (nextval('leases') << 16) | floor(random() * 65536)::bigint;
