@@ -477,27 +477,3 @@ async fn keys_in_a_database_of_their_own_are_wrapped_anew_without_a_change_of_a_
     let (status, problem) = client.get(&format!("/v1/sessions/{session}/messages")).await;
     assert_eq!(status.as_u16(), 503, "{problem}");
 }
-
-#[tokio::test]
-async fn a_mail_that_comes_again_after_a_change_of_the_master_key_is_a_duplicate() {
-    let (database, keys) = (Database::new().await, Database::without_schema().await);
-    let model = ModelServer::turns(vec![Answer::text("Gladly.")]).await;
-    let old = options(&model, &keys.url, MASTER);
-    let both = old
-        .clone()
-        .env("WAKEFUL_ENCRYPTION__MASTER_KEY", OTHER_MASTER)
-        .env("WAKEFUL_ENCRYPTION__OLD_MASTER_KEY", MASTER);
-    const MAIL: &str = "From: Ann <ann@example.com>\r\nTo: agent@example.org\r\nSubject: Lunch\r\n\
-        Message-ID: <m1@example.com>\r\n\r\nShall we?\r\n";
-    let mut sessions = Vec::new();
-    for options in [&old, &both] {
-        let (process, client) = served(options, &database).await;
-        let mail =
-            client.post_request("/v1/triggers/email/raw").header("content-type", "message/rfc822").body(MAIL);
-        let taken: Value = mail.send().await.unwrap().json().await.unwrap();
-        sessions.push(taken["session_id"].clone());
-        client.wait_for(taken["session_id"].as_str().unwrap(), "completed").await;
-        assert!(process.terminate().success());
-    }
-    assert_eq!(sessions[0], sessions[1]);
-}

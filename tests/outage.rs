@@ -2,9 +2,10 @@
 //! nothing is sent while its result cannot be recorded, and work resumes by itself. K33 and K44 of the crash
 //! matrix.
 
+mod longer;
+
 use crate::support::checker::check;
 use crate::support::model::turns_since_user;
-use crate::support::proxy::Proxy;
 use crate::support::{
     Answer, Client, Database, ModelServer, Options, Process, Server, World, eventually, within,
 };
@@ -51,28 +52,6 @@ fn options(model: &ModelServer) -> Options {
     let (sent, says) = (path("sent"), path("says"));
     let options = options.env("FIXTURE_POST", "idempotent").env("FIXTURE_SENT", sent);
     options.env("FIXTURE_POST_SAYS", says)
-}
-
-#[tokio::test]
-#[ignore = "slow: make soak"]
-async fn a_reply_that_comes_while_the_database_is_away_for_longer_than_a_lease_is_paid_once() {
-    let (database, model) = (Database::new().await, ModelServer::turns(vec![Answer::text("Gladly.")]).await);
-    model.hold();
-    let proxy = Proxy::start(&database.url);
-    let process = options(&model).short_lease().spawn(&proxy.url);
-    process.wait_for_log("\"Listening\"").await;
-    let client = process.client();
-    let id = client.chat("c1", "Hello?").await["session_id"].as_str().unwrap().to_owned();
-    model.asked(1).await;
-    proxy.refuse(true);
-    proxy.cut();
-    model.release();
-    // The outage: longer than a commit waits for a connection, and than a lease.
-    tokio::time::sleep(Duration::from_secs(14)).await;
-    proxy.refuse(false);
-    client.wait_for(&id, "completed").await;
-    assert_eq!(model.bodies().len(), 1);
-    assert!(process.terminate().success());
 }
 
 /// The keys in the channel's ledger.

@@ -293,8 +293,9 @@ impl Store {
         Ok(mails)
     }
 
-    /// Stores the mail. Returns `false` if it was known before; one that was dropped before and wakes a session now was not. With `[encryption]`, what is compared with later mails is a hash that only
-    /// the master key makes, and a mail that reached no encrypted conversation leaves no subject.
+    /// Stores the mail. Returns `false` if it was known before. One that was dropped before and wakes a session now takes that row.
+    /// With `[encryption]`, what is compared with later mails is a hash that only the master key makes, and a mail that reached no
+    /// encrypted conversation leaves no subject.
     async fn remember(
         &self,
         tx: &mut PgConnection,

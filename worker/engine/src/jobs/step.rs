@@ -1,8 +1,8 @@
 //! The step job. It takes a claimed session through the hops of ARCHITECTURE.md: hydrate (2,
 //! `hydrate_and_run`), plan and perform (3 to 5, `decide`), advance (6) and commit (7, `commit`). `run_steps`
 //! is the loop (8). Before the first step is complete it usually goes round three times, each with a commit:
-//! begin, model call, tool calls. The last two are one if the tools are pure and fast and the process has other jobs (`ahead`). It goes on until the run
-//! closes or pauses, or other jobs need the slot.
+//! begin, model call, tool calls. The last two are one if the tools are pure and fast and the process has other
+//! jobs (`ahead`). It goes on until the run closes or pauses, or other jobs need the slot.
 
 mod agent;
 mod ahead;
