@@ -34,6 +34,8 @@ pub struct BlobName<'a> {
 pub(crate) enum Owner<'a> {
     Space(&'a str),
     Session(&'a str),
+    /// An import into this space, as this session.
+    Import(&'a str, &'a str),
 }
 
 impl<'a> Owner<'a> {
@@ -42,6 +44,7 @@ impl<'a> Owner<'a> {
         match self {
             Owner::Space(space) => (Some(space), None),
             Owner::Session(id) => (None, Some(id)),
+            Owner::Import(space, id) => (Some(space), Some(id)),
         }
     }
 }
@@ -160,7 +163,9 @@ impl Store {
                     select coalesce($1, (select space_id from conversation_sessions where session_id = $2)) as space_id
                 ) owner
                 where space_id is not null
-                on conflict (sha256, space_id) do update set touched_at = now()
+                -- An erasure of another session that stored it before leaves it.
+                on conflict (sha256, space_id) do update
+                    set touched_at = now(), stored_for = coalesce(excluded.stored_for, blobs.stored_for)
                 returning space_id, store
             ), noted as (
                 -- Waits for the one who deletes it there at this moment.

@@ -228,7 +228,7 @@ impl Store {
                 }
             }
         }
-        rows.insert("blobs".to_owned(), self.delete_unused_blobs(&pending.blobs).await?);
+        rows.insert("blobs".to_owned(), self.delete_unused_blobs(&pending.blobs, &pending.sessions).await?);
         // If a store is away, this erasure is not finished: a later one goes on here.
         self.remove_outside().await?;
         let mut tx = self.retention().await?;
@@ -247,7 +247,8 @@ impl Store {
         if !pending.data_keys.is_empty() {
             // Decided under the lock above: of two erasures that have the same key, the later one finds it unused.
             let keys = keys::unused(&mut tx, &pending.data_keys).await?;
-            let sealed = keys::delete_sealed_blobs(&mut tx, &pending.data_keys, &keys).await?;
+            let sealed =
+                keys::delete_sealed_blobs(&mut tx, &pending.data_keys, &keys, &pending.sessions).await?;
             rows.insert("sealed_blobs".to_owned(), sealed);
             tx.commit_part().await?;
             // The keys go last: what is left of the texts, in WAL and in backups, goes with them. No new session can have them,

@@ -38,9 +38,10 @@ impl Store {
         sealed: &[u8],
     ) -> Result<()> {
         sqlx::query!(
-            "insert into sealed_blobs (data_key, sha256, space_id, size, media_type, bytes)
-            select $1, $2, space_id, $3, $4, $5 from conversation_sessions where session_id = $6
-            on conflict (data_key, sha256) do nothing",
+            "insert into sealed_blobs (data_key, sha256, space_id, size, media_type, bytes, stored_for)
+            select $1, $2, space_id, $3, $4, $5, session_id from conversation_sessions where session_id = $6
+            -- An erasure of a fork that stored it before leaves it.
+            on conflict (data_key, sha256) do update set stored_for = excluded.stored_for",
             data_key,
             sha256,
             size as i64,

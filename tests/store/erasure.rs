@@ -1,9 +1,11 @@
 //! An erasure beside those who write: it reads the logs without a lock, and deletes only what stayed unused.
 
 use super::*;
+use wakeful_store::encryption::Settings;
 use wakeful_store::erase::Subject;
 use wakeful_store::fork::ForkRequest;
 use wakeful_store::wake::NewAttachment;
+use wakeful_store::workspace::name_of;
 use wakeful_workflow::fork::CutPoint;
 
 const READS: &str =
@@ -102,4 +104,94 @@ async fn a_commit_or_a_fork_that_stores_a_blob_keeps_it_from_an_erasure_that_has
     let fork = ForkRequest { start: false, ..ForkRequest::new(&session_id, CutPoint::End) };
     world.store.fork(&fork).await.unwrap();
     assert_eq!(world.one(marked).await, 0, "the fork begins with the same state");
+}
+
+/// Every run ends, so an erasure finds nobody at work.
+const ALL_END: &str = "update conversation_sessions set status = 'completed';
+    update session_runs set status = 'completed';
+    update conversation_counters set open_run_id = null;
+    delete from jobs";
+
+/// A worker stores a pack, and commits the row that names it a moment later.
+#[tokio::test]
+async fn an_erasure_leaves_the_pack_that_another_session_has_just_stored() {
+    let world = World::new().await;
+    world.database.with_roles().await;
+    let (hers, his) = (world.wake("c1", "Hello.").await, world.wake("c2", "Hello.").await);
+    let packs: [&[u8]; 2] = [b"of both", b"hers alone"];
+    for pack in packs {
+        world.store.put_pack(&hers, &name_of(pack), pack).await.unwrap();
+    }
+    world.store.put_pack(&his, &name_of(packs[0]), packs[0]).await.unwrap();
+    sqlx::raw_sql(ALL_END).execute(&world.database.pool).await.unwrap();
+    world.store.erase("default", &Subject::Conversation("default/c1".into())).await.unwrap();
+    let kept = world.store.pack_part(&his, &name_of(packs[0]), 0, 100).await.unwrap();
+    assert_eq!(kept, packs[0]);
+    assert!(world.store.pack_part(&his, &name_of(packs[1]), 0, 100).await.is_err(), "the erasure took it");
+}
+
+#[tokio::test]
+async fn an_erasure_of_a_fork_leaves_the_sealed_pack_that_its_parent_has_just_stored() {
+    let world = World::new().await;
+    world.database.with_roles().await;
+    let keys = crate::support::Database::without_schema().await;
+    let settings = Settings { keys: keys.url.clone(), agents: None, master: [7; 32], old_master: None };
+    world.store.encrypt(settings).unwrap();
+    let parent = world.wake("c1", "Her secret.").await;
+    let mut driver = world.drive(&parent).await;
+    driver.continues(Performed::Begun).await;
+    driver.commit(replied(vec![text("Hello.")])).await;
+    let fork = ForkRequest { start: false, ..ForkRequest::new(&parent, CutPoint::End) };
+    let forked = world.store.fork(&fork).await.unwrap();
+    let packs: [&[u8]; 3] = [b"of the parent", b"of both", b"of the fork"];
+    for (session_id, of) in [(&forked.session_id, &packs[1..]), (&parent, &packs[..2])] {
+        for pack in of {
+            world.store.put_pack(session_id, &name_of(pack), pack).await.unwrap();
+        }
+    }
+    sqlx::raw_sql(ALL_END).execute(&world.database.pool).await.unwrap();
+    let of_fork = "select conversation_id from conversation_sessions where session_id = $1";
+    let of_fork: String = world.database.value(of_fork, &forked.session_id).await;
+    world.store.erase("default", &Subject::Conversation(of_fork)).await.unwrap();
+    for pack in &packs[..2] {
+        assert_eq!(world.store.pack_part(&parent, &name_of(pack), 0, 100).await.unwrap(), *pack);
+    }
+    assert!(
+        world.store.pack_part(&parent, &name_of(packs[2]), 0, 100).await.is_err(),
+        "it went with the fork"
+    );
+}
+
+#[tokio::test]
+async fn an_erasure_leaves_the_blobs_of_an_import_that_has_not_written_its_rows() {
+    let world = World::new().await;
+    world.database.with_roles().await;
+    let file = NewAttachment {
+        file_name: "list.csv".into(),
+        media_type: "text/csv".into(),
+        bytes: b"her list".to_vec(),
+    };
+    let with_file = NewMessage { attachments: vec![file], ..message("Hello.") };
+    world.store.wake(&new_session("c1", "c1"), &with_file).await.unwrap();
+    let hers = "select session_id from conversation_sessions where conversation_id = $1";
+    let hers: String = world.database.value(hers, "default/c1").await;
+    let bundle = bundle::export(&world.store, &hers).await;
+    let waits = "create function wait_here() returns trigger language plpgsql security definer set search_path = public as $$
+        begin perform pg_advisory_xact_lock(42); return new; end $$;
+        create trigger wait_here before insert on session_inbox for each row execute function wait_here()";
+    sqlx::raw_sql(waits).execute(&world.database.pool).await.unwrap();
+    sqlx::raw_sql(ALL_END).execute(&world.database.pool).await.unwrap();
+    let mut gate = world.database.pool.begin().await.unwrap();
+    sqlx::query("select pg_advisory_xact_lock(42)").execute(&mut *gate).await.unwrap();
+    let import = bundle::import(&world.store, &bundle);
+    let beside = async {
+        world.until(WAITS_HERE).await;
+        world.store.erase("default", &Subject::Conversation("default/c1".into())).await.unwrap();
+        gate.commit().await.unwrap();
+    };
+    let (imported, ()) = tokio::join!(import, beside);
+    let named =
+        "select count(*) from session_inbox i join blobs b on b.sha256 = i.attachments -> 0 ->> 'sha256'
+        where i.session_id = $1";
+    assert_eq!(world.database.value::<i64>(named, &imported).await, 1);
 }

@@ -43,11 +43,16 @@ pub(super) async fn candidates(
 impl Store {
     /// Deletes those of `blobs` that no row of their space names any more, and returns how many. Reads every row that may name one, so
     /// it takes a time that grows with the database. It reads without a lock: the blobs are marked before, and who stores one of them again
-    /// takes the mark away. The deletion waits for those who are storing blobs, and takes only what is still marked.
-    pub(super) async fn delete_unused_blobs(&self, blobs: &[String]) -> Result<i64> {
+    /// takes the mark away. The deletion waits for those who are storing blobs, and takes only what is still marked. What was
+    /// stored a short time ago for a session that is not among `erased` gets no mark: the row that names it may be on its way.
+    pub(super) async fn delete_unused_blobs(&self, blobs: &[String], erased: &[String]) -> Result<i64> {
         let mut tx = self.retention().await?;
         // The prefix of a session is the agent's, which most sessions share: it gets no mark.
-        let marked = sqlx::query!(r#"select name as "name!", space as "space!" from mark_blobs($1)"#, blobs);
+        let marked = sqlx::query!(
+            r#"select name as "name!", space as "space!" from mark_blobs($1, $2)"#,
+            blobs,
+            erased
+        );
         let marked = marked.fetch_all(&mut *tx).await?;
         tx.commit_part().await?;
         if marked.is_empty() {

@@ -31,11 +31,13 @@ pub(super) async fn all_of(tx: &mut PgConnection, conversations: &[String]) -> R
     .await?)
 }
 
-/// Deletes the sealed blobs of the keys `unused`, and those of the other keys that no row under the key names. Returns how many.
+/// Deletes the sealed blobs of the keys `unused`, and those of the other keys that no row under the key names and that were not
+/// stored for a session that stays: its commit may be about to name them. Returns how many.
 pub(super) async fn delete_sealed_blobs(
     tx: &mut PgConnection,
     data_keys: &[String],
     unused: &[String],
+    erased: &[String],
 ) -> Result<i64> {
     let deleted = sqlx::query!("delete from sealed_blobs where data_key = any($1)", unused);
     let deleted = deleted.execute(&mut *tx).await?.rows_affected() as i64;
@@ -47,7 +49,9 @@ pub(super) async fn delete_sealed_blobs(
     sqlx::query!("lock table sealed_blobs in share row exclusive mode").execute(&mut *tx).await?;
     let unnamed = sqlx::query!(
         r#"delete from sealed_blobs
-        where data_key = any($1) and (data_key, sha256) not in (
+        where data_key = any($1)
+            and (stored_for is null or stored_for = any($2))
+            and (data_key, sha256) not in (
             select s.data_key, named[1]
             from conversation_sessions s
             cross join lateral (
@@ -68,7 +72,8 @@ pub(super) async fn delete_sealed_blobs(
             cross join lateral regexp_matches(rows.text, '[0-9a-f]{64}', 'g') as named
             where s.data_key = any($1)
         )"#,
-        &shared
+        &shared,
+        erased
     );
     Ok(deleted + unnamed.execute(tx).await?.rows_affected() as i64)
 }

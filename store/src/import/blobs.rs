@@ -26,7 +26,7 @@ impl Blobs {
         store: &Store,
         seal: &Seal,
         prefix_sha256: Option<&str>,
-        space_id: &str,
+        (space_id, session_id): (&str, &str),
         part: &BlobPart,
     ) -> Result<()> {
         STANDARD.decode_vec(&part.base64, &mut self.bytes).map_err(|error| Error::corrupt("blob", error))?;
@@ -51,17 +51,18 @@ impl Blobs {
             .await;
         }
         if part.media_type == PACK_TYPE {
-            return store.put_for(Owner::Space(space_id), &part.sha256, &bytes).await;
+            return store.put_for(Owner::Import(space_id, session_id), &part.sha256, &bytes).await;
         }
         sqlx::query!(
-            "insert into blobs (space_id, sha256, size, media_type, bytes)
-            values ($4, $1, length($2::bytea), $3, $2)
-            -- One that is there counts as new again: it waits for the import's rows.
-            on conflict (sha256, space_id) do update set touched_at = now()",
+            "insert into blobs (space_id, sha256, size, media_type, bytes, stored_for)
+            values ($4, $1, length($2::bytea), $3, $2, $5)
+            -- One that is there counts as new again, and as this import's: its rows come later.
+            on conflict (sha256, space_id) do update set touched_at = now(), stored_for = excluded.stored_for",
             part.sha256,
             bytes,
             part.media_type,
-            space_id
+            space_id,
+            session_id
         )
         .execute(&store.pool)
         .await?;

@@ -105,7 +105,7 @@ impl Store {
         drop(connection);
         let seal = self.vault.seal(data_key.as_deref()).await?;
         if summary.blobs > 0 {
-            self.import_blobs(file, space_id, limits, &summary, &seal).await?;
+            self.import_blobs(file, (space_id, &session_id), limits, &summary, &seal).await?;
         }
         let mut tx = self.pool.begin_long().await?;
         let inbox = write::inbox_ids(&mut tx, &summary.inbox).await?;
@@ -135,7 +135,7 @@ impl Store {
     async fn import_blobs(
         &self,
         file: &Path,
-        space_id: &str,
+        owner: (&str, &str),
         limits: Limits,
         summary: &Summary,
         seal: &Seal,
@@ -149,7 +149,7 @@ impl Store {
                 Batch::Rows(rows) => {
                     for row in &rows {
                         if let Line::Blob(part) = row {
-                            blobs.write(self, seal, prefix, space_id, part).await?;
+                            blobs.write(self, seal, prefix, owner, part).await?;
                         }
                     }
                 }
