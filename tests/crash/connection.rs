@@ -37,7 +37,7 @@ const STARTING: &str = "(r.nonce is not null)::integer";
 /// The commit that has the results of calls.
 const RESULTS: &str = "update tool_calls as call";
 const SETTLED: &str = "set status = $4, outcome";
-const CLAIM: &str = "set lease = new_lease()";
+const CLAIM: &str = "with ready as materialized";
 const HEARTBEAT: &str = "set run_at = clock_timestamp() + make_interval";
 
 /// The cuts start after the first message was taken. The step's statement is cut at its first commit, the one

@@ -13,7 +13,7 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use wakeful_store::delivery::{Settled, Terms};
 use wakeful_store::generation::NewGeneration;
-use wakeful_store::queue::{Holdings, Job, Kind, News, Queue, Settings};
+use wakeful_store::queue::{Holdings, Job, Kind, News, Queue, Served, Settings};
 use wakeful_store::step::{Commit, Performance};
 use wakeful_store::wake::{Continues, NewMessage, NewSession};
 use wakeful_store::{Store, new_id};
@@ -302,6 +302,21 @@ impl Claims {
         Claims::of_process(store, kind, concurrency, lease, poll, (news, Arc::default(), stop))
     }
 
+    /// Of a process that has these agents.
+    pub(super) fn start_with_agents(store: &Store, agents: &[Served], lease: Duration) -> Claims {
+        let (news, stop) = (News::listen(store, CancellationToken::new()), CancellationToken::new());
+        let poll = Duration::from_millis(10);
+        let settings = Settings {
+            kind: Kind::Step,
+            runner: Arc::from(""),
+            concurrency: 1,
+            lease,
+            poll,
+            agents: agents.into(),
+        };
+        Claims::of_settings(store, settings, (news, Arc::default(), stop))
+    }
+
     /// A queue of the same process for another kind of work.
     pub(super) fn beside(&self, store: &Store, kind: Kind, lease: Duration, poll: Duration) -> Claims {
         let process = (self.news.clone(), Arc::clone(&self.holdings), self.stop.clone());
@@ -318,6 +333,14 @@ impl Claims {
     ) -> Claims {
         let settings =
             Settings { kind, runner: Arc::from(""), concurrency, lease, poll, agents: Arc::default() };
+        Claims::of_settings(store, settings, (news, holdings, stop))
+    }
+
+    fn of_settings(
+        store: &Store,
+        settings: Settings,
+        (news, holdings, stop): (News, Arc<Holdings>, CancellationToken),
+    ) -> Claims {
         let worker_id: Arc<str> = Arc::from(&new_id("w")[..20]);
         let queue = Queue::start(
             store.clone(),

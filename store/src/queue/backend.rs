@@ -4,10 +4,13 @@
 //! statement never blocks apalis' dispatch loop. While the database is unreachable the stream yields no jobs,
 //! but it does not end.
 
+use super::claim::{ClaimedRow, Wanted, claim, new_token};
 use super::feed::Feed;
 use super::horizon::Horizon;
+use super::left::claim_left;
 use super::notify::Claimant;
-use super::{ClaimedRow, Holdings, Job, News, Room, Settings, boottime_ms, claim};
+use super::{Holdings, Job, News, Room, Settings, boottime_ms};
+use crate::pool::Lent;
 use crate::{Error, Store};
 use apalis_core::backend::{Backend, BackendConfig, finalize::Ephemeral};
 use apalis_core::task::{Task, builder::TaskBuilder};
@@ -155,6 +158,31 @@ struct Claimed {
     reach: Duration,
 }
 
+/// What the claimer does after a look.
+enum Next {
+    /// More jobs wait: it looks again.
+    Look,
+    /// It waits for a free slot.
+    Slot,
+    /// No job waits that this process could take. It waits for news.
+    News,
+    /// The look failed. It looks again after this time.
+    Pause(Duration),
+}
+
+/// What the claimer knows from its earlier looks.
+#[derive(Default)]
+struct Course {
+    /// How often in a row the look failed.
+    faults: i32,
+    horizon: Horizon,
+    /// The last claim found as many jobs as it asked for.
+    backlog: bool,
+    /// When it last looked for suspects. `None`: it is to look at once.
+    looked: Option<Instant>,
+    looked_for_left: Option<Instant>,
+}
+
 struct Claimer {
     feed: Arc<Feed>,
     news: Arc<Claimant>,
@@ -163,76 +191,94 @@ struct Claimer {
 
 impl Claimer {
     async fn run(self, draining: CancellationToken) {
-        let Feed { store, settings, holdings, room, freed, jobs, .. } = &*self.feed;
-        let (mut faults, mut horizon) = (0, Horizon::default());
-        let mut looked_for_left = None;
+        let Feed { store, settings, holdings, freed, jobs, .. } = &*self.feed;
+        let mut course = Course::default();
         let mut departures = holdings.suspect.departures();
-        // The last claim found as many jobs as it asked for.
-        let mut backlog = false;
         while !draining.is_cancelled() && !jobs.is_closed() {
-            if backlog {
+            if course.backlog {
                 self.gather().await;
             }
             let only_here = self.news.begin_claim();
+            if departures.has_changed().unwrap_or(false) {
+                course.looked = None;
+            }
             departures.mark_unchanged();
-            self.take_left(&mut looked_for_left).await;
-            let free = room.free();
-            let wait = if free == 0 {
+            self.take_left(&mut course.looked_for_left).await;
+            let next = self.look(&mut course).await;
+            if !matches!(next, Next::News) {
                 only_here.tell_others();
-                None
-            } else {
-                // All queues of a process together may hold one suspect.
-                let looking = holdings.suspect.look().await;
-                let (take_suspect, lock) = (looking.is_some(), holdings.lock());
-                let claimed = self.claim(free, take_suspect, lock, &horizon).await;
-                if let Some(looking) = looking
-                    && claimed.as_ref().is_ok_and(|claimed| claimed.rows.iter().any(|row| row.suspect))
-                {
-                    looking.found();
-                }
-                match claimed {
-                    Ok(Claimed { rows, began_ms, reach }) => {
-                        faults = 0;
-                        // Fewer than asked for means that no job is left.
-                        backlog = rows.iter().filter(|row| !row.suspect).count() == free;
-                        let age = rows.iter().find_map(|row| row.age_s).unwrap_or_default();
-                        // A clock that was set back gives a negative age.
-                        let left = backlog.then(|| Duration::try_from_secs_f64(age).unwrap_or_default());
-                        horizon.claimed(began_ms, reach, boottime_ms(), left);
-                        room.clear_before.store(horizon.clear_before, Ordering::Relaxed);
-                        let ends_ms = began_ms + settings.lease.as_millis() as u64;
-                        self.feed.claimed(rows, ends_ms, lock).await;
-                        if backlog {
-                            only_here.tell_others();
-                            continue;
-                        }
-                        Some(settings.poll)
-                    }
-                    Err(error) => {
-                        (faults, backlog) = (faults + 1, false);
-                        horizon.failed();
-                        holdings.written(store, lock);
-                        only_here.tell_others();
-                        warn!(%error, "Claiming failed; trying again");
-                        Some(super::delay(faults, None).min(Duration::from_secs(5)))
-                    }
-                }
+            }
+            let wait = match next {
+                Next::Look => continue,
+                Next::Slot | Next::News => settings.poll,
+                Next::Pause(pause) => pause,
             };
-            // At rest: no job waits that this process could take.
-            let rests = self.news.rests(wait.is_some() && faults == 0);
+            let for_slot = matches!(next, Next::Slot);
+            let rests = self.news.rests(matches!(next, Next::News));
             tokio::select! {
                 () = draining.cancelled() => {}
                 () = jobs.closed() => {}
-                () = freed.notified(), if wait.is_none() => {}
-                () = self.news.ready.notified(), if wait.is_some() => {}
+                () = freed.notified(), if for_slot => {}
+                () = self.news.ready.notified(), if !for_slot => {}
                 // The process had a suspect, and there may be another one.
-                _ = departures.changed(), if wait.is_some() => {}
-                () = tokio::time::sleep(wait.unwrap_or(settings.poll)) => {}
+                _ = departures.changed() => course.looked = None,
+                () = tokio::time::sleep(wait) => {}
             }
             drop(rests);
         }
         self.news.close();
         self.unbegun.hand_over(store).await;
+    }
+
+    /// Claims jobs for the free slots. All queues of a process together may hold one suspect, which takes no slot: so a full queue
+    /// looks for suspects too, as often as for work of which it does not hear.
+    async fn look(&self, course: &mut Course) -> Next {
+        let Feed { store, settings, holdings, room, .. } = &*self.feed;
+        let free = room.free();
+        let is_due = course.looked.is_none_or(|at| at.elapsed() >= settings.poll);
+        let looking = if free > 0 || is_due { holdings.suspect.look().await } else { None };
+        if free == 0 && looking.is_none() {
+            return Next::Slot;
+        }
+        course.looked = Some(Instant::now());
+        let (take_suspect, lock) = (looking.is_some(), holdings.lock());
+        let claimed = self.claim(free, take_suspect, lock, &course.horizon).await;
+        if let Some(looking) = looking
+            && claimed.as_ref().is_ok_and(|claimed| claimed.rows.iter().any(|row| row.suspect))
+        {
+            looking.found();
+        }
+        let Claimed { rows, began_ms, reach } = match claimed {
+            Ok(claimed) => claimed,
+            Err(error) => {
+                (course.faults, course.backlog) = (course.faults + 1, false);
+                course.horizon.failed();
+                holdings.written(store, lock);
+                warn!(%error, "Claiming failed; trying again");
+                return Next::Pause(super::delay(course.faults, None).min(Duration::from_secs(5)));
+            }
+        };
+        course.faults = 0;
+        if free > 0 {
+            // Fewer than asked for means that no job is left.
+            course.backlog = rows.iter().filter(|row| !row.suspect).count() == free;
+            let age = rows.iter().find_map(|row| row.age_s).unwrap_or_default();
+            // A clock that was set back gives a negative age.
+            let left = course.backlog.then(|| Duration::try_from_secs_f64(age).unwrap_or_default());
+            course.horizon.claimed(began_ms, reach, boottime_ms(), left);
+            room.clear_before.store(course.horizon.clear_before, Ordering::Relaxed);
+        }
+        self.feed.claimed(rows, self.ends_ms(began_ms), lock).await;
+        match (free, course.backlog) {
+            (0, _) => Next::Slot,
+            (_, true) => Next::Look,
+            (_, false) => Next::News,
+        }
+    }
+
+    /// When leases end that a statement takes which began at `began_ms`.
+    fn ends_ms(&self, began_ms: u64) -> u64 {
+        began_ms + self.feed.settings.lease.as_millis() as u64
     }
 
     /// Claims up to `free` jobs.
@@ -243,14 +289,34 @@ impl Claimer {
         lock: Option<i32>,
         horizon: &Horizon,
     ) -> Result<Claimed, Error> {
-        let Feed { store, settings, worker_id, .. } = &*self.feed;
-        let mut lent = store.pool.acquire().await?;
+        let mut lent = self.feed.store.pool.acquire().await?;
         // Read the clock before the statement, so that the lease's end in this process is never later than in the database. And
         // after the wait for a connection, which says nothing of how long a look takes or how far back it must go.
         let began_ms = boottime_ms();
-        let reach = horizon.reach(began_ms);
-        let rows = claim(&mut lent, settings, worker_id, free, take_suspect, reach, lock).await?;
-        Ok(Claimed { rows, began_ms, reach })
+        let (reach, of_others) = (horizon.reach(began_ms), self.feed.holdings.knows_of_others(began_ms));
+        let wanted = self.wanted(free, lock);
+        let rows = claim(&mut lent, &wanted, take_suspect, of_others, reach).await;
+        self.heard(rows, lent, &wanted, began_ms).map(|rows| Claimed { rows, began_ms, reach })
+    }
+
+    fn wanted(&self, limit: usize, liveness_lock: Option<i32>) -> Wanted<'_> {
+        let Feed { settings, worker_id, .. } = &*self.feed;
+        Wanted { settings, worker_id, limit, token: new_token(), liveness_lock }
+    }
+
+    /// If the answer of a claim was lost, gives back what it took.
+    fn heard(
+        &self,
+        rows: Result<Vec<ClaimedRow>, Error>,
+        lent: Lent,
+        wanted: &Wanted<'_>,
+        began_ms: u64,
+    ) -> Result<Vec<ClaimedRow>, Error> {
+        if rows.is_err() && lent.is_unheard() {
+            let (feed, token, ends_ms) = (Arc::clone(&self.feed), wanted.token, self.ends_ms(began_ms));
+            tokio::spawn(async move { feed.give_back(token, ends_ms).await });
+        }
+        rows
     }
 
     /// Takes the steps that others left, if this process has agents that others may lack.
@@ -264,10 +330,15 @@ impl Claimer {
             return;
         }
         *looked = Some(Instant::now());
-        let ends_ms = boottime_ms() + self.feed.settings.lease.as_millis() as u64;
         let lock = self.feed.holdings.lock();
-        match self.feed.store.claim_left(&self.feed.settings, &self.feed.worker_id, free, lock).await {
-            Ok(rows) => {
+        let claimed = async {
+            let mut lent = self.feed.store.pool.acquire().await?;
+            let (began_ms, wanted) = (boottime_ms(), self.wanted(free, lock));
+            let rows = claim_left(&mut lent, &wanted).await;
+            self.heard(rows, lent, &wanted, began_ms).map(|rows| (rows, self.ends_ms(began_ms)))
+        };
+        match claimed.await {
+            Ok((rows, ends_ms)) => {
                 // There may be more.
                 self.news.left.fetch_or(rows.len() == free, Ordering::AcqRel);
                 self.feed.claimed(rows, ends_ms, lock).await;

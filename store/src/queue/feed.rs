@@ -7,16 +7,18 @@
 //! The lease's token is known before the statement runs. So if nobody learns what became of the statement (its answer
 //! was lost, or its caller went away), the process gives the job back by that token, if there is one.
 
+use super::claim::{new_token, until_released};
 use super::notify::{JOBS, payload};
-use super::{ClaimedRow, Hold, Holdings, Job, Kind, Lease, Outage, Room, Settings, Slot, boottime_ms, delay};
-use crate::Store;
+use super::{ClaimedRow, Hold, Holdings, Job, Kind, Lease, Outage, Place, Room, Settings, Slot, boottime_ms};
+use crate::{Result, Store};
+use futures::FutureExt as _;
 use futures::future::join_all;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc, watch};
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, warn};
+use tracing::warn;
 use wakeful_workflow::session::Session;
 
 /// What the jobs of one queue need on their way.
@@ -40,9 +42,12 @@ impl Feed {
         let jobs: Vec<Job> = rows
             .into_iter()
             .map(|row| {
-                let permit =
-                    if row.suspect { None } else { Arc::clone(&self.room.slots).try_acquire_owned().ok() };
-                self.job(row, permit, ends_ms, None)
+                let place = if row.suspect {
+                    Place::Suspect
+                } else {
+                    Place::Slot(Arc::clone(&self.room.slots).try_acquire_owned().ok())
+                };
+                self.job(row, place, ends_ms, None)
             })
             .collect();
         self.holdings.written(&self.store, lock);
@@ -57,13 +62,7 @@ impl Feed {
         }
     }
 
-    fn job(
-        &self,
-        row: ClaimedRow,
-        permit: Option<OwnedSemaphorePermit>,
-        ends_ms: u64,
-        session: Option<Box<Session>>,
-    ) -> Job {
+    fn job(&self, row: ClaimedRow, place: Place, ends_ms: u64, session: Option<Box<Session>>) -> Job {
         let hold = Arc::new(Hold {
             lost: CancellationToken::new(),
             commits: watch::Sender::new(0),
@@ -73,10 +72,9 @@ impl Feed {
         let slot = Slot {
             job_id: row.job_id,
             token: row.token,
-            suspect: row.suspect,
             held: Arc::clone(&self.holdings),
             freed: Arc::clone(&self.freed),
-            permit,
+            place: Mutex::new(place),
             room: Arc::clone(&self.room),
         };
         Job {
@@ -108,6 +106,12 @@ impl Feed {
         }
     }
 
+    /// Gives back what a claim took whose answer was lost. Its statement may still be under way, so this tries until its leases
+    /// end.
+    pub async fn give_back(&self, token: i64, ends_ms: u64) {
+        until_released(ends_ms, || self.store.release_claim(&self.settings, token).boxed()).await;
+    }
+
     /// Offers a free slot. The caller has seen that no other job waits for it.
     pub fn offer(self: &Arc<Feed>) -> Option<Offer> {
         if self.room.free() == 0 || self.jobs.is_closed() {
@@ -124,13 +128,6 @@ impl Feed {
         };
         Some(Offer { feed: Arc::clone(self), permit: Some(permit), ends_ms, claim, state: State::Unused })
     }
-}
-
-/// A token that no claim has used. The sequence of the other tokens gives positive ones.
-fn new_token() -> i64 {
-    // 62 of these bits are random.
-    let (_, random) = uuid::Uuid::now_v7().as_u64_pair();
-    -1 - (random & (u64::MAX >> 2)) as i64
 }
 
 /// What the statement writes into the job's row.
@@ -224,7 +221,7 @@ impl Offer {
             trace_context: taken.trace_context,
             age_s: None,
         };
-        let job = self.feed.job(row, self.permit.take(), self.ends_ms, taken.session);
+        let job = self.feed.job(row, Place::Slot(self.permit.take()), self.ends_ms, taken.session);
         self.feed.holdings.written(&self.feed.store, self.claim.liveness_lock);
         // There is a place for the job of each slot. So this fails only if the process drains.
         if let Err(refused) = self.feed.jobs.try_send(job) {
@@ -263,23 +260,40 @@ pub(super) async fn hand_over(store: &Store, lease: &Lease) {
 
 /// Gives a job back by its token. The statement that inserts it may still be under way, so this tries until the lease ends.
 async fn give_back(store: &Store, session_id: &str, token: i64, ends_ms: u64) {
-    for tries in 0..i32::MAX {
-        match store.release_offered(session_id, token).await {
-            Ok(true) => return,
-            Ok(false) => {}
-            Err(error) => debug!(%error, "A job of an offer was not given back; trying again"),
-        }
-        if boottime_ms() >= ends_ms {
-            return;
-        }
-        tokio::time::sleep(delay(tries + 1, None).min(Duration::from_secs(2))).await;
-    }
+    until_released(ends_ms, || store.release_offered(session_id, token).boxed()).await;
 }
 
 impl Store {
+    /// Gives back the jobs that this token holds, and tells all workers of them. `false`: it holds none.
+    async fn release_claim(&self, settings: &Settings, token: i64) -> Result<bool> {
+        let mut tx = self.pool.begin().await?;
+        let released = sqlx::query!(
+            "update jobs
+            set lease = null, worker_id = null, run_at = clock_timestamp(),
+                stuck = greatest(stuck - 1, 0), attempt = greatest(attempt - 1, 0)
+            where kind = $1 and runner = $2 and lease = $3
+                -- Claimed jobs are those whose time is within a lease from now.
+                and run_at between (select clock_timestamp())
+                    and (select clock_timestamp() + make_interval(secs => $4))",
+            settings.kind.as_str(),
+            &*settings.runner,
+            token,
+            settings.lease.as_secs_f64()
+        )
+        .execute(&mut *tx)
+        .await?;
+        let are_back = released.rows_affected() > 0;
+        if are_back {
+            let said = payload(settings.kind.as_str(), &settings.runner);
+            sqlx::query!("select pg_notify($1, $2)", JOBS, said).execute(&mut *tx).await?;
+        }
+        tx.commit().await?;
+        Ok(are_back)
+    }
+
     /// Gives back the job that this token holds, and tells all workers of it: its message has not announced it, and no claim
     /// has seen it. `false`: the token holds none.
-    async fn release_offered(&self, session_id: &str, token: i64) -> Result<bool, sqlx::Error> {
+    async fn release_offered(&self, session_id: &str, token: i64) -> Result<bool> {
         let mut tx = self.pool.begin().await?;
         let released = sqlx::query!(
             "update jobs

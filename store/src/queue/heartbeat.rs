@@ -15,6 +15,9 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
+/// How soon a heartbeat comes after one that failed.
+const AGAIN: Duration = Duration::from_secs(1);
+
 /// Settings of a process's heartbeat.
 #[derive(Clone, Debug)]
 pub struct Heartbeat {
@@ -41,6 +44,7 @@ impl Heartbeat {
         let mut own = Own { connection: None, faults: 0, next: Instant::now() };
         let mut tick = tokio::time::interval(self.every);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut faults = 0;
         loop {
             tokio::select! {
                 () = stop.cancelled() => break,
@@ -50,14 +54,22 @@ impl Heartbeat {
             // Without a time limit, a connection whose server disappeared silently would block past the end of every
             // lease.
             match tokio::time::timeout(self.lease / 2, self.beat_over(&mut own)).await {
-                Ok(Ok(())) => {}
+                Ok(Ok(())) => faults = 0,
                 Ok(Err(error)) => {
                     self.store.server.breaks.note();
                     self.store.server.links.lost(Use::Heartbeat);
-                    warn!(%error, "The heartbeat failed; leases are kept until they end");
+                    faults += 1;
+                    if faults == 1 {
+                        warn!(%error, "The heartbeat failed; leases are kept until they end");
+                    } else {
+                        debug!(%error, faults, "The heartbeat failed again");
+                    }
+                    // When the server is back, those that come first wait a moment for the others.
+                    tick.reset_after(self.every.min(AGAIN));
                 }
                 Err(_) => {
                     self.store.server.links.lost(Use::Heartbeat);
+                    faults += 1;
                     warn!("The heartbeat took too long; it goes on over a new connection");
                     // The server may still execute it, and write a lock that the process has lost meanwhile.
                     self.holdings.beat();
@@ -120,8 +132,9 @@ impl Heartbeat {
         .await;
         self.holdings.written(&self.store, lock);
         // The token too: this process may have claimed a job again whose lease it had lost, and the earlier claim still runs.
-        let extended: HashSet<(i64, i64)> =
-            extended?.into_iter().map(|row| (row.job_id, row.token)).collect();
+        let extended = extended?;
+        self.holdings.beat_came(ends_ms - self.lease.as_millis() as u64, self.lease, self.every);
+        let extended: HashSet<(i64, i64)> = extended.into_iter().map(|row| (row.job_id, row.token)).collect();
         let (extended, skipped): (Vec<_>, Vec<_>) =
             held.into_iter().partition(|(lease, _)| extended.contains(lease));
         for (_, hold) in extended {

@@ -1,10 +1,12 @@
 //! The leases that a process holds.
 
 use super::Hold;
+use super::contact::Contact;
 use super::suspect::SuspectPlace;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 use tokio::sync::Notify;
 
 /// Every lease that this process holds. The heartbeat renews these.
@@ -12,6 +14,7 @@ use tokio::sync::Notify;
 pub struct Holdings {
     leases: Mutex<HashMap<(i64, i64), Arc<Hold>>>,
     pub(super) suspect: SuspectPlace,
+    contact: Mutex<Contact>,
     /// Key of the liveness lock that this process holds. 0: it holds none.
     liveness_lock: AtomicI32,
     /// Fires when the jobs of this process do not name its present lock, or name one that it has lost.
@@ -30,6 +33,16 @@ impl Holdings {
     pub(super) fn all(&self) -> Vec<((i64, i64), Arc<Hold>)> {
         let leases = self.leases.lock().unwrap_or_else(PoisonError::into_inner);
         leases.iter().map(|(key, hold)| (*key, Arc::clone(hold))).collect()
+    }
+
+    /// A heartbeat that began at `now_ms` has succeeded.
+    pub(super) fn beat_came(&self, now_ms: u64, lease: Duration, every: Duration) {
+        self.contact.lock().unwrap_or_else(PoisonError::into_inner).beat(now_ms, lease, every);
+    }
+
+    /// Returns whether this process may take a lease that has ended for one that nobody keeps: see [`Contact`].
+    pub(super) fn knows_of_others(&self, now_ms: u64) -> bool {
+        self.contact.lock().unwrap_or_else(PoisonError::into_inner).tells_of_others(now_ms)
     }
 
     /// Returns the key of the process's liveness lock.

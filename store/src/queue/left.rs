@@ -4,8 +4,10 @@
 //! of every ordinary claim, and its waiting costs nothing. Workers that have the agent claim it with a statement of their own, when
 //! they hear of it and every half minute. So no two workers hand a job to and fro.
 
+use super::claim::{ClaimedRow, Wanted};
 use super::notify::{JOBS, LEFT, payload};
-use super::{ClaimedRow, Kind, Lease, Settings};
+use super::{Kind, Lease};
+use crate::pool::{Lent, in_time};
 use crate::{Result, Store};
 use chrono::{DateTime, Utc};
 use serde::Serialize;
@@ -40,6 +42,61 @@ pub struct LackedAgent {
     pub sessions: i64,
     /// Since when the first of them waits.
     pub since: Option<DateTime<Utc>>,
+}
+
+/// Claims steps that other workers left because they lack the agent.
+pub(super) async fn claim_left(lent: &mut Lent, wanted: &Wanted<'_>) -> Result<Vec<ClaimedRow>> {
+    let Wanted { settings, worker_id, limit, token, liveness_lock } = *wanted;
+    let held: Vec<String> = settings.agents.iter().map(|one| format!("{LACKS}{}", one.agent)).collect();
+    let spaces: Vec<Option<String>> = settings.agents.iter().map(|one| one.space_id.clone()).collect();
+    let claimed = sqlx::query_as!(
+        ClaimedRow,
+        r#"
+        with mine as materialized (
+            select job_id from jobs
+            where held_by = any ($1::text[])
+                and kind = $5
+                and runner = $6
+                and lease is null
+                and exists (
+                    select from unnest($1::text[], $2::text[]) as served (held_by, space_id)
+                    where served.held_by = jobs.held_by
+                        and (served.space_id is null or served.space_id = jobs.space_id)
+                )
+            order by held_since
+            limit $3
+            for update skip locked
+        )
+        update jobs
+        set lease = $9,
+            worker_id = $4,
+            liveness_lock = $8,
+            run_at = clock_timestamp() + make_interval(secs => $7),
+            stuck = stuck + 1,
+            attempt = attempt + 1,
+            waits_for = null,
+            held_by = null,
+            held_since = null
+        where job_id = any (array(select job_id from mine))
+        returning job_id, lease as "token!", false as "suspect!",
+            conversation_id, session_id, channel, step_number, attempt, stuck, died, last_error, trace_context,
+            outage_faults, extract(epoch from clock_timestamp() - outage_since)::float8 as outage_s, gate_pass, pause_passes,
+            null::float8 as age_s
+        "#,
+        &held,
+        &spaces as &[Option<String>],
+        limit as i64,
+        worker_id,
+        settings.kind.as_str(),
+        &*settings.runner,
+        settings.lease.as_secs_f64(),
+        liveness_lock,
+        token
+    )
+    .fetch_all(lent.sends());
+    let rows = in_time(claimed).await;
+    lent.answered(&rows);
+    Ok(rows?)
 }
 
 impl Store {
@@ -93,63 +150,6 @@ impl Store {
         }
         tx.commit().await?;
         Ok(())
-    }
-
-    /// Claims up to `limit` steps that other workers left because they lack the agent.
-    pub(super) async fn claim_left(
-        &self,
-        settings: &Settings,
-        worker_id: &str,
-        limit: usize,
-        liveness_lock: Option<i32>,
-    ) -> Result<Vec<ClaimedRow>> {
-        let held: Vec<String> = settings.agents.iter().map(|one| format!("{LACKS}{}", one.agent)).collect();
-        let spaces: Vec<Option<String>> = settings.agents.iter().map(|one| one.space_id.clone()).collect();
-        Ok(sqlx::query_as!(
-            ClaimedRow,
-            r#"
-            with mine as materialized (
-                select job_id from jobs
-                where held_by = any ($1::text[])
-                    and kind = $5
-                    and runner = $6
-                    and lease is null
-                    and exists (
-                        select from unnest($1::text[], $2::text[]) as served (held_by, space_id)
-                        where served.held_by = jobs.held_by
-                            and (served.space_id is null or served.space_id = jobs.space_id)
-                    )
-                order by held_since
-                limit $3
-                for update skip locked
-            )
-            update jobs
-            set lease = new_lease(),
-                worker_id = $4,
-                liveness_lock = $8,
-                run_at = clock_timestamp() + make_interval(secs => $7),
-                stuck = stuck + 1,
-                attempt = attempt + 1,
-                waits_for = null,
-                held_by = null,
-                held_since = null
-            where job_id = any (array(select job_id from mine))
-            returning job_id, lease as "token!", false as "suspect!",
-                conversation_id, session_id, channel, step_number, attempt, stuck, died, last_error, trace_context,
-                outage_faults, extract(epoch from clock_timestamp() - outage_since)::float8 as outage_s, gate_pass, pause_passes,
-                null::float8 as age_s
-            "#,
-            &held,
-            &spaces as &[Option<String>],
-            limit as i64,
-            worker_id,
-            settings.kind.as_str(),
-            &*settings.runner,
-            settings.lease.as_secs_f64(),
-            liveness_lock
-        )
-        .fetch_all(&self.pool)
-        .await?)
     }
 
     /// The agents that sessions wait for, because the workers that claimed their steps lack them.

@@ -1,6 +1,6 @@
 //! The job queue: leases over the table `jobs`.
 //!
-//! A claim takes a job for the length of a lease and gives the lease a token that is never used again. Every
+//! A claim takes jobs for the length of a lease and gives their leases a token that no other claim has. Every
 //! write under the lease updates or locks the job's row by (job, token) in the same statement. So a holder
 //! that lost its lease writes nothing, however late it resumes. A crashed holder needs no cleanup: `run_at`
 //! is the lease's end, and a job whose `run_at` is past can be claimed.
@@ -14,6 +14,8 @@
 
 mod announce;
 mod backend;
+mod claim;
+mod contact;
 mod delay;
 mod depth;
 mod feed;
@@ -43,10 +45,10 @@ pub use notify::{EVERY_SESSION, News, Notifier, heard, heard_cancel};
 pub use readers::{Audience, READS_EVERY};
 pub use workers::{APPLICATION, Connections, WorkerView};
 
-use crate::pool::{Lent, in_time};
 use crate::{Result, Store};
+use claim::ClaimedRow;
 use notify::JOBS;
-use room::{Room, Slot};
+use room::{Place, Room, Slot};
 use rustix::time::{ClockId, clock_gettime};
 use sqlx::PgExecutor;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -100,7 +102,7 @@ pub struct Settings {
 #[derive(Clone, Debug)]
 pub struct Lease {
     pub job_id: i64,
-    /// Never used twice.
+    /// That of the claim. No other claim has it.
     pub token: i64,
     pub worker_id: Arc<str>,
     /// W3C traceparents, separated by spaces: of the request that enqueued the job and of the previous claim.
@@ -213,6 +215,12 @@ impl Job {
         self.session.lock().unwrap_or_else(PoisonError::into_inner).take().map(|session| *session)
     }
 
+    /// Call this when a commit was progress. A suspect is a job like others from now on: it takes a slot, and its process may
+    /// have another suspect. While no slot is free it keeps the place.
+    pub fn made_progress(&self) {
+        self.slot.clear();
+    }
+
     /// Returns whether the process has no other job now, of any queue.
     pub fn is_alone(&self) -> bool {
         self.slot.held.len() <= 1
@@ -237,102 +245,6 @@ pub struct Outage {
 pub(crate) fn boottime_ms() -> u64 {
     let now = clock_gettime(ClockId::Boottime);
     now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
-}
-
-/// A row that a claim took.
-struct ClaimedRow {
-    job_id: i64,
-    token: i64,
-    suspect: bool,
-    conversation_id: String,
-    session_id: Option<String>,
-    channel: Option<String>,
-    step_number: Option<i64>,
-    attempt: i32,
-    stuck: i32,
-    died: i32,
-    last_error: Option<String>,
-    outage_faults: i32,
-    outage_s: Option<f64>,
-    gate_pass: Option<i64>,
-    pause_passes: Option<Vec<i64>>,
-    trace_context: Option<String>,
-    /// For how long the latest of the claimed jobs was ready.
-    age_s: Option<f64>,
-}
-
-/// Claims up to `limit` ready jobs that are not suspects and that became ready within the last `reach`, and one
-/// suspect in addition if `take_suspect`. Concurrent claims never wait for each other.
-async fn claim(
-    lent: &mut Lent,
-    settings: &Settings,
-    worker_id: &str,
-    limit: usize,
-    take_suspect: bool,
-    reach: Duration,
-    liveness_lock: Option<i32>,
-) -> Result<Vec<ClaimedRow>> {
-    // The time is a subquery so that Postgres can use it as a bound of the index scan. `clock_timestamp()` itself
-    // is volatile: Postgres would call it for every row, including leased and delayed ones.
-    let claimed = sqlx::query_as!(
-        ClaimedRow,
-        r#"
-        with ready as materialized (
-            select job_id, run_at from jobs
-            where kind = $1
-                and runner = $6
-                and run_at <= (select clock_timestamp())
-                and run_at >= (select clock_timestamp() - make_interval(secs => $8))
-                and (stuck < 2 or lease is null)
-            order by run_at
-            limit $2
-            for update skip locked
-        ), suspect as materialized (
-            select job_id from jobs
-            where kind = $1
-                and runner = $6
-                and run_at <= (select clock_timestamp())
-                and stuck >= 2
-                and lease is not null
-            order by run_at
-            limit $3
-            for update skip locked
-        )
-        update jobs
-        set lease = new_lease(),
-            worker_id = $4,
-            liveness_lock = $7,
-            run_at = clock_timestamp() + make_interval(secs => $5),
-            stuck = stuck + 1,
-            died = died + case when lease is not null and stuck > 0 then 1 else 0 end,
-            attempt = attempt + 1,
-            waits_for = null,
-            held_by = null,
-            -- While no worker looked, nobody knew how the provider did: that time is not a part of its outage.
-            outage_since = case
-                when run_at < clock_timestamp() - interval '1 minute' then outage_since + (clock_timestamp() - run_at)
-                else outage_since
-            end
-        -- An array, not a join: Postgres may plan a join for an empty table and keep it when the table is full.
-        where job_id = any (array(select job_id from ready union all select job_id from suspect))
-        returning job_id, lease as "token!", job_id = any (array(select job_id from suspect)) as "suspect!",
-            conversation_id, session_id, channel, step_number, attempt, stuck, died, last_error, trace_context,
-            outage_faults, extract(epoch from clock_timestamp() - outage_since)::float8 as outage_s, gate_pass, pause_passes,
-            extract(epoch from clock_timestamp() - (select max(run_at) from ready))::float8 as age_s
-        "#,
-        settings.kind.as_str(),
-        limit as i64,
-        i64::from(take_suspect),
-        worker_id,
-        settings.lease.as_secs_f64(),
-        &*settings.runner,
-        liveness_lock,
-        reach.as_secs_f64()
-    )
-    .fetch_all(lent.sends());
-    let rows = in_time(claimed).await;
-    lent.answered(&rows);
-    Ok(rows?)
 }
 
 impl Store {

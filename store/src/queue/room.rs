@@ -2,8 +2,8 @@
 
 use super::{Holdings, horizon};
 use crate::pool::Pool;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
@@ -41,23 +41,45 @@ impl Room {
 pub(super) struct Slot {
     pub(super) job_id: i64,
     pub(super) token: i64,
-    pub(super) suspect: bool,
     pub(super) held: Arc<Holdings>,
     pub(super) freed: Arc<Notify>,
-    pub(super) permit: Option<OwnedSemaphorePermit>,
+    pub(super) place: Mutex<Place>,
     /// The room of the queue that claimed the job.
     pub(super) room: Arc<Room>,
+}
+
+/// Where a job has its place.
+#[derive(Debug)]
+pub(super) enum Place {
+    /// In a slot of its queue. `None`: an offer took the slot during the claim.
+    Slot(Option<OwnedSemaphorePermit>),
+    /// In the process's place for a suspect.
+    Suspect,
+}
+
+impl Slot {
+    /// The job is no suspect any more: it takes a slot and leaves the place, if a slot is free.
+    pub fn clear(&self) {
+        let mut place = self.place.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Place::Suspect = *place
+            && let Ok(permit) = Arc::clone(&self.room.slots).try_acquire_owned()
+        {
+            *place = Place::Slot(Some(permit));
+            self.held.suspect.leave();
+        }
+    }
 }
 
 impl Drop for Slot {
     fn drop(&mut self) {
         self.held.remove(self.job_id, self.token);
-        if self.suspect {
-            self.held.suspect.leave();
-        }
         // Free the slot before the claimer is notified. Otherwise it finds no free slot and waits for its
         // next poll.
-        drop(self.permit.take());
+        let place = self.place.get_mut().unwrap_or_else(PoisonError::into_inner);
+        match std::mem::replace(place, Place::Slot(None)) {
+            Place::Suspect => self.held.suspect.leave(),
+            Place::Slot(permit) => drop(permit),
+        }
         self.freed.notify_one();
     }
 }

@@ -442,8 +442,12 @@ async fn settle(
     settled: &Settled,
 ) -> wakeful_store::Result<bool> {
     let what = format!("delivery {}", claimed.delivery_id);
-    outcome::record(&job.lease, &what, || {
+    let settled = outcome::record(&job.lease, &what, || {
         ctx.store.settle_delivery(&job.lease, claimed, channel_name, settled)
     })
-    .await
+    .await?;
+    if settled {
+        job.made_progress();
+    }
+    Ok(settled)
 }

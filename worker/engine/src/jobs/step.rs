@@ -283,6 +283,7 @@ async fn run_steps(
                 if progress {
                     counts.tries = RetryCounts::default();
                     counts.troubles.over();
+                    job.made_progress();
                 }
                 if transition.step.is_some() {
                     (counts.attempt, began) = (1, Instant::now());
