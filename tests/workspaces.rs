@@ -7,7 +7,11 @@ use crate::support::model::turns_since_user;
 use crate::support::{Answer, Client, Database, ModelServer, Options, Process};
 use serde_json::{Value, json};
 use std::sync::Arc;
+use std::time::Duration;
+use wakeful_engine::workspace::{Files, Limits};
+use wakeful_store::encryption::Settings;
 use wakeful_store::wake::{NewAttachment, NewMessage};
+use wakeful_store::workspace::PACK_TYPE;
 
 struct Sample {
     database: Database,
@@ -21,6 +25,10 @@ struct Sample {
 impl Sample {
     /// A session that wrote two files, changed one and removed nothing: messages 3 and 4, 5 and 6, 7 and 8.
     async fn new() -> Sample {
+        Sample::of(|options| options).await
+    }
+
+    async fn of(set: impl FnOnce(Options) -> Options) -> Sample {
         let database = Database::new().await;
         let model = ModelServer::start(|body, _| match turns_since_user(body) {
             0 => Answer::call("write_file", json!({"path": "notes/a.md", "content": "one\ntwo\n"})),
@@ -33,7 +41,7 @@ impl Sample {
         .await;
         let tools = "[agents.default]\nmodel = \"openai/test\"\ntools = [\"read_file\", \"write_file\", \"edit_file\", \
                      \"list_files\", \"search_files\"]";
-        let options = Options::new().config(tools).env("OPENAI_BASE_URL", &model.url);
+        let options = set(Options::new().config(tools).env("OPENAI_BASE_URL", &model.url));
         let process = options.serve(&database).await;
         let client = process.client();
         let id = client.chat("c1", "Take notes.").await["session_id"].as_str().unwrap().to_owned();
@@ -114,6 +122,29 @@ async fn files_are_listed_read_and_checked_out_as_they_were_after_any_message() 
     let (_, _, log) = sample.cli(&["session", "diff", &sample.id, forked, "-o", "table"]).await;
     assert!(log.contains("Files: 2 differ"), "{log}");
     drop(sample.process);
+}
+
+#[tokio::test]
+async fn each_pack_of_an_encrypted_session_is_opened_once_for_a_list_of_its_files() {
+    let keys = Database::without_schema().await;
+    let sample = Sample::of(|options| {
+        let options = options.config("[encryption]\nagents = [\"default\"]");
+        let options = options.env("WAKEFUL_ENCRYPTION__KEYS", &keys.url);
+        options.env("WAKEFUL_ENCRYPTION__MASTER_KEY", crate::encryption::MASTER)
+    })
+    .await;
+    assert_eq!(sample.listed(&sample.id, "").await, [file("b.md", 1), file("notes/a.md", 10)]);
+    let store = sample.database.store().await;
+    let master: [u8; 32] = std::array::from_fn(|at| at as u8);
+    store.encrypt(Settings { keys: keys.url.clone(), agents: None, master, old_master: None }).unwrap();
+    let snapshot = store.workspace_at(&sample.id, None).await.unwrap().unwrap();
+    let limits = Limits { files: 100, bytes: 1 << 20, time: Duration::from_secs(60), leave_out: Vec::new() };
+    let files = Files::open(&store, &sample.id, snapshot, &limits).await.unwrap();
+    let gone = sqlx::query("delete from sealed_blobs where media_type = $1").bind(PACK_TYPE);
+    assert!(gone.execute(&sample.database.pool).await.unwrap().rows_affected() > 0);
+    let listed = files.list().await.unwrap();
+    let paths: Vec<&str> = listed.iter().map(|one| one.path.as_str()).collect();
+    assert_eq!(paths, ["b.md", "notes", "notes/a.md"]);
 }
 
 #[tokio::test]

@@ -54,6 +54,15 @@ impl Store {
         Ok(())
     }
 
+    /// Opens a whole pack of an encrypted session. `None`: it is in clear, or not there at all.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`], [`Error::Keys`], [`Error::Database`].
+    pub async fn sealed_pack(&self, session_id: &str, sha256: &str) -> Result<Option<Vec<u8>>> {
+        let seal = self.seal_of(session_id).await?;
+        Ok(self.sealed_blob(&seal, sha256).await?.map(|blob| blob.bytes))
+    }
+
     /// Returns up to `bytes` of a pack of the session's space, from `start` on.
     ///
     /// # Errors

@@ -4,6 +4,7 @@ use super::codec::Hash;
 use super::folder::hash_of_hex;
 use super::look::Limits;
 use super::pack::{self, Contents, Place};
+use super::parts::Parts;
 use super::restore::{self, Bounds, Left, Unreadable, broken, missing, too_large};
 use super::tree::{self, Folder, MAX_DEPTH, Node};
 use cap_std::ambient_authority;
@@ -49,8 +50,7 @@ pub struct Changed {
 
 /// A snapshot whose packs have been opened.
 pub struct Files {
-    store: Store,
-    session_id: String,
+    parts: Parts,
     snapshot: Snapshot,
     bounds: Bounds,
     places: HashMap<Hash, (usize, Place)>,
@@ -71,16 +71,14 @@ impl Files {
         if snapshot.packs.len() > bounds.packs {
             return Err(too_large(format_args!("{} packs", bounds.packs)));
         }
-        let mut places = HashMap::new();
+        let (mut places, parts) = (HashMap::new(), Parts::new(store, session_id));
         for (number, pack) in snapshot.packs.iter().enumerate() {
-            let mut start = store.pack_part(session_id, &pack.sha256, 0, START_BYTES).await?;
+            let mut start = parts.read(&pack.sha256, 0, START_BYTES).await?;
             let contents = loop {
                 match pack::contents(&start) {
                     Contents::Read(contents) => break contents,
                     Contents::Needs(bytes) if (start.len() as u64) < pack.bytes && bytes > start.len() => {
-                        let part = store
-                            .pack_part(session_id, &pack.sha256, start.len() as u64, bytes - start.len())
-                            .await?;
+                        let part = parts.read(&pack.sha256, start.len() as u64, bytes - start.len()).await?;
                         if part.is_empty() {
                             return Err(broken(pack));
                         }
@@ -91,14 +89,14 @@ impl Files {
             };
             places.extend(contents.into_iter().map(|(hash, place)| (hash, (number, place))));
         }
-        Ok(Files { store: store.clone(), session_id: session_id.to_owned(), snapshot, bounds, places })
+        Ok(Files { parts, snapshot, bounds, places })
     }
 
     async fn object(&self, hash: &Hash) -> Result<Vec<u8>, Unreadable> {
         let (number, place) = self.places.get(hash).ok_or_else(|| missing(hash))?;
         let pack = &self.snapshot.packs[*number];
         let length = place.stored as usize;
-        let stored = self.store.pack_part(&self.session_id, &pack.sha256, place.offset, length).await?;
+        let stored = self.parts.read(&pack.sha256, place.offset, length).await?;
         pack::object(hash, place, &stored).ok_or_else(|| missing(hash))
     }
 

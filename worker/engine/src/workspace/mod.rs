@@ -21,6 +21,7 @@ mod index;
 mod lock;
 mod look;
 mod pack;
+mod parts;
 mod restore;
 mod seed;
 mod settings;

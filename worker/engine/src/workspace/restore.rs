@@ -7,6 +7,7 @@ use super::codec::Hash;
 use super::index::{Held, Index, Seen, Stat, now_ns};
 use super::look::Limits;
 use super::pack::{self, Contents, PACK_BYTES, Place};
+use super::parts::Parts;
 use super::tree::{self, Folder, MAX_DEPTH, Node, PATH_BYTES, PIECE_BYTES};
 use cap_std::fs::{
     Dir, DirBuilder, DirBuilderExt as _, OpenOptions, OpenOptionsExt as _, Permissions, PermissionsExt as _,
@@ -86,13 +87,14 @@ pub(super) async fn spool(
     bounds: &Bounds,
 ) -> Result<Spool, Unreadable> {
     let mut spool = Spool::new(tempfile::tempfile_in(folder)?, &snapshot.packs, bounds)?;
+    let parts = Parts::new(store, session_id);
     for (number, pack) in snapshot.packs.iter().enumerate() {
         if !spool.added.insert(pack.sha256.clone()) {
             continue;
         }
         let mut at = 0;
         while at < pack.bytes {
-            let part = store.pack_part(session_id, &pack.sha256, at, PART_BYTES).await?;
+            let part = parts.read(&pack.sha256, at, PART_BYTES).await?;
             if part.is_empty() {
                 return Err(broken(pack));
             }
