@@ -186,7 +186,7 @@ impl Store {
         let claimed = sqlx::query!(
             r#"
             with oldest as (
-                select delivery_id, status, sending_at,
+                select delivery_id, status, sending_at, settled_by,
                     coalesce(not_after, coalesce(resent_at, created_at) + make_interval(secs => $5)) as not_after,
                     case when tried_at >= clock_timestamp() - make_interval(secs => $7) then tried_since end
                         as tried_since
@@ -197,7 +197,9 @@ impl Store {
             ), next as (
                 select delivery_id, status, not_after, tried_since,
                     coalesce(not_after < clock_timestamp(), false) as late,
-                    coalesce(sending_at + make_interval(secs => $6) < clock_timestamp(), true) as quiet
+                    -- The worker of the attempt may have had another limit.
+                    sending_at is null
+                        or greatest(settled_by, sending_at + make_interval(secs => $6)) < clock_timestamp() as quiet
                 from oldest
             ), j as (
                 update jobs set stuck = stuck

@@ -33,6 +33,7 @@ mod fields;
 mod identity;
 mod keys;
 mod master;
+mod ready;
 mod seal;
 mod status;
 mod token;
@@ -124,6 +125,8 @@ struct Known {
     keys: HashMap<String, (Arc<DataKey>, Instant)>,
     /// The key of each session; `None` for one in clear. It never changes.
     sessions: HashMap<String, Option<String>>,
+    /// Keys that were made for conversations that are about to begin.
+    made: HashMap<String, String>,
     /// When the key store failed to answer. Right after that it is not asked again, so that a list waits for it once.
     away: Option<Instant>,
 }
@@ -234,7 +237,8 @@ impl Vault {
         masters.iter().map(|master| master.mac(text)).chain([text.to_owned()]).collect()
     }
 
-    /// Makes the data key of a conversation that is about to begin. `None`: it is to be in clear.
+    /// Makes the data key of a conversation that is about to begin, or takes the one that [`Store::ready_key`] has made. `None`:
+    /// it is to be in clear.
     ///
     /// # Errors
     /// [`Error::Keys`].
@@ -246,6 +250,9 @@ impl Vault {
     ) -> Result<Option<String>> {
         match self.inner() {
             Some(inner) if self.covers(agent) => {
+                if let Some(made) = self.take_made(conversation_id) {
+                    return Ok(Some(made));
+                }
                 let ours = inner.is_ours(connection).await?;
                 inner.new_key(ours, conversation_id).await.map(Some)
             }

@@ -83,6 +83,7 @@ impl Store {
         message: &NewMessage,
         imported: &Imported,
     ) -> Result<Woken> {
+        self.ready_key(new).await?;
         let mut tx = self.intake.begin().await?;
         let session = find_or_create(&mut tx, &self.vault, new, message.client_key.as_deref()).await?;
         let made = adopt(&mut tx, &session.session_id, new, imported).await?;

@@ -179,6 +179,10 @@ impl Store {
         wakes: MailWakes<'_>,
         message: &NewMessage,
     ) -> Result<Woken> {
+        match wakes {
+            MailWakes::OwnSession(new) => self.ready_key(new).await?,
+            MailWakes::Answer { session_id, .. } => self.seal_of(session_id).await?,
+        };
         let mut tx = self.intake.begin().await?;
         let woken = match wakes {
             MailWakes::OwnSession(new) => {

@@ -94,8 +94,11 @@ pub(crate) async fn open(
     }
     let free = conversation.open_run_id.is_none();
     let new = sqlx::query_scalar!(
-        r#"insert into session_runs (run_id, session_id, conversation_id, status, trace_context, space_id)
-        values ($1, $2, $3, 'queued', $4, $5)
+        r#"insert into session_runs (run_id, session_id, conversation_id, status, trace_context, space_id, created_at)
+        -- The newest run is the one with the latest time, also after the clock went back.
+        values ($1, $2, $3, 'queued', $4, $5, greatest(
+            clock_timestamp(),
+            (select max(created_at) + interval '1 microsecond' from session_runs where session_id = $2)))
         on conflict (run_id) do update set status = 'queued', error = null, completed_at = null,
             trace_context = coalesce(excluded.trace_context, session_runs.trace_context)
         returning (xmax = 0) as "inserted!""#,

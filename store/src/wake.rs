@@ -193,7 +193,7 @@ impl Store {
         let seal = match to {
             _ if !self.vault.is_open() => Seal::default(),
             To::Session(session_id) => self.seal_of(session_id).await?,
-            To::Trigger(new) => self.seal_of_conversation(&new.conversation_id).await?,
+            To::Trigger(new) => self.ready_key(new).await?,
         };
         let mut connection = self.intake.acquire().await?;
         let woken = at_once::wake(connection.sends(), &self.vault, &seal, to, message, offer);

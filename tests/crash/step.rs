@@ -162,3 +162,34 @@ fn the_table_knows_its_tools() {
         assert!(row.tools.iter().all(|tool| BOTH.contains(tool)), "{row:?}");
     }
 }
+
+/// The lease as it was before the start may have ended when the start is written, though the worker has renewed it meanwhile. Then
+/// the call does not run yet, and the row says so: the outcome is known.
+#[tokio::test]
+async fn a_guarded_call_whose_start_was_slow_runs_once_and_is_not_uncertain() {
+    let mut world = World::new("slow-start", GUARDED).await;
+    world.options = world
+        .options
+        .env("WAKEFUL_QUEUE__LEASE_S", "2")
+        .env("WAKEFUL_QUEUE__HEARTBEAT_S", "0.5")
+        .env("FIXTURE_POST", "guarded");
+    let slow = "create table slow (once boolean);
+        create function slow_once() returns trigger language plpgsql security definer set search_path = public as $$
+        begin
+            if not exists (select from slow) then
+                insert into slow values (true);
+                perform pg_sleep(2.5);
+            end if;
+            return new;
+        end $$;
+        create trigger slow_once before update on tool_calls for each row when (new.status = 'started')
+            execute function slow_once()";
+    sqlx::raw_sql(slow).execute(&world.database.pool).await.unwrap();
+    let process = world.serve().await;
+    let client = process.client();
+    world.begin(&client).await;
+    let traces = world.finish(&client).await;
+    assert_eq!(world.database.value::<i64>("select count(*) from slow where $1 <> ''", "all").await, 1);
+    assert!(traces.journal("TOOL_FAILED_UNCERTAIN").is_empty());
+    assert_eq!(world.options.effects().len(), 2, "one charge for each message");
+}

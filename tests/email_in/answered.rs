@@ -78,3 +78,47 @@ async fn who_answers_is_answered_where_he_is_proved_and_nobody_else_is_added_by_
     assert_eq!((reply.header("To").unwrap().as_str(), reply.header("Cc")), ("ann@example.com", None));
     assert_eq!(reply.header("In-Reply-To").unwrap(), "<m2@example.com>", "it is answered all the same");
 }
+
+/// A reply may be long on its way, and somebody may reply to one mail twice.
+#[tokio::test]
+async fn a_reply_to_an_earlier_question_does_not_answer_the_open_one() {
+    let database = Database::new().await;
+    let model = ModelServer::start(|body, _| {
+        let said = body["messages"].as_array().unwrap().last().unwrap()["content"].to_string();
+        match turns_since_user(body) {
+            _ if said.contains("Monday") => Answer::text("I am busy with your table."),
+            0 => Answer::call("ask_user", json!({"question": "For how many?"})),
+            1 => Answer::call("ask_user", json!({"question": "Shall I pay 500?"})),
+            _ => Answer::text("Reserved."),
+        }
+    })
+    .await;
+    let server = SmtpServer::start().await;
+    let process = options(&model).config(&server.config()).serve(&database).await;
+    let client = process.client();
+    let asked = taken(&client, mail("m1@example.com", "Table", "", "A table, please.")).await;
+    let reply_to = |question: &Mail, id: &str, text: &str| {
+        let to = question.header("Message-ID").unwrap();
+        let headers = format!("{PROVED}In-Reply-To: {to}\r\nReferences: <m1@example.com> {to}\r\n");
+        mail(id, "Re: Table", &headers, text)
+    };
+    let first = server.has(1).await.remove(0);
+    client.wait_for(&asked, "waiting_input").await;
+    let (_, woken) = post(&client, reply_to(&first, "m2@example.com", "Four.")).await;
+    assert_eq!(woken["session_id"], json!(asked));
+    let second = server.has(2).await.remove(1);
+    client.wait_for(&asked, "waiting_input").await;
+
+    let (status, woken) = post(&client, reply_to(&first, "m3@example.com", "Yes, on Monday.")).await;
+    assert_eq!(status, StatusCode::ACCEPTED, "{woken}");
+    assert_ne!(woken["session_id"], json!(asked));
+    let session = client.session(&asked).await;
+    assert_eq!(
+        (&session["status"], &session["question"]),
+        (&json!("waiting_input"), &json!("Shall I pay 500?"))
+    );
+
+    let (_, woken) = post(&client, reply_to(&second, "m4@example.com", "Yes, pay.")).await;
+    assert_eq!(woken["session_id"], json!(asked));
+    client.wait_for(&asked, "completed").await;
+}

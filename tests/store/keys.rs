@@ -3,6 +3,7 @@
 use super::*;
 use crate::support::Database;
 use wakeful_store::encryption::Settings;
+use wakeful_store::wake::NewSession;
 
 #[tokio::test]
 async fn the_first_two_keys_of_an_installation_may_be_made_at_once() {
@@ -43,4 +44,43 @@ async fn the_first_two_keys_of_an_installation_may_be_made_at_once() {
     .unwrap();
     first.commit().await.unwrap();
     woken.await.unwrap().unwrap();
+}
+
+/// Few connections are for messages, and none of them waits for a key.
+#[tokio::test]
+async fn a_key_store_that_hangs_keeps_no_message_of_another_conversation_out() {
+    let world = World::new().await;
+    world.wake("clear", "Hello.").await;
+    let keys = Database::without_schema().await;
+    let agents = Some(vec!["secret".to_owned()]);
+    world
+        .store
+        .encrypt(Settings { keys: keys.url.clone(), agents, master: [7; 32], old_master: None })
+        .unwrap();
+    assert!(world.store.prune_keys(true).await.unwrap().is_empty(), "its tables are there");
+    let mut hangs = keys.pool.begin().await.unwrap();
+    let lock = "lock table wakeful_key_store, wakeful_data_keys in access exclusive mode";
+    sqlx::query(lock).execute(&mut *hangs).await.unwrap();
+    let secret = |n: usize| {
+        let store = world.store.clone();
+        async move {
+            let new =
+                NewSession { agent: "secret".into(), ..new_session(&format!("s{n}"), &format!("s{n}")) };
+            store.wake(&new, &message("Her secret.")).await
+        }
+    };
+    let hanging: Vec<_> = (0..30).map(|n| tokio::spawn(secret(n))).collect();
+    eventually("a key is asked for", || async {
+        let waits = "select exists (select from pg_locks where relation = 'wakeful_key_store'::regclass and not granted)";
+        sqlx::query_scalar::<_, bool>(waits).fetch_one(&keys.pool).await.unwrap().then_some(())
+    })
+    .await;
+    for conversation in ["clear", "another"] {
+        world.store.wake(&new_session(conversation, conversation), &message("And now?")).await.unwrap();
+    }
+    for refused in join_all(hanging).await {
+        assert!(matches!(refused.unwrap(), Err(Error::Keys { .. })));
+    }
+    hangs.rollback().await.unwrap();
+    eventually("the key store is asked again", || async { secret(30).await.ok() }).await;
 }

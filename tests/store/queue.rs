@@ -3,6 +3,7 @@
 use super::full::FullPool;
 use super::*;
 use tokio_util::sync::CancellationToken;
+use wakeful_store::delivery::Terms;
 use wakeful_store::encryption::Settings;
 use wakeful_store::queue::{Holdings, Liveness, News, Notifier};
 
@@ -119,6 +120,30 @@ async fn a_claim_that_is_taken_back_leaves_an_earlier_attempt_in_doubt() {
         assert!(claim().await.unwrap().is_none(), "the lease is given back");
         world.give_back(job.lease.job_id, job.lease.token).await;
     }
+}
+
+/// Workers may have leases of different lengths, as in a rolling change of the configuration.
+#[tokio::test]
+async fn an_attempt_is_over_when_its_own_worker_says_so_and_not_by_the_limit_of_another() {
+    let world = World::new().await;
+    let session_id = world.wake("c1", "Write to Bob.").await;
+    let mut driver = world.drive(&session_id).await;
+    driver.continues(Performed::Begun).await;
+    driver.sends_mail("call_1").await;
+    let mut claims = Claims::start(&world.store, Kind::Deliver, 1, LEASE);
+    let job = claims.next().await;
+    claims.stop();
+    let long = Terms { attempt_limit: Duration::from_secs(120), ..TERMS };
+    let claim = |terms| world.store.claim_delivery(&job.lease, &job.conversation_id, "email", terms);
+    claim(long).await.unwrap().unwrap();
+    world
+        .run_sql(
+            "update deliveries set sending_at = sending_at - interval '90 s', settled_by = settled_by - interval '90 s'",
+        )
+        .await;
+    assert!(!claim(TERMS).await.unwrap().unwrap().quiet, "the first worker may still send it");
+    world.run_sql("update deliveries set settled_by = settled_by - interval '31 s'").await;
+    assert!(claim(TERMS).await.unwrap().unwrap().quiet);
 }
 
 #[tokio::test]
@@ -258,6 +283,18 @@ async fn workers_are_told_of_a_step_that_was_left_and_is_cancelled_while_another
     world.store.cancel(&session_id, None).await.unwrap();
     world.store.leave(&job.lease, "lacking", Duration::from_secs(300)).await.unwrap();
     assert_eq!(next().await, "step:");
+}
+
+#[tokio::test]
+async fn a_step_that_goes_on_forgets_since_when_it_was_held() {
+    let world = World::new().await;
+    let session_id = world.wake("c1", "Hello").await;
+    // A look claimed it, and found that nothing holds it any more.
+    world.run_sql("update jobs set held_since = clock_timestamp() - interval '1 hour'").await;
+    let mut driver = world.drive(&session_id).await;
+    driver.continues(Performed::Begun).await;
+    driver.continues(replied(vec![asks(&call("call_1", "reserve"))])).await;
+    assert_eq!(world.one("select count(*) from jobs where held_since is not null").await, 0);
 }
 
 const FINISHED: i64 = 20_000;

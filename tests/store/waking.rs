@@ -1,6 +1,7 @@
 //! Waking: messages that arrive together, or while a run closes.
 
 use super::*;
+use wakeful_store::wake::NewAttachment;
 
 #[tokio::test]
 async fn one_trigger_at_once_many_times_makes_one_session() {
@@ -211,4 +212,27 @@ async fn work(store: Store, over: Arc<AtomicBool>, seed: u64) {
         }
     }
     claims.stop();
+}
+
+/// The database's clock may go back: another host takes over, and its clock is late.
+#[tokio::test]
+async fn a_run_that_begins_after_another_is_the_newer_one_whatever_the_clock_says() {
+    let world = World::new().await;
+    let file =
+        NewAttachment { file_name: "a.csv".into(), media_type: "text/csv".into(), bytes: b"1,2".to_vec() };
+    // With a file a message takes the way with locks.
+    for (conversation, attachments) in [("c1", Vec::new()), ("c2", vec![file])] {
+        let session_id = world.wake(conversation, "Hello.").await;
+        let mut driver = world.drive(&session_id).await;
+        driver.continues(Performed::Begun).await;
+        driver.commit(replied(vec![text("Hi.")])).await;
+        drop(driver);
+        world.run_sql("update session_runs set created_at = created_at + interval '1 hour'").await;
+        let again = NewMessage { attachments, ..message("And now?") };
+        let second = world.store.send(&session_id, &again).await.unwrap();
+        assert_eq!(second.outcome, Acceptance::NewRun);
+        let newest = "select run_id from session_runs where session_id = $1 order by created_at desc limit 1";
+        assert_eq!(world.database.value::<String>(newest, &session_id).await, second.run_id);
+        world.run_sql("delete from jobs").await;
+    }
 }

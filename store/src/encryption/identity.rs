@@ -14,7 +14,7 @@ pub const PRUNED_AFTER: Duration = Duration::from_secs(24 * 3600);
 
 impl Inner {
     /// The id of this database's installation.
-    async fn installation(&self, connection: &mut PgConnection) -> Result<String> {
+    pub(super) async fn installation(&self, connection: &mut PgConnection) -> Result<String> {
         if let Some(known) = self.installation.get() {
             return Ok(known.clone());
         }

@@ -87,18 +87,31 @@ impl Store {
     }
 
     /// The conversation's latest session that asked a question by mail and waits for the answer. A session
-    /// that asked in another way gets its answer that way.
+    /// that asked in another way gets its answer that way. `parent` is the Message-ID that the mail answers: a reply
+    /// to an earlier question of the session, which is closed, does not answer the open one.
     ///
     /// # Errors
     /// [`crate::Error::Database`].
-    pub async fn asking_session(&self, conversation_id: &str) -> Result<Option<String>> {
+    pub async fn asking_session(
+        &self,
+        conversation_id: &str,
+        parent: Option<&str>,
+    ) -> Result<Option<String>> {
         Ok(sqlx::query_scalar!(
-            "select session_id from conversation_sessions
-            where conversation_id = $1 and status = 'waiting_input'
-                and trigger_type = 'email' and policy -> 'reply' ->> 'channel' = 'email'
-            order by ordinal desc
+            "select s.session_id from conversation_sessions s
+            where s.conversation_id = $1 and s.status = 'waiting_input'
+                and s.trigger_type = 'email' and s.policy -> 'reply' ->> 'channel' = 'email'
+                and not exists (
+                    select from deliveries d
+                    join tool_calls t on t.session_id = d.session_id
+                        and starts_with(d.source_key, 'question/' || t.call_id || '/')
+                    where d.session_id = s.session_id and d.delivery_id = split_part($2, '@', 1)
+                        and t.status <> 'waiting'
+                )
+            order by s.ordinal desc
             limit 1",
-            conversation_id
+            conversation_id,
+            parent
         )
         .fetch_optional(&self.intake)
         .await?)

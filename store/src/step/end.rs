@@ -85,6 +85,7 @@ impl Statement<'_> {
         outage_faults = case when given.progress then 0 else job.outage_faults end,
         fault_since = case when not given.progress then job.fault_since end,
         faults = case when given.progress then 0 else job.faults end,
+        held_since = case when not given.progress then job.held_since end,
         attempt = case when given.ends_step then 1 else job.attempt end,
         last_error = null,
         trace_context = given.trace_context

@@ -178,6 +178,10 @@ impl<'a> Draft<'a> {
                     let text = "Not asked: another call of this reply waits for approval. Ask when it has its result.";
                     self.record_result(&call, CallStatus::Failed, error(text));
                 }
+                CallEnd::Asked(_) if needs_person => {
+                    let text = "Not asked: another call of this reply waits for an operator. Ask when it has its result.";
+                    self.record_result(&call, CallStatus::Failed, error(text));
+                }
                 CallEnd::Asked(question) => {
                     asked = Some((call.call_id.clone(), question));
                     self.leave_open(&call, CallStatus::Waiting);

@@ -45,8 +45,12 @@ macro_rules! opens_run {
             ), run as (
                 insert into session_runs
                     (space_id, run_id, session_id, conversation_id, status, trace_context, started_at,
-                     prompt_message_number, from_step)
-                select s.space_id, $1, s.session_id, s.conversation_id, 'running', $15, clock_timestamp(), $10, $14
+                     prompt_message_number, from_step, created_at)
+                select s.space_id, $1, s.session_id, s.conversation_id, 'running', $15, clock_timestamp(), $10, $14,
+                    -- As in `run::open`.
+                    greatest(clock_timestamp(), (
+                        select max(created_at) + interval '1 microsecond' from session_runs r
+                        where r.session_id = s.session_id))
                 from s
             ), job as (
                 insert into jobs

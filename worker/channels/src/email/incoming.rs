@@ -205,7 +205,9 @@ async fn accept_in(
         .clone()
         .unwrap_or_else(|| format!("{space_id}/{}", thread::conversation_id(&addressed.mailbox_id, &key)));
     let asking = match &joined {
-        Some(conversation_id) => ctx.store.asking_session(conversation_id).await?,
+        Some(conversation_id) => {
+            ctx.store.asking_session(conversation_id, mail.answers.first().map(String::as_str)).await?
+        }
         None => None,
     };
     let mut exchange = ctx.store.exchange(&mail).await?;

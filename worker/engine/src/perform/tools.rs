@@ -298,6 +298,8 @@ impl<'a> ToolRun<'a> {
         // The commit may have been slow. Start the effect only while the recorded lease certainly lasts:
         // after it, another worker may take over the session.
         if !self.lease.is_live() || !term.is_ahead() {
+            // The call did not run. If this worker still holds the job, the row may say so.
+            store.withdraw_starts(self.lease, session_id, &[started]).await?;
             return Err(Unperformed::Reread);
         }
         let ended = self.invoke(call).await;

@@ -186,6 +186,22 @@ fn a_person_is_asked_first_where_the_policy_says_so_and_a_retry_tells_the_model(
 }
 
 #[test]
+fn nothing_is_asked_beside_a_call_that_waits_for_an_operator() {
+    let mut session = turn(vec![
+        row("q", Effect::Pure, CallStatus::Invoked),
+        row("a", Effect::Guarded, CallStatus::Started),
+    ]);
+    let unknown = CallEnd::Uncertain { known: false, why: None };
+    let ended = vec![("q", CallEnd::Asked("Which one?".into())), ("a", unknown)];
+    let stopped = advance(&session, called(ended), ASK);
+    // Nobody would be sent the question, and the next message would be taken for its answer.
+    assert_eq!(closed(&stopped), [("q", CallStatus::Failed, Some(4)), ("a", CallStatus::Uncertain, None)]);
+    assert_eq!(closing(&stopped).status, SessionStatus::NeedsAttention);
+    session.apply(&stopped);
+    assert_eq!(session.calls, [row("a", Effect::Guarded, CallStatus::Uncertain)]);
+}
+
+#[test]
 fn a_run_pauses_for_an_approval_when_its_other_calls_have_results_and_asks_nothing_else() {
     let mut session = turn(vec![
         row("a", Effect::Guarded, CallStatus::Unapproved),
