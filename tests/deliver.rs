@@ -163,10 +163,13 @@ async fn k12_a_channel_that_can_be_asked_is_believed_only_when_no_attempt_can_be
     })
     .await;
     assert!(office.sent().is_empty());
-    sqlx::query("update deliveries set sending_at = sending_at - interval '1 hour'")
-        .execute(&office.database.pool)
-        .await
-        .unwrap();
+    sqlx::query(
+        "update deliveries set sending_at = sending_at - interval '1 hour',
+            settled_by = settled_by - interval '1 hour'",
+    )
+    .execute(&office.database.pool)
+    .await
+    .unwrap();
     office.is_done().await;
     assert_eq!(office.sent().len(), 1);
     assert_eq!(office.outbox().await[0].0, "sent");
@@ -339,7 +342,12 @@ async fn k36_what_kills_whoever_sends_it_is_tried_a_few_times_and_no_more() {
         office.dies("K12=1*return").await;
         // Raise the counters, so that the death above is the job's fifth.
         office.run_sql("update jobs set died = 4, stuck = 5 where kind = 'deliver'").await;
-        office.run_sql("update deliveries set sending_at = sending_at - interval '1 hour'").await;
+        office
+            .run_sql(
+                "update deliveries set sending_at = sending_at - interval '1 hour',
+            settled_by = settled_by - interval '1 hour'",
+            )
+            .await;
         let process = office.comes_back().await;
         let (ended, error) = office.outbox().await.remove(0);
         assert_eq!(ended, status, "{behaviour}: {error:?}");

@@ -36,10 +36,13 @@ async fn dies_and_comes_back(desk: &Desk, medium: Medium, failpoint: &str) -> (S
     Post::new(medium, 1, 1, "Hello").send(&process.client()).await;
     let (status, process) = process.ended().await;
     assert!(!status.success() && process.log().contains("failpoint"), "{}", process.log());
-    sqlx::query("update deliveries set sending_at = sending_at - interval '1 hour'")
-        .execute(&desk.database.pool)
-        .await
-        .unwrap();
+    sqlx::query(
+        "update deliveries set sending_at = sending_at - interval '1 hour',
+            settled_by = settled_by - interval '1 hour'",
+    )
+    .execute(&desk.database.pool)
+    .await
+    .unwrap();
     let process = desk.serve().await;
     desk.is_done().await;
     assert_eq!(desk.taken().await, (1, 1, 1));
