@@ -102,7 +102,7 @@ impl Office {
     async fn an_hour_later(&self) {
         sqlx::query(
             "update deliveries set created_at = created_at - interval '1 hour', not_after = not_after - interval '1 hour',
-                sending_at = sending_at - interval '1 hour'",
+                sending_at = sending_at - interval '1 hour', settled_by = settled_by - interval '1 hour'",
         )
         .execute(&self.database.pool)
         .await
