@@ -135,9 +135,14 @@ async fn a_call_waits_while_others_of_its_reply_run_and_then_runs_once() {
     assert_eq!((&approved["resolution"], &approved["status"]), (&json!("approved"), &json!("invoked")));
     let session = stage.client.wait_for(&id, "completed").await;
     assert!(texts(&session, "tool").contains(&"Charged 500 cents.".to_owned()));
-    // The message was taken when the run went on, so the result came after it, and the model reads both.
+    // The message was taken when the run went on, before the call had its result. The model reads the result first.
     assert_eq!(texts(&session, "user").last().unwrap(), "Are you there?");
-    assert!(texts(&session, "assistant").last().unwrap().ends_with("Charged 500 cents."), "{session}");
+    let asked: Value = serde_json::from_str(stage.model.bodies().last().unwrap()).unwrap();
+    let said = asked["messages"].as_array().unwrap().iter().rev().take(4);
+    let said: Vec<&str> = said.map(|message| message["content"].as_str().unwrap_or_default()).collect();
+    assert_eq!(said[0], "Are you there?", "{asked}");
+    assert!(said[1..].contains(&"Charged 500 cents."), "{asked}");
+    assert!(!asked.to_string().contains("is not known"), "{asked}");
     let entry = json!({"effect": call, "resolution": "approved", "by": "ann", "reason": "a good guest"});
     assert_eq!(stage.decisions(&id).await, [entry]);
     // Said again it changes nothing, and it cannot be taken back.

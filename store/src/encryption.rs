@@ -125,8 +125,8 @@ struct Known {
     keys: HashMap<String, (Arc<DataKey>, Instant)>,
     /// The key of each session; `None` for one in clear. It never changes.
     sessions: HashMap<String, Option<String>>,
-    /// Keys that were made for conversations that are about to begin.
-    made: HashMap<String, String>,
+    /// Keys that were made for conversations that are about to begin, and when.
+    made: HashMap<String, (String, Instant)>,
     /// When the key store failed to answer. Right after that it is not asked again, so that a list waits for it once.
     away: Option<Instant>,
 }

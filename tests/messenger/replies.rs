@@ -239,7 +239,7 @@ async fn what_a_messenger_refuses_fails_with_a_remedy_and_what_it_cannot_do_now_
         (Medium::Slack, slack("invalid_auth"), "failed", "messenger.slack.token"),
         (Medium::Slack, slack("channel_not_found"), "failed", "invite the app"),
         (Medium::Slack, slack("is_archived"), "failed", "archived"),
-        (Medium::Slack, Says::new(500, "oops"), "sent", ""),
+        (Medium::Slack, Says::new(503, "oops"), "sent", ""),
         (
             Medium::Telegram,
             telegram(403, "Forbidden: bot was blocked by the user"),
@@ -247,7 +247,9 @@ async fn what_a_messenger_refuses_fails_with_a_remedy_and_what_it_cannot_do_now_
             "let it in again",
         ),
         (Medium::Telegram, telegram(404, "Not Found"), "failed", "messenger.telegram.token"),
-        (Medium::Telegram, Says::new(500, "oops"), "sent", ""),
+        // It may have failed after it had taken the message, and cannot be asked.
+        (Medium::Telegram, Says::new(500, "oops"), "uncertain", "500"),
+        (Medium::Telegram, Says::new(503, "oops"), "sent", ""),
         (Medium::Telegram, Says::new(504, "oops"), "uncertain", "504"),
         (Medium::Webhook, Says::new(410, ""), "failed", "messenger.webhook.reply_url"),
         (Medium::Webhook, Says::new(400, ""), "failed", "400"),

@@ -73,6 +73,7 @@ pub mod state;
 pub mod strategy;
 pub mod told;
 pub mod trigger;
+mod turns;
 pub mod wire;
 pub mod workspace;
 

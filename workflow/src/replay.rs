@@ -13,6 +13,7 @@ use crate::policy::{Answers, Replay};
 use crate::record::{Block, Record, Role, ToolCall, ToolResult};
 use crate::session::{CallStatus, Session};
 use crate::strategy::{Rebase, Strategy};
+use crate::turns::in_turns;
 use std::collections::BTreeMap;
 
 /// The log of a source session, as its replays need it.
@@ -185,7 +186,11 @@ impl Follower {
         let (source, _) = self.source.get_or_insert_with(|| {
             let first = records.len() - after(records, cut).len();
             self.messages_read += records.len() - first;
-            (first..records.len()).partition(|at| !records[*at].is_summary())
+            // As its model was shown them, so a message that came while a call waited is due after the result.
+            let places: BTreeMap<i64, usize> =
+                (first..records.len()).map(|at| (records[at].message_number, at)).collect();
+            let shown = in_turns(records[first..].iter()).into_iter();
+            shown.map(|record| places[&record.message_number]).partition(|at| !records[*at].is_summary())
         });
         for record in after(&replay.records, self.read_to) {
             self.read_to = record.message_number;

@@ -7,10 +7,13 @@ use super::{CALL, Inner, REST, Seal, Vault, in_time};
 use crate::pool::Pool;
 use crate::wake::NewSession;
 use crate::{Error, Result, Store};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// How many keys may wait for their conversations. Those that are forgotten are pruned.
 const MADE: usize = 1000;
+
+/// How long a key waits for its conversation. Much later it may have been pruned.
+const WAITS: Duration = Duration::from_secs(60);
 
 impl Inner {
     /// Like [`Inner::is_ours`], and holds no connection while the key store is asked for its owner.
@@ -37,7 +40,7 @@ impl Inner {
         if known.made.len() >= MADE {
             known.made.clear();
         }
-        known.made.insert(conversation_id.to_owned(), made?);
+        known.made.insert(conversation_id.to_owned(), (made?, Instant::now()));
         Ok(())
     }
 }
@@ -45,7 +48,8 @@ impl Inner {
 impl Vault {
     /// Takes the key that was made for this conversation.
     pub(super) fn take_made(&self, conversation_id: &str) -> Option<String> {
-        self.inner()?.known().made.remove(conversation_id)
+        let (key_id, since) = self.inner()?.known().made.remove(conversation_id)?;
+        (since.elapsed() < WAITS).then_some(key_id)
     }
 }
 

@@ -38,7 +38,7 @@ struct Fork {
     tools: Option<Vec<String>>,
     text: Option<String>,
     prompt: Option<String>,
-    /// The parent's mode unless given. A console suggests `dry`.
+    /// The parent's mode unless given. A console suggests `dry`: a live fork may make again what the parent did after the cut.
     tool_mode: Option<ToolMode>,
     /// Whether the fork belongs to the user of the parent's conversation. Otherwise it belongs to no user.
     #[serde(default)]

@@ -9,6 +9,7 @@ use crate::record::{Block, READ_OUTPUT, Record, Role};
 use crate::seed::Seed;
 use crate::session::Session;
 use crate::strategy::{ContextPolicy, Rebase, Strategy};
+use crate::turns::{in_turns, is_within_turn};
 use std::borrow::Cow;
 
 /// A context, and the rebase that was decided for it.
@@ -101,7 +102,7 @@ pub fn full(session: &Session, tools: impl Into<Tools>) -> Context {
 pub fn numbered(session: &Session, rebase: Option<&Rebase>) -> Vec<Option<i64>> {
     let seeds = seeds(session, rebase).map(|_| None);
     let summary = summary(session, rebase).map(|record| Some(record.message_number));
-    let records = shown(session, rebase).map(|record| Some(record.message_number));
+    let records = in_turns(shown(session, rebase)).into_iter().map(|record| Some(record.message_number));
     let inbox = session.inbox.iter().map(|_| None);
     seeds.chain(summary).chain(records).chain(inbox).collect()
 }
@@ -117,7 +118,7 @@ pub(super) fn select(session: &Session, tools: Tools, rebase: Option<&Rebase>) -
     // The context begins with the summary, and a context must begin with the user's role.
     let summary =
         summary(session, rebase).map(|record| Message { role: Role::User, content: record.content.clone() });
-    let records = shown(session, rebase).map(|record| {
+    let records = in_turns(shown(session, rebase)).into_iter().map(|record| {
         let content = if record.message_number < trim_before {
             record.content.iter().map(|block| trimmed(block, readable)).collect()
         } else {
@@ -282,7 +283,9 @@ fn first_kept(records: &[&Record], room: usize) -> Option<usize> {
 }
 
 fn starts_user_turn(records: &[&Record], index: usize) -> bool {
-    records[index].role == Role::User && (index == 0 || records[index - 1].role != Role::User)
+    records[index].role == Role::User
+        && (index == 0 || records[index - 1].role != Role::User)
+        && !is_within_turn(records, index)
 }
 
 /// Returns whether a cut before this record keeps every tool result together with its call.

@@ -8,7 +8,7 @@ use crate::strategy::{ContextPolicy, Rebase, Strategy};
 use serde_json::json;
 
 /// A session with these messages: `u` is a user message, `a` an answer, `t` an answer that asks for a call,
-/// and its result.
+/// and its result, `w` the same with a user message in between.
 fn session(script: &str, result_bytes: usize) -> Session {
     let mut session = Session { records: Vec::new(), last_message_number: 1, ..example::session() };
     let mut push = |mut record: Record| {
@@ -24,9 +24,12 @@ fn session(script: &str, result_bytes: usize) -> Session {
                 example::RUN,
                 vec![Block::Text { text: format!("answer {index}") }],
             )),
-            't' => {
+            't' | 'w' => {
                 let id = format!("call_{index}");
                 push(example::assistant(0, example::RUN, vec![Block::ToolCall(example::tool_call(&id))]));
+                if kind == 'w' {
+                    push(example::user(0, &format!("question {index}")));
+                }
                 let mut result = example::result(0, &id);
                 if let Block::ToolResult(one) = &mut result.content.to_mut()[0] {
                     one.content = "r".repeat(result_bytes);
@@ -55,6 +58,7 @@ fn a_window_grows_to_its_high_mark_and_is_cut_to_its_low_one_at_the_users_messag
         ("uttt", Some((5, Some(2))), "within one long turn: its question stays"),
         ("utttttt", Some((11, Some(2))), "four of its messages"),
         ("uauattt", Some((8, Some(4))), "the question of the turn stays, not the first one"),
+        ("uwwww", Some((12, Some(10))), "a message between a call and its result begins nothing"),
     ];
     for (script, expected, why) in table {
         let session = session(script, 10);
@@ -62,6 +66,28 @@ fn a_window_grows_to_its_high_mark_and_is_cut_to_its_low_one_at_the_users_messag
         let found = found.map(|rebase| (rebase.keep_from_message_number, rebase.user_messages_from));
         assert_eq!(found, expected, "{script}: {why}");
     }
+}
+
+/// An operator's yes, or a new run, may come after a user's message. Then the log has the message between the call and the
+/// result.
+#[test]
+fn a_result_is_shown_right_after_its_call_whatever_was_said_in_between() {
+    let mut session = session("uw", 10);
+    // A reply with two calls: one has its result, the other waits.
+    let two = ["call_a", "call_b"].map(|id| Block::ToolCall(example::tool_call(id)));
+    session.records.extend([
+        example::assistant(6, example::RUN, two.to_vec()),
+        example::result(7, "call_a"),
+        example::user(8, "Are you there?"),
+        example::user(9, "Hello?"),
+        example::result(10, "call_b"),
+    ]);
+    session.last_message_number = 10;
+    let numbers: Vec<i64> = numbered(&session, None).into_iter().flatten().collect();
+    assert_eq!(numbers, [2, 3, 5, 4, 6, 7, 10, 8, 9]);
+    let roles: Vec<Role> = full(&session, Vec::new()).messages.iter().map(|message| message.role).collect();
+    use Role::{Assistant, Tool, User};
+    assert_eq!(roles, [User, Assistant, Tool, User, Assistant, Tool, Tool, User, User]);
 }
 
 #[test]

@@ -128,6 +128,26 @@ fn number(input: Option<Input>) -> Option<i64> {
     input.map(|input| input.message_number)
 }
 
+/// The source took a message while a call waited for an operator.
+#[test]
+fn a_message_between_a_call_and_its_result_is_due_after_the_result() {
+    let records = vec![
+        example::user(2, "hello"),
+        asks(3, &[("a", "put", 1)]),
+        example::user(4, "are you there?"),
+        answers(5, "a", "done", None),
+        says(6, "It is done."),
+    ];
+    let recording = Recording::new(session(records.clone()), BTreeMap::new(), BTreeMap::new());
+    let mut replay = records[..2].to_vec();
+    assert_eq!(due(&session(replay.clone()), &rules(), &recording), None, "first the call");
+    replay.push(answers(4, "a", "done", None));
+    assert_eq!(number(due(&session(replay.clone()), &rules(), &recording)), Some(4));
+    replay.push(example::user(5, "are you there?"));
+    let answered = answer(&session(replay), &rules(), &recording).unwrap().record.message_number;
+    assert_eq!(answered, 6);
+}
+
 #[test]
 fn a_message_is_due_exactly_where_the_source_took_it() {
     let (rules, recording) = (rules(), recording());

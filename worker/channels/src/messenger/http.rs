@@ -88,13 +88,13 @@ impl Answer {
         self.retry_after().unwrap_or(UNTOLD_WAIT)
     }
 
-    /// Maps a 5xx status to an error: certainly not sent, or unknown. After 502 and 504 the server behind the
-    /// gateway may still have accepted the message.
+    /// Maps a 5xx status to an error. The server may have failed after it accepted the message, or the one behind the gateway may
+    /// have it. Only who says that it did not take the request is tried again: 503, and a proxy that did not reach it.
     pub fn server_error(&self, messenger: &str) -> SendError {
         let text = format!("{messenger} answered {}", self.status);
-        match self.status {
-            StatusCode::BAD_GATEWAY | StatusCode::GATEWAY_TIMEOUT => SendError::Unknown(text),
-            _ => SendError::Later(text),
+        match self.status.as_u16() {
+            503 | 521 | 522 | 523 | 525 | 526 => SendError::Later(text),
+            _ => SendError::Unknown(text),
         }
     }
 }
@@ -112,4 +112,21 @@ fn chain(error: &dyn std::error::Error) -> String {
         source = error.source();
     }
     word(&text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_server_that_did_not_take_the_message_is_sent_it_again() {
+        for (status, is_sent_again) in
+            [(500, false), (502, false), (503, true), (504, false), (520, false), (521, true), (524, false)]
+        {
+            let status = StatusCode::from_u16(status).unwrap();
+            let answer = Answer { status, headers: HeaderMap::new(), body: Vec::new() };
+            let error = answer.server_error("Slack");
+            assert_eq!(matches!(error, SendError::Later(_)), is_sent_again, "{error:?}");
+        }
+    }
 }

@@ -49,11 +49,9 @@ impl Slack {
         if answer.status == StatusCode::TOO_MANY_REQUESTS {
             return Err(self.throttled(answer.wait()));
         }
-        if answer.status.is_server_error() {
-            return Err(answer.server_error("Slack"));
-        }
         let body = answer.json();
         match body["ok"].as_bool() {
+            None if answer.status.is_server_error() => Err(answer.server_error("Slack")),
             Some(true) => Ok(answer),
             Some(false) => match body["error"].as_str().unwrap_or_default() {
                 "ratelimited" | "rate_limited" => Err(self.throttled(answer.wait())),
