@@ -6,7 +6,8 @@
 //! taken all that were ready, and a full one has taken the oldest. So the next claim begins there.
 //!
 //! Other jobs may still appear further back, rarely: a transaction committed late, a claim of another process was undone, the
-//! server's clock was set back. The claim goes back some seconds more for that, and from time to time all the way.
+//! server's clock was set back, a process that came back from an outage left claimed jobs alone (`contact.rs`). The claim goes back
+//! some seconds more for that, and from time to time all the way.
 
 use std::time::Duration;
 
