@@ -274,7 +274,7 @@ async fn begin(client: &Client, database: &Database, number: usize) -> (String, 
 
 /// Waits until a worker has claimed the session's job under another token than `last`.
 async fn next_claim(database: &Database, session_id: &str, last: i64) -> i64 {
-    let sql = "select case when lease > $2 and run_at > clock_timestamp() then lease end from jobs
+    let sql = "select case when lease <> $2 and run_at > clock_timestamp() then lease end from jobs
         where session_id = $1";
     eventually("the next claim", || async {
         let claimed: Option<Option<i64>> = sqlx::query_scalar(sql)
