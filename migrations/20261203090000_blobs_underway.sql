@@ -4,14 +4,22 @@
 alter table sealed_blobs add column stored_for text;
 comment on column sealed_blobs.stored_for is 'The session whose step stored this pack last; null for every other blob.';
 comment on column blobs.stored_for is
-    'The session whose step stored this pack last, or whose import wrote this blob; null for every other blob.';
+    'The session whose step stored this pack last, or whose import wrote this blob; `several` if several did within an hour; null for every other blob.';
+
+-- For whom a blob is stored that is there already.
+create function stored_for_both(there blobs, now_for text) returns text
+    language sql stable
+    return case
+        when there.stored_for <> now_for and there.touched_at > now() - interval '1 hour' then 'several'
+        else coalesce(now_for, there.stored_for)
+    end;
 
 create function mark_blobs(names text[], erased text[]) returns table (name text, space text)
     language plpgsql security definer
     set search_path = pg_catalog, public, pg_temp set wakeful.space = '*' as $$
 begin
     perform is_of_retention();
-    -- Who has stored a blob and has not committed the row that names it holds a lock that this waits for.
+    -- Who stores a blob with the row that names it holds a lock that this waits for.
     lock table blobs in share row exclusive mode;
     return query
         update blobs b set touched_at = '-infinity'
@@ -19,7 +27,7 @@ begin
             and not exists (
                 select from conversation_sessions s where s.space_id = b.space_id and s.prefix_sha256 = b.sha256
             )
-            -- Stored for the rows of another session, which may not be committed yet.
+            -- Stored for the rows of another session, which may not be committed yet. If they never come, it is collected.
             and (b.stored_for is null or b.stored_for = any (erased) or b.touched_at < now() - interval '1 hour')
         returning b.sha256, b.space_id;
 end

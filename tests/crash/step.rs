@@ -1,6 +1,6 @@
 //! Kills inside a step.
 
-use super::{BOTH, GUARDED, Kill, Row, Survived, survive, survive_rows, survive_those};
+use super::{BOTH, GUARDED, IDEMPOTENT, Kill, Row, Survived, survive, survive_rows, survive_those};
 use crate::support::World;
 use futures::future::join_all;
 use serde_json::Value;
@@ -163,6 +163,22 @@ fn the_table_knows_its_tools() {
     }
 }
 
+/// The first start of a call that an update writes takes longer than a lease of two seconds. What is taken back is noted.
+const SLOW_START: &str = "create table slow (once boolean);
+    create table withdrawn (call_id text);
+    create function slow_once() returns trigger language plpgsql security definer set search_path = public as $$
+    begin
+        if old.status = 'started' and new.status = 'invoked' then
+            insert into withdrawn values (new.call_id);
+        end if;
+        if new.status = 'started' and not exists (select from slow) then
+            insert into slow values (true);
+            perform pg_sleep(2.5);
+        end if;
+        return new;
+    end $$;
+    create trigger slow_once before update of status on tool_calls for each row execute function slow_once()";
+
 /// The lease as it was before the start may have ended when the start is written, though the worker has renewed it meanwhile. Then
 /// the call does not run yet, and the row says so: the outcome is known.
 #[tokio::test]
@@ -173,18 +189,7 @@ async fn a_guarded_call_whose_start_was_slow_runs_once_and_is_not_uncertain() {
         .env("WAKEFUL_QUEUE__LEASE_S", "2")
         .env("WAKEFUL_QUEUE__HEARTBEAT_S", "0.5")
         .env("FIXTURE_POST", "guarded");
-    let slow = "create table slow (once boolean);
-        create function slow_once() returns trigger language plpgsql security definer set search_path = public as $$
-        begin
-            if not exists (select from slow) then
-                insert into slow values (true);
-                perform pg_sleep(2.5);
-            end if;
-            return new;
-        end $$;
-        create trigger slow_once before update on tool_calls for each row when (new.status = 'started')
-            execute function slow_once()";
-    sqlx::raw_sql(slow).execute(&world.database.pool).await.unwrap();
+    sqlx::raw_sql(SLOW_START).execute(&world.database.pool).await.unwrap();
     let process = world.serve().await;
     let client = process.client();
     world.begin(&client).await;
@@ -192,4 +197,19 @@ async fn a_guarded_call_whose_start_was_slow_runs_once_and_is_not_uncertain() {
     assert_eq!(world.database.value::<i64>("select count(*) from slow where $1 <> ''", "all").await, 1);
     assert!(traces.journal("TOOL_FAILED_UNCERTAIN").is_empty());
     assert_eq!(world.options.effects().len(), 2, "one charge for each message");
+}
+
+#[tokio::test]
+async fn a_call_that_an_earlier_worker_may_have_run_is_never_said_not_to_have_run() {
+    let mut world = World::new("slow-restart", IDEMPOTENT).await;
+    world.options = world.options.env("WAKEFUL_QUEUE__LEASE_S", "2").env("WAKEFUL_QUEUE__HEARTBEAT_S", "0.5");
+    sqlx::raw_sql(SLOW_START).execute(&world.database.pool).await.unwrap();
+    let process = world.serve_until("K19=1*return").await;
+    world.begin(&process.client()).await;
+    let (_, _) = process.ended().await;
+    let process = world.serve().await;
+    world.finish(&process.client()).await;
+    let count = async |sql| world.database.value::<i64>(sql, "all").await;
+    assert_eq!(count("select count(*) from slow where $1 <> ''").await, 1, "its second start was slow");
+    assert_eq!(count("select count(*) from withdrawn where $1 <> ''").await, 0);
 }

@@ -121,4 +121,12 @@ async fn a_reply_to_an_earlier_question_does_not_answer_the_open_one() {
     let (_, woken) = post(&client, reply_to(&second, "m4@example.com", "Yes, pay.")).await;
     assert_eq!(woken["session_id"], json!(asked));
     client.wait_for(&asked, "completed").await;
+
+    // Nor does it answer the question of a later session of the conversation.
+    let (_, woken) = post(&client, reply_to(&second, "m5@example.com", "Another table.")).await;
+    let later = woken["session_id"].as_str().unwrap();
+    client.wait_for(later, "waiting_input").await;
+    let (_, woken) = post(&client, reply_to(&first, "m6@example.com", "Yes, on Monday, I said.")).await;
+    assert!(woken["session_id"] != json!(later) && woken["session_id"] != json!(asked), "{woken}");
+    assert_eq!(client.session(later).await["status"], "waiting_input");
 }

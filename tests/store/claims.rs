@@ -68,6 +68,22 @@ async fn a_claim_whose_answer_is_lost_gives_its_jobs_back() {
 }
 
 #[tokio::test]
+async fn a_suspect_whose_claim_is_not_answered_stays_a_suspect() {
+    let world = World::new().await;
+    let proxy = Proxy::start(&world.database.url);
+    let store = Store::connect(&proxy.url, 4, "test").await.unwrap();
+    world.wake("c1", "Hello.").await;
+    world.run_sql(SUSPECTS).await;
+    proxy.cut_when("with ready as materialized", CutAt::BeforeAnswer);
+    let mut claims = Claims::start(&store, Kind::Step, 1, LEASE);
+    let job = claims.next().await;
+    assert_eq!((job.stuck, job.died), (3, 1), "one worker died");
+    assert!(job.has_room_beside(), "it takes no slot");
+    assert_eq!(proxy.cut_count(), 1);
+    claims.stop();
+}
+
+#[tokio::test]
 async fn a_claim_of_left_steps_whose_answer_is_lost_gives_them_back() {
     let world = World::new().await;
     let proxy = Proxy::start(&world.database.url);
@@ -97,7 +113,7 @@ struct Worker {
 
 impl Worker {
     async fn start(world: &World, name: &str) -> Worker {
-        let lease = Duration::from_secs(3);
+        let lease = Duration::from_secs(8);
         let proxy = Proxy::start(&world.database.url);
         let store = Store::connect(&proxy.url, 4, name).await.unwrap();
         let claims = Claims::start(&store, Kind::Step, 1, lease);

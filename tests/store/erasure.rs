@@ -118,16 +118,16 @@ async fn an_erasure_leaves_the_pack_that_another_session_has_just_stored() {
     let world = World::new().await;
     world.database.with_roles().await;
     let (hers, his) = (world.wake("c1", "Hello.").await, world.wake("c2", "Hello.").await);
-    let packs: [&[u8]; 2] = [b"of both", b"hers alone"];
-    for pack in packs {
-        world.store.put_pack(&hers, &name_of(pack), pack).await.unwrap();
+    let packs: [&[u8]; 3] = [b"hers first", b"his first", b"hers alone"];
+    for (session_id, pack) in [(&his, 1), (&hers, 0), (&hers, 1), (&hers, 2), (&his, 0)] {
+        world.store.put_pack(session_id, &name_of(packs[pack]), packs[pack]).await.unwrap();
     }
-    world.store.put_pack(&his, &name_of(packs[0]), packs[0]).await.unwrap();
     sqlx::raw_sql(ALL_END).execute(&world.database.pool).await.unwrap();
     world.store.erase("default", &Subject::Conversation("default/c1".into())).await.unwrap();
-    let kept = world.store.pack_part(&his, &name_of(packs[0]), 0, 100).await.unwrap();
-    assert_eq!(kept, packs[0]);
-    assert!(world.store.pack_part(&his, &name_of(packs[1]), 0, 100).await.is_err(), "the erasure took it");
+    for pack in &packs[..2] {
+        assert_eq!(world.store.pack_part(&his, &name_of(pack), 0, 100).await.unwrap(), *pack);
+    }
+    assert!(world.store.pack_part(&his, &name_of(packs[2]), 0, 100).await.is_err(), "the erasure took it");
 }
 
 #[tokio::test]
@@ -143,23 +143,25 @@ async fn an_erasure_of_a_fork_leaves_the_sealed_pack_that_its_parent_has_just_st
     driver.commit(replied(vec![text("Hello.")])).await;
     let fork = ForkRequest { start: false, ..ForkRequest::new(&parent, CutPoint::End) };
     let forked = world.store.fork(&fork).await.unwrap();
-    let packs: [&[u8]; 3] = [b"of the parent", b"of both", b"of the fork"];
+    let packs: [&[u8]; 4] = [b"of the parent", b"of both", b"of the fork", b"of one that was erased before"];
     for (session_id, of) in [(&forked.session_id, &packs[1..]), (&parent, &packs[..2])] {
         for pack in of {
             world.store.put_pack(session_id, &name_of(pack), pack).await.unwrap();
         }
     }
     sqlx::raw_sql(ALL_END).execute(&world.database.pool).await.unwrap();
+    let gone = sqlx::query("update sealed_blobs set stored_for = 'sess_gone' where sha256 = $1");
+    gone.bind(name_of(packs[3])).execute(&world.database.pool).await.unwrap();
     let of_fork = "select conversation_id from conversation_sessions where session_id = $1";
     let of_fork: String = world.database.value(of_fork, &forked.session_id).await;
     world.store.erase("default", &Subject::Conversation(of_fork)).await.unwrap();
     for pack in &packs[..2] {
         assert_eq!(world.store.pack_part(&parent, &name_of(pack), 0, 100).await.unwrap(), *pack);
     }
-    assert!(
-        world.store.pack_part(&parent, &name_of(packs[2]), 0, 100).await.is_err(),
-        "it went with the fork"
-    );
+    for pack in &packs[2..] {
+        let part = world.store.pack_part(&parent, &name_of(pack), 0, 100).await;
+        assert!(part.is_err(), "it went with the fork");
+    }
 }
 
 #[tokio::test]
@@ -194,4 +196,32 @@ async fn an_erasure_leaves_the_blobs_of_an_import_that_has_not_written_its_rows(
         "select count(*) from session_inbox i join blobs b on b.sha256 = i.attachments -> 0 ->> 'sha256'
         where i.session_id = $1";
     assert_eq!(world.database.value::<i64>(named, &imported).await, 1);
+}
+
+#[tokio::test]
+async fn a_collection_takes_what_an_import_left_that_failed_unless_another_row_names_it() {
+    let world = World::new().await;
+    world.database.with_roles().await;
+    let file = NewAttachment {
+        file_name: "list.csv".into(),
+        media_type: "text/csv".into(),
+        bytes: b"his list".to_vec(),
+    };
+    let with_file = NewMessage { attachments: vec![file], ..message("Hello.") };
+    world.store.wake(&new_session("c1", "c1"), &with_file).await.unwrap();
+    world
+        .run_sql(
+            "insert into blobs (space_id, sha256, size, media_type, bytes, stored_for, touched_at)
+            select 'default', encode(sha256(convert_to(text, 'UTF8')), 'hex'), length(text), 'text/csv',
+                convert_to(text, 'UTF8'), 'sess_' || text, now() - age::interval
+            from (values ('old', '2 days'), ('new', '1 minute'), ('his list', '2 days')) as v (text, age)
+            on conflict (sha256, space_id) do update
+                set stored_for = excluded.stored_for, touched_at = excluded.touched_at",
+        )
+        .await;
+    world.store.collect_blobs(None, Duration::from_secs(3600), false).await.unwrap();
+    let left = "select count(*) from blobs where convert_from(bytes, 'UTF8') = $1";
+    for (text, count) in [("old", 0), ("new", 1), ("his list", 1)] {
+        assert_eq!(world.database.value::<i64>(left, text).await, count, "{text}");
+    }
 }

@@ -1,5 +1,5 @@
-//! Orphans: packs of workspaces that were stored, and whose commit was never made. Every other blob is written together
-//! with the row that names it.
+//! Orphans: packs of workspaces that were stored, and whose commit was never made; blobs of imports that failed. Every other blob
+//! is written together with the row that names it.
 
 use super::explained;
 use crate::blob_store::BlobName;
@@ -33,7 +33,7 @@ pub struct Checked {
 
 impl Store {
     /// Deletes packs that no snapshot names and that were stored longer than `grace` ago: of one space, or of all.
-    /// `dry_run` only counts them.
+    /// `dry_run` only counts them. Also deletes what imports left that failed; a dry run does not count that.
     ///
     /// A worker stores its packs right before each commit, and an import touches those that are there, so the pack of a
     /// commit to come is never that old.
@@ -80,6 +80,7 @@ impl Store {
         if dry_run {
             return Ok(found);
         }
+        self.delete_failed_imports(space, grace).await?;
         if orphans.is_empty() {
             // What an earlier call could not delete in its store.
             self.remove_outside().await?;
@@ -119,6 +120,29 @@ impl Store {
         tx.commit_part().await?;
         self.remove_outside().await?;
         Ok(collected)
+    }
+
+    /// Deletes the blobs of imports that wrote no session, unless another row names them.
+    async fn delete_failed_imports(&self, space: Option<&str>, grace: Duration) -> Result<()> {
+        let left = sqlx::query!(
+            r#"select b.sha256, b.stored_for as "stored_for!" from blobs b
+            where b.stored_for is not null
+                and b.media_type <> $1
+                and b.touched_at < now() - make_interval(secs => $2)
+                and ($3::text is null or b.space_id = $3)
+                and not exists (select from conversation_sessions s where s.session_id = b.stored_for)"#,
+            PACK_TYPE,
+            grace.as_secs_f64(),
+            space
+        )
+        .fetch_all(&self.pool)
+        .await?;
+        let (blobs, sessions): (Vec<String>, Vec<String>) =
+            left.into_iter().map(|row| (row.sha256, row.stored_for)).unzip();
+        if !blobs.is_empty() {
+            self.delete_unused_blobs(&blobs, &sessions).await.map_err(explained)?;
+        }
+        Ok(())
     }
 
     /// Reads every blob of one space, or of all, and compares its bytes with its name. Says which packs of snapshots are

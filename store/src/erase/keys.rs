@@ -45,12 +45,16 @@ pub(super) async fn delete_sealed_blobs(
     if shared.is_empty() {
         return Ok(deleted);
     }
-    // Who stored such a blob and has not committed the row that names it holds a lock that this waits for.
+    // Who stores such a blob with the row that names it holds a lock that this waits for.
     sqlx::query!("lock table sealed_blobs in share row exclusive mode").execute(&mut *tx).await?;
     let unnamed = sqlx::query!(
         r#"delete from sealed_blobs
         where data_key = any($1)
-            and (stored_for is null or stored_for = any($2))
+            and (
+                stored_for is null
+                or stored_for = any($2)
+                or not exists (select from conversation_sessions s where s.session_id = sealed_blobs.stored_for)
+            )
             and (data_key, sha256) not in (
             select s.data_key, named[1]
             from conversation_sessions s

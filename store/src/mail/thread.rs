@@ -88,7 +88,7 @@ impl Store {
 
     /// The conversation's latest session that asked a question by mail and waits for the answer. A session
     /// that asked in another way gets its answer that way. `parent` is the Message-ID that the mail answers: a reply
-    /// to an earlier question of the session, which is closed, does not answer the open one.
+    /// to a question answers that question, and none if it is closed.
     ///
     /// # Errors
     /// [`crate::Error::Database`].
@@ -105,8 +105,8 @@ impl Store {
                     select from deliveries d
                     join tool_calls t on t.session_id = d.session_id
                         and starts_with(d.source_key, 'question/' || t.call_id || '/')
-                    where d.session_id = s.session_id and d.delivery_id = split_part($2, '@', 1)
-                        and t.status <> 'waiting'
+                    where d.conversation_id = s.conversation_id and d.delivery_id = split_part($2, '@', 1)
+                        and (d.session_id <> s.session_id or t.status <> 'waiting')
                 )
             order by s.ordinal desc
             limit 1",

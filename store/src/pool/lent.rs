@@ -80,11 +80,6 @@ impl Lent {
         }
     }
 
-    /// Returns whether nobody knows what became of the last statement.
-    pub(crate) fn is_unheard(&self) -> bool {
-        self.after != After::Ready
-    }
-
     /// Notes that a statement ended with this error.
     pub(crate) fn failed(&mut self, error: &sqlx::Error) {
         self.after = after(error);

@@ -4,13 +4,12 @@
 //! statement never blocks apalis' dispatch loop. While the database is unreachable the stream yields no jobs,
 //! but it does not end.
 
-use super::claim::{ClaimedRow, Wanted, claim, new_token};
+use super::claim::{ClaimedRow, Wanted, claim, may_have_claimed, new_token};
 use super::feed::Feed;
 use super::horizon::Horizon;
 use super::left::claim_left;
 use super::notify::Claimant;
 use super::{Holdings, Job, News, Room, Settings, boottime_ms};
-use crate::pool::Lent;
 use crate::{Error, Store};
 use apalis_core::backend::{Backend, BackendConfig, finalize::Ephemeral};
 use apalis_core::task::{Task, builder::TaskBuilder};
@@ -200,9 +199,9 @@ impl Claimer {
             }
             let only_here = self.news.begin_claim();
             if departures.has_changed().unwrap_or(false) {
+                departures.mark_unchanged();
                 course.looked = None;
             }
-            departures.mark_unchanged();
             self.take_left(&mut course.looked_for_left).await;
             let next = self.look(&mut course).await;
             if !matches!(next, Next::News) {
@@ -296,7 +295,8 @@ impl Claimer {
         let (reach, of_others) = (horizon.reach(began_ms), self.feed.holdings.knows_of_others(began_ms));
         let wanted = self.wanted(free, lock);
         let rows = claim(&mut lent, &wanted, take_suspect, of_others, reach).await;
-        self.heard(rows, lent, &wanted, began_ms).map(|rows| Claimed { rows, began_ms, reach })
+        drop(lent);
+        self.heard(rows, &wanted, began_ms).map(|rows| Claimed { rows, began_ms, reach })
     }
 
     fn wanted(&self, limit: usize, liveness_lock: Option<i32>) -> Wanted<'_> {
@@ -308,11 +308,10 @@ impl Claimer {
     fn heard(
         &self,
         rows: Result<Vec<ClaimedRow>, Error>,
-        lent: Lent,
         wanted: &Wanted<'_>,
         began_ms: u64,
     ) -> Result<Vec<ClaimedRow>, Error> {
-        if rows.is_err() && lent.is_unheard() {
+        if rows.as_ref().is_err_and(may_have_claimed) {
             let (feed, token, ends_ms) = (Arc::clone(&self.feed), wanted.token, self.ends_ms(began_ms));
             tokio::spawn(async move { feed.give_back(token, ends_ms).await });
         }
@@ -335,7 +334,8 @@ impl Claimer {
             let mut lent = self.feed.store.pool.acquire().await?;
             let (began_ms, wanted) = (boottime_ms(), self.wanted(free, lock));
             let rows = claim_left(&mut lent, &wanted).await;
-            self.heard(rows, lent, &wanted, began_ms).map(|rows| (rows, self.ends_ms(began_ms)))
+            drop(lent);
+            self.heard(rows, &wanted, began_ms).map(|rows| (rows, self.ends_ms(began_ms)))
         };
         match claimed.await {
             Ok((rows, ends_ms)) => {

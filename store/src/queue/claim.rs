@@ -5,9 +5,10 @@
 //! death.
 
 use super::{Settings, boottime_ms, delay};
-use crate::Result;
 use crate::pool::{Lent, in_time};
+use crate::{Error, Result};
 use futures::future::BoxFuture;
+use sqlx::postgres::{PgDatabaseError, PgSeverity};
 use std::time::Duration;
 use tracing::debug;
 
@@ -43,6 +44,19 @@ pub(super) struct Wanted<'a> {
     /// The token of all leases of this claim: see [`new_token`].
     pub token: i64,
     pub liveness_lock: Option<i32>,
+}
+
+/// Returns whether a claim that ended so may have taken jobs. If the server refused the statement, it has taken none.
+pub(super) fn may_have_claimed(error: &Error) -> bool {
+    match error {
+        Error::Database(sqlx::Error::Database(error)) => {
+            matches!(
+                error.downcast_ref::<PgDatabaseError>().severity(),
+                PgSeverity::Fatal | PgSeverity::Panic
+            )
+        }
+        _ => true,
+    }
 }
 
 /// A token that no claim has used.

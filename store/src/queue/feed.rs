@@ -36,8 +36,8 @@ pub(super) struct Feed {
 
 impl Feed {
     /// Hands over the jobs that a claim took, which wrote the liveness lock `lock` into them. The heartbeat knows all their leases
-    /// before the first key is asked for, so keys that come slowly end no lease. A suspect has a slot of its own, so it takes none
-    /// from other jobs.
+    /// before the first key is asked for, so keys that come slowly end no lease. A suspect has a place of its own, so it takes no
+    /// slot from other jobs.
     pub async fn claimed(&self, rows: Vec<ClaimedRow>, ends_ms: u64, lock: Option<i32>) {
         let jobs: Vec<Job> = rows
             .into_iter()
@@ -223,7 +223,7 @@ impl Offer {
         };
         let job = self.feed.job(row, Place::Slot(self.permit.take()), self.ends_ms, taken.session);
         self.feed.holdings.written(&self.feed.store, self.claim.liveness_lock);
-        // There is a place for the job of each slot. So this fails only if the process drains.
+        // There is a place for the job of each slot, so this fails when the process drains. Then others take the job.
         if let Err(refused) = self.feed.jobs.try_send(job) {
             let (job, store) = (refused.into_inner(), self.feed.store.clone());
             tokio::spawn(async move { hand_over(&store, &job.lease).await });
@@ -269,7 +269,10 @@ impl Store {
         let mut tx = self.pool.begin().await?;
         let released = sqlx::query!(
             "update jobs
-            set lease = null, worker_id = null, run_at = clock_timestamp(),
+            -- A suspect is one by its lease, and the next claim counts its last holder's death again.
+            set lease = case when stuck > 2 then new_lease() end,
+                died = case when stuck > 2 then greatest(died - 1, 0) else died end,
+                worker_id = null, liveness_lock = null, run_at = clock_timestamp(),
                 stuck = greatest(stuck - 1, 0), attempt = greatest(attempt - 1, 0)
             where kind = $1 and runner = $2 and lease = $3
                 -- Claimed jobs are those whose time is within a lease from now.

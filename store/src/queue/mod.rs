@@ -320,20 +320,22 @@ impl Store {
     }
 
     /// Returns whether a job waits for a slot of the queue that claimed this one. It looks as far back as a claim of that queue,
-    /// and leaves suspects out, which take no slot.
+    /// and leaves out what that takes into no slot: suspects, and after an outage claimed jobs.
     ///
     /// # Errors
     /// [`crate::Error::Database`].
     pub async fn others_wait(&self, job: &Job) -> Result<bool> {
+        let now = boottime_ms();
         Ok(sqlx::query_scalar!(
             r#"select exists (
                 select from jobs where kind = $1 and runner = $2 and run_at <= (select clock_timestamp())
                     and run_at >= (select clock_timestamp() - make_interval(secs => $3))
-                    and (stuck < 2 or lease is null)
+                    and (lease is null or (stuck < 2 and $4))
             ) as "waiting!""#,
             job.kind.as_str(),
             &*job.runner,
-            job.slot.room.reach(boottime_ms()).as_secs_f64()
+            job.slot.room.reach(now).as_secs_f64(),
+            job.slot.held.knows_of_others(now)
         )
         .fetch_one(&self.pool)
         .await?)

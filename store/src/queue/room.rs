@@ -51,7 +51,7 @@ pub(super) struct Slot {
 /// Where a job has its place.
 #[derive(Debug)]
 pub(super) enum Place {
-    /// In a slot of its queue. `None`: an offer took the slot during the claim.
+    /// In a slot of its queue. `None`: an offer, or a suspect that made progress, took the slot during the claim.
     Slot(Option<OwnedSemaphorePermit>),
     /// In the process's place for a suspect.
     Suspect,

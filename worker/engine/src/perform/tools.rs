@@ -287,7 +287,10 @@ impl<'a> ToolRun<'a> {
         // this value is on the safe side.
         let now = self.lease.term();
         wakeful_store::failpoint!("K17");
-        let (started, term) = match self.started.take(&call.call_id) {
+        let by_commit = self.started.take(&call.call_id);
+        // An earlier start may have run the call.
+        let is_first = by_commit.is_some() || status == CallStatus::Invoked;
+        let (started, term) = match by_commit {
             Some(by_commit) => by_commit,
             None => match store.start_call(self.lease, session_id, &call.call_id, status, timeout_s).await? {
                 Some(started) => (started, now),
@@ -298,8 +301,10 @@ impl<'a> ToolRun<'a> {
         // The commit may have been slow. Start the effect only while the recorded lease certainly lasts:
         // after it, another worker may take over the session.
         if !self.lease.is_live() || !term.is_ahead() {
-            // The call did not run. If this worker still holds the job, the row may say so.
-            store.withdraw_starts(self.lease, session_id, &[started]).await?;
+            // This start did not run the call. If it is the only one and this worker still holds the job, the row may say so.
+            if is_first {
+                store.withdraw_starts(self.lease, session_id, &[started]).await?;
+            }
             return Err(Unperformed::Reread);
         }
         let ended = self.invoke(call).await;
