@@ -4,15 +4,7 @@
 alter table sealed_blobs add column stored_for text;
 comment on column sealed_blobs.stored_for is 'The session whose step stored this pack last; null for every other blob.';
 comment on column blobs.stored_for is
-    'The session whose step stored this pack last, or whose import wrote this blob; `several` if several did within an hour; null for every other blob.';
-
--- For whom a blob is stored that is there already.
-create function stored_for_both(there blobs, now_for text) returns text
-    language sql stable
-    return case
-        when there.stored_for <> now_for and there.touched_at > now() - interval '1 hour' then 'several'
-        else coalesce(now_for, there.stored_for)
-    end;
+    'The session whose step stored this pack last, or whose import wrote this blob; null for every other blob.';
 
 create function mark_blobs(names text[], erased text[]) returns table (name text, space text)
     language plpgsql security definer

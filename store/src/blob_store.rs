@@ -163,9 +163,9 @@ impl Store {
                     select coalesce($1, (select space_id from conversation_sessions where session_id = $2)) as space_id
                 ) owner
                 where space_id is not null
-                -- Two that store it at the same time: an erasure of one leaves it to the other.
+                -- An erasure of another session that stored it before leaves it.
                 on conflict (sha256, space_id) do update
-                    set touched_at = now(), stored_for = stored_for_both(blobs, excluded.stored_for)
+                    set touched_at = now(), stored_for = coalesce(excluded.stored_for, blobs.stored_for)
                 returning space_id, store
             ), noted as (
                 -- Waits for the one who deletes it there at this moment.

@@ -57,7 +57,7 @@ impl Blobs {
             "insert into blobs (space_id, sha256, size, media_type, bytes, stored_for)
             values ($4, $1, length($2::bytea), $3, $2, $5)
             -- One that is there counts as new again, and as this import's: its rows come later.
-            on conflict (sha256, space_id) do update set touched_at = now(), stored_for = stored_for_both(blobs, excluded.stored_for)",
+            on conflict (sha256, space_id) do update set touched_at = now(), stored_for = excluded.stored_for",
             part.sha256,
             bytes,
             part.media_type,
