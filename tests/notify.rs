@@ -154,7 +154,7 @@ impl Stage {
         self.database.value(sql, "all").await
     }
 
-    /// Makes copies of a session's row that have ended: the healer would take up those that run without a job.
+    /// Makes copies of a session's row that run.
     async fn copies(&self, session_id: &str, from: i64, to: i64) {
         let columns: Vec<String> = sqlx::query_scalar(
             "select quote_ident(attname) from pg_attribute
@@ -170,7 +170,7 @@ impl Stage {
             select {chosen} from conversation_sessions s
             cross join generate_series($2::bigint, $3::bigint) n
             cross join lateral jsonb_populate_record(s, jsonb_build_object('session_id', 'sess_copy_' || n,
-                'trigger_id', 'copy' || n, 'status', 'completed', 'error', null)) c
+                'trigger_id', 'copy' || n, 'status', 'running', 'error', null)) c
             where s.session_id = $1",
             columns.join(", ")
         );
