@@ -2,6 +2,7 @@
 
 use super::{BOTH, GUARDED, IDEMPOTENT, Kill, Row, Survived, survive, survive_rows, survive_those};
 use crate::support::World;
+use crate::support::eventually;
 use futures::future::join_all;
 use serde_json::Value;
 
@@ -163,7 +164,7 @@ fn the_table_knows_its_tools() {
     }
 }
 
-/// The first start of a call that an update writes takes longer than a lease of two seconds. What is taken back is noted.
+/// The first start of a call that an update writes waits for a lock. What is taken back is noted.
 const SLOW_START: &str = "create table slow (once boolean);
     create table withdrawn (call_id text);
     create function slow_once() returns trigger language plpgsql security definer set search_path = public as $$
@@ -173,11 +174,38 @@ const SLOW_START: &str = "create table slow (once boolean);
         end if;
         if new.status = 'started' and not exists (select from slow) then
             insert into slow values (true);
-            perform pg_sleep(2.5);
+            perform pg_advisory_xact_lock(42);
         end if;
         return new;
     end $$;
     create trigger slow_once before update of status on tool_calls for each row execute function slow_once()";
+
+/// Holds up the first start of a call until the lease that it began under has ended.
+struct SlowStart(sqlx::Transaction<'static, sqlx::Postgres>);
+
+impl SlowStart {
+    async fn new(world: &World) -> SlowStart {
+        sqlx::raw_sql(SLOW_START).execute(&world.database.pool).await.unwrap();
+        let mut gate = world.database.pool.begin().await.unwrap();
+        sqlx::query("select pg_advisory_xact_lock(42)").execute(&mut *gate).await.unwrap();
+        SlowStart(gate)
+    }
+
+    async fn ends(self, world: &World) {
+        for (what, is_so) in [
+            (
+                "the start",
+                "select count(*) from pg_locks where locktype = 'advisory' and not granted and $1 <> ''
+                and database = (select oid from pg_database where datname = current_database())",
+            ),
+            ("the lease's end", "select count(*) from jobs where run_at < clock_timestamp() and $1 <> ''"),
+        ] {
+            eventually(what, async || (world.database.value::<i64>(is_so, "all").await == 1).then_some(()))
+                .await;
+        }
+        self.0.rollback().await.unwrap();
+    }
+}
 
 /// The lease as it was before the start may have ended when the start is written, though the worker has renewed it meanwhile. Then
 /// the call does not run yet, and the row says so: the outcome is known.
@@ -189,10 +217,11 @@ async fn a_guarded_call_whose_start_was_slow_runs_once_and_is_not_uncertain() {
         .env("WAKEFUL_QUEUE__LEASE_S", "2")
         .env("WAKEFUL_QUEUE__HEARTBEAT_S", "0.5")
         .env("FIXTURE_POST", "guarded");
-    sqlx::raw_sql(SLOW_START).execute(&world.database.pool).await.unwrap();
+    let slow = SlowStart::new(&world).await;
     let process = world.serve().await;
     let client = process.client();
     world.begin(&client).await;
+    slow.ends(&world).await;
     let traces = world.finish(&client).await;
     assert_eq!(world.database.value::<i64>("select count(*) from slow where $1 <> ''", "all").await, 1);
     assert!(traces.journal("TOOL_FAILED_UNCERTAIN").is_empty());
@@ -203,11 +232,12 @@ async fn a_guarded_call_whose_start_was_slow_runs_once_and_is_not_uncertain() {
 async fn a_call_that_an_earlier_worker_may_have_run_is_never_said_not_to_have_run() {
     let mut world = World::new("slow-restart", IDEMPOTENT).await;
     world.options = world.options.env("WAKEFUL_QUEUE__LEASE_S", "2").env("WAKEFUL_QUEUE__HEARTBEAT_S", "0.5");
-    sqlx::raw_sql(SLOW_START).execute(&world.database.pool).await.unwrap();
+    let slow = SlowStart::new(&world).await;
     let process = world.serve_until("K19=1*return").await;
     world.begin(&process.client()).await;
     let (_, _) = process.ended().await;
     let process = world.serve().await;
+    slow.ends(&world).await;
     world.finish(&process.client()).await;
     let count = async |sql| world.database.value::<i64>(sql, "all").await;
     assert_eq!(count("select count(*) from slow where $1 <> ''").await, 1, "its second start was slow");
