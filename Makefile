@@ -163,7 +163,7 @@ bench-smoke: postgres with-postgres ## Count statements, round trips and WAL of 
 #   ssh -N -L 7070:127.0.0.1:7070 HOST
 #   aws ssm start-session --target INSTANCE_ID --document-name AWS-StartPortForwardingSession \
 #       --parameters portNumber=7070,localPortNumber=7070
-#   kubectl port-forward deployment/wakeful 7070:7070
+#   kubectl --namespace wakeful port-forward service/wakeful 7070:7070
 #
 # Then SERVER_URL=http://127.0.0.1:7070. Every user of the machine can see TOKEN=… in make's arguments while it runs, and
 # your shell's history keeps it. Where that matters, set WAKEFUL_INTERNAL_TOKEN instead, or WAKEFUL_INTERNAL_TOKEN_FILE

@@ -25,6 +25,7 @@ def main(root: pathlib.Path, secrets: pathlib.Path) -> list[str]:
     containerfile = (deploy / "Containerfile").read_text()
     compose = yaml.safe_load((deploy / "compose.yaml").read_text())
     collector = yaml.safe_load((deploy / "otel-collector.yaml").read_text())
+    prometheus = yaml.safe_load((deploy / "prometheus" / "prometheus.yaml").read_text())
     observability = env_file(deploy / "observability.env")
     unit = (deploy / "systemd" / "wakeful.service").read_text()
     unit_env = env_file(deploy / "systemd" / "wakeful.env.example", commented=True)
@@ -73,7 +74,8 @@ def main(root: pathlib.Path, secrets: pathlib.Path) -> list[str]:
             expect(let_in, f".dockerignore: keeps {carried}, which {source.relative_to(root)} includes, out of the image build")
 
     # The example of the unit's environment says what a process does without it.
-    settings = tomllib.loads((root / "wakeful.example.toml").read_text())
+    example = (root / "wakeful.example.toml").read_text()
+    settings = tomllib.loads(example)
     for name, value in unit_env.items():
         if name.startswith("WAKEFUL_") and "__" in name:
             section, key = name.removeprefix("WAKEFUL_").lower().split("__")
@@ -110,11 +112,23 @@ def main(root: pathlib.Path, secrets: pathlib.Path) -> list[str]:
         for port in service.get("ports", []):
             address, _, target = str(port).rpartition(":")
             expect(address.startswith("127.0.0.1:"), f"compose: {name} publishes {port} beyond loopback")
-            expect(name == "api" and target == listen, f"compose: {name} publishes {port}, and nothing listens there")
+            listens = {"api": listen, "prometheus": "9090"}
+            expect(listens.get(name) == target, f"compose: {name} publishes {port}, and nothing listens there")
     expect(
         unit_env["WAKEFUL_SERVER__LISTEN"] == f"127.0.0.1:{listen}",
         "wakeful.env.example: its listen address is not the Containerfile's port",
     )
+    for scrape in prometheus["scrape_configs"]:
+        for asked in scrape["dns_sd_configs"]:
+            for name in asked["names"]:
+                environment = services.get(name, {}).get("environment", {})
+                expect(
+                    environment.get("WAKEFUL_MONITORING__LISTEN") == f"0.0.0.0:{asked['port']}",
+                    f"prometheus.yaml: the service {name} has no metrics at port {asked['port']}",
+                )
+    for rules in prometheus["rule_files"]:
+        mounted = any(rules in mount for mount in services["prometheus"]["volumes"])
+        expect(mounted, f"compose: prometheus does not mount {rules}")
     otlp = collector["receivers"]["otlp"]["protocols"]["http"]["endpoint"].rsplit(":", 1)[1]
     endpoint = urlsplit(observability["OTEL_EXPORTER_OTLP_ENDPOINT"])
     expect(endpoint.hostname in services, f"observability.env: no service {endpoint.hostname}")
@@ -151,7 +165,7 @@ def main(root: pathlib.Path, secrets: pathlib.Path) -> list[str]:
         expect(service.get("cap_drop") == ["ALL"], f"compose: {name} keeps capabilities")
         expect("no-new-privileges:true" in service.get("security_opt", []), f"compose: {name} may gain privileges")
         image = service["image"].rsplit("/", 1)[-1]
-        expect(bool(re.fullmatch(r"[\w.-]+:\d[\w.-]*\.\d[\w.-]*(@sha256:[0-9a-f]{64})?", image)), f"compose: {image} is not pinned")
+        expect(bool(re.fullmatch(r"[\w.-]+:v?\d[\w.-]*\.\d[\w.-]*(@sha256:[0-9a-f]{64})?", image)), f"compose: {image} is not pinned")
         if "build" in service:
             expect(image == f"wakeful:{version}", f"compose: {name} runs {image}, Cargo.toml says {version}")
     expect(f"ARG VERSION={version}\n" in containerfile, f"Containerfile: VERSION is not {version}")
@@ -165,6 +179,51 @@ def main(root: pathlib.Path, secrets: pathlib.Path) -> list[str]:
         drain is not None and drain[1] == services["worker"]["stop_grace_period"],
         "wakeful.service and compose give a worker different times to drain",
     )
+
+    # Kubernetes.
+    folder = deploy / "kubernetes"
+    kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    present = {path.name for path in folder.glob("*.yaml")} - {"kustomization.yaml"}
+    expect(set(kustomization["resources"]) == present, f"kustomization.yaml does not list {sorted(present)}")
+    made = {f["name"]: f["files"] for f in kustomization["configMapGenerator"]}
+    expect([image["newTag"] for image in kustomization["images"]] == [version], "kustomization.yaml: the image is not Cargo.toml's version")
+    for path in sorted(present):
+        for thing in yaml.safe_load_all((folder / path).read_text()):
+            if thing["kind"] not in ("Deployment", "Job"):
+                continue
+            pod = thing["spec"]["template"]["spec"]
+            (container,) = pod["containers"]
+            env = {one["name"]: one["value"] for one in container["env"]}
+            ports = {port["name"]: port["containerPort"] for port in container.get("ports", [])}
+            mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+            volumes = {volume["name"]: volume for volume in pod["volumes"]}
+            expect(set(mounts) == set(volumes), f"{path}: volumes and mounts differ")
+            expect(pod["enableServiceLinks"] is False, f"{path}: a service's variables would be read as configuration")
+            hardened = container["securityContext"]
+            expect(
+                pod["securityContext"]["runAsNonRoot"]
+                and hardened["readOnlyRootFilesystem"]
+                and not hardened["allowPrivilegeEscalation"]
+                and hardened["capabilities"] == {"drop": ["ALL"]},
+                f"{path}: not hardened",
+            )
+            for name, value in env.items():
+                if name.endswith("_FILE"):
+                    expect(any(value.startswith(f"{mount}/") for mount in mounts.values()), f"{path}: {name} names no mounted file")
+                if name.startswith("WAKEFUL_") and "__" in name:
+                    section, key = name.removeprefix("WAKEFUL_").lower().split("__")
+                    said = re.search(rf"^\[{section}\]\n(?:(?!\[).*\n)*?(?:# )?{key} = ", example, re.M)
+                    expect(bool(said), f"{path}: wakeful.example.toml has no {section}.{key}")
+            for name, key in [("monitoring", "WAKEFUL_MONITORING__LISTEN"), ("http", "WAKEFUL_SERVER__LISTEN")]:
+                if name in ports:
+                    expect(env[key] == f"0.0.0.0:{ports[name]}", f"{path}: {key} is not port {ports[name]}")
+            for volume in volumes.values():
+                expect("configMap" not in volume or volume["configMap"]["name"] in made, f"{path}: no such config map")
+            if thing["kind"] == "Deployment":
+                grace = f"{pod['terminationGracePeriodSeconds']}s"
+                expect(grace == services["worker"]["stop_grace_period"], f"{path}: another time to drain than compose's")
+                selected = thing["spec"]["selector"]["matchLabels"].items()
+                expect(selected <= thing["spec"]["template"]["metadata"]["labels"].items(), f"{path}: selects other pods")
     return findings
 
 

@@ -54,6 +54,7 @@ mod leaks;
 #[cfg(feature = "legacy-redis")]
 mod legacy_chat;
 mod messenger;
+mod monitoring;
 mod notify;
 mod obey;
 mod openapi;

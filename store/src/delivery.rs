@@ -96,6 +96,11 @@ pub enum Settled {
 }
 
 impl Settled {
+    /// The word that the database stores.
+    pub fn as_str(&self) -> &'static str {
+        self.words().0
+    }
+
     /// The stored status, and the reason unless it was sent.
     fn words(&self) -> (&'static str, Option<String>) {
         match self {

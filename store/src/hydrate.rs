@@ -62,10 +62,10 @@ macro_rules! query_changing {
 /// contents, and what each is read into.
 ///
 /// - `whole`: all messages.
-/// - `tail`: those that [`LeftOut`](wakeful_workflow::session::LeftOut) does not leave out, and what that says. The rule of
-///   [`Session::leave_out`] is here in SQL. It also reads an imported fork whole: that has no parent, and as in each fork the
-///   copied calls are not in its ledger, so their ids are in its messages only.
-/// - `from $last`: what a [`Warm`] copy lacks: no prefix, no seeds, and the messages from that number on.
+/// - `tail`: the messages that [`LeftOut`](wakeful_workflow::session::LeftOut) does not leave out, and the `LeftOut` itself. This
+///   is the rule of [`Session::leave_out`] in SQL, with one case more: an imported fork is read whole. Its row names no parent,
+///   but as in each fork its ledger lacks the calls that were copied, so only its messages tell their ids.
+/// - `from $last`: what a [`Warm`] copy lacks, which is the messages from that number on. The prefix and the seeds are not read.
 macro_rules! rows {
     ($store:expr, $content:tt, $session_id:expr, whole) => {
         rows!($store, $content, $session_id, with "", left_out "null", which "")
@@ -199,7 +199,7 @@ impl Store {
     /// is a message. All rows have come before the first is parsed, so that no parsing keeps a connection.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::Corrupt`], [`Error::Database`].
+    /// [`Error::NotFound`], [`Error::Corrupt`], [`Error::Keys`], [`Error::Database`].
     pub async fn hydrate(&self, session_id: &str) -> Result<Session> {
         Ok(self.hydrate_to_keep(session_id).await?.session)
     }
@@ -263,7 +263,7 @@ impl Store {
     /// date, and the caller hydrates. [`Warm`] says when.
     ///
     /// # Errors
-    /// [`Error::Corrupt`], [`Error::Database`].
+    /// [`Error::Corrupt`], [`Error::Keys`], [`Error::Database`].
     pub async fn catch_up(&self, copy: Warm) -> Result<Option<Hydrated>> {
         let session_id = copy.session_id().clone();
         let rows = rows!(self, r#"null::json as "content?: Stored<Content>""#, session_id.as_str(), from copy.last());
@@ -349,7 +349,7 @@ impl Store {
     /// model calls in flight, the cancel flag, and the state, which an operator may have rebuilt.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::Corrupt`], [`Error::Database`].
+    /// [`Error::NotFound`], [`Error::Corrupt`], [`Error::Keys`], [`Error::Database`].
     pub async fn refresh(&self, session: &mut Session) -> Result<()> {
         let seal = self.seal_of(session.session_id.as_str()).await?;
         let row = query_changing!(

@@ -1,7 +1,9 @@
 //! The ledger of tool calls. Because of it, a guarded call runs at most once.
 //!
-//! The commit of the message that asks for a call writes the call as `invoked`, which proves that it never
-//! ran. An idempotent call that runs at once is written as `started` there. `started` means that it may have run.
+//! The commit of the message that asks for a call writes the call as `invoked`. For an idempotent or guarded call this
+//! proves that it has not run: before it runs, it becomes `started`, which says that it may have run. An idempotent call that
+//! runs at once is written as `started` by the commit itself. A pure call stays `invoked` while it runs.
+//!
 //! A worker may run the tool only if its own update or its own commit has set `started` with a nonce that it
 //! holds. A row that is already `started` gives no right to run the tool, even under the same lease.
 
@@ -33,8 +35,8 @@ pub fn new_nonce() -> String {
 }
 
 impl Store {
-    /// Takes back the starts of calls that did not run, so that their rows prove it again. Writes nothing if the lease is
-    /// lost, or for a call that was started again since.
+    /// Sets calls that were started and did not run from `started` back to `invoked`, so that their rows prove it again. Skips a
+    /// call that was started again since. Writes nothing if the lease is lost.
     ///
     /// # Errors
     /// [`Error::Database`]; then the calls count as such that may have run.
@@ -129,7 +131,7 @@ impl Store {
     /// because the call was started again since or the lease is lost.
     ///
     /// # Errors
-    /// [`Error::Database`].
+    /// [`Error::Database`]; [`Error::Keys`] if the session's key cannot be had.
     pub async fn settle_call(
         &self,
         lease: &Lease,

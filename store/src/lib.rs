@@ -40,6 +40,7 @@
 //! | encrypt what people and models wrote | [`encryption`] |
 //! | detect a webhook token that was used before | [`webhook`] |
 //! | say what an upgrade would stop | [`preflight`] |
+//! | measure this process's use of the database | [`metrics`] |
 //! | diagnose the whole system | [`diagnosis`] |
 //!
 //! All code takes locks in one order: schedule, conversation, session, job. A statement sees one snapshot.
@@ -77,6 +78,7 @@ pub mod ledger;
 pub mod legacy;
 pub mod lines;
 pub mod mail;
+pub mod metrics;
 pub mod notify;
 pub mod outbox;
 pub mod outputs;
@@ -136,6 +138,7 @@ pub struct Store {
     pub(crate) refusals: Arc<audit::Refusals>,
     pub(crate) vault: encryption::Vault,
     pub(crate) blob_stores: Arc<blob_store::BlobStores>,
+    pub(crate) metrics: Arc<metrics::Metrics>,
 }
 
 impl Store {
@@ -148,7 +151,8 @@ impl Store {
         let server = Server::new(url, application)?;
         let (pool, intake) = Pool::new(server.clone(), connections as usize);
         drop(pool.acquire().await?);
-        let committer = step::committer::Committer::new(server.clone());
+        let metrics = Arc::<metrics::Metrics>::default();
+        let committer = step::committer::Committer::new(server.clone(), Arc::clone(&metrics));
         let lookups = Arc::new(token::Lookups::new(pool.width()));
         Ok(Store {
             pool,
@@ -161,6 +165,7 @@ impl Store {
             refusals: Arc::default(),
             vault: encryption::Vault::default(),
             blob_stores: Arc::default(),
+            metrics,
         })
     }
 

@@ -169,12 +169,17 @@ impl Pool {
         (self.shared.size - 1).max(1)
     }
 
+    /// How many connections are open.
+    pub fn open(&self) -> usize {
+        self.shared.open.load(Ordering::Acquire)
+    }
+
     /// How many connections are open, if the server refused to give more a moment ago. Later it may give some: more
     /// work makes the pool ask again.
     pub fn limited_to(&self) -> Option<usize> {
         let growth = self.shared.growth();
         let limited = growth.refusals > 0 && growth.next + REFUSED_LATELY > Instant::now();
-        limited.then(|| self.shared.open.load(Ordering::Acquire))
+        limited.then(|| self.open())
     }
 
     /// Lends a connection that sees the space that the task works in.

@@ -1,8 +1,20 @@
 //! Opens, pauses, resumes and closes runs. The close of a run starts the conversation's next queued run.
 //!
 //! Every function here runs in its caller's transaction. The caller has locked the conversation's row, then
-//! the session's. Only this module moves the counter of message numbers from the conversation to a session
-//! and back.
+//! the session's.
+//!
+//! When a run starts, its session takes over the conversation's counter of message numbers. The close gives it back. Four
+//! places open or close runs, and so move the counter:
+//!
+//! | place | does | how |
+//! |---|---|---|
+//! | this module, with `run/start.rs` | opens, starts, pauses and closes any run | a transaction with locks |
+//! | `wake/at_once/write.rs` | opens and starts the run of a message | the message's one statement |
+//! | `step/end.rs` | closes or pauses a run | the step commit's one statement |
+//! | `heal/conversation.rs` | ends runs of an archived or terminated session, corrects the counter | a transaction with locks |
+//!
+//! A run that is still queued has no numbers: `steer.rs` cancels one without moving the counter. Imports write rows of runs that
+//! another system or database has opened.
 
 mod start;
 

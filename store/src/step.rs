@@ -71,7 +71,8 @@ impl Store {
     /// moved and writes nothing.
     ///
     /// # Errors
-    /// [`Error::Database`]. Then the caller does not know whether the transition was committed.
+    /// [`Error::Database`]: the caller does not know whether the transition was committed. After the others it was not:
+    /// [`Error::Keys`], [`Error::Corrupt`], and [`Error::NotFound`] if a row that the close must lock is gone.
     pub async fn commit(
         &self,
         lease: &Lease,
@@ -143,6 +144,7 @@ impl Store {
                 Reported::Alone => {}
             }
         }
+        self.metrics.alone();
         let mut connection = self.pool.in_line(session.session_id.as_str()).acquire().await?;
         let written = write(connection.sends(), &rows, &rare).await;
         connection.answered(&written);
@@ -185,6 +187,7 @@ impl Store {
                 Reported::Alone => {}
             }
         }
+        self.metrics.alone();
         let mut connection = self.pool.in_line(session.session_id.as_str()).acquire().await?;
         let written = write(connection.sends(), &rows, &rare).await;
         connection.answered(&written);

@@ -1,9 +1,8 @@
 //! A message wakes a session. Every trigger's message reaches its session here; [`crate::steer`] has what operators do.
 //!
 //! A message writes an inbox row and a journal entry, increments `wake_seq`, and opens a run if the session
-//! needs one. Most messages need one statement for that (`at_once`), and the others a transaction with locks. A worker
-//! runs the agent later. A duplicate message changes nothing and gets the first
-//! message's [`Woken`] again.
+//! needs one. Most messages need one statement that reads and one that writes (`at_once`). The others need a transaction with
+//! locks. A worker runs the agent later. A duplicate message changes nothing and gets the first message's [`Woken`] again.
 
 mod at_once;
 
@@ -101,11 +100,12 @@ impl By {
 
 impl Store {
     /// Accepts a message: finds or creates its session, puts the message into the inbox, and wakes the
-    /// session. One statement, or one transaction. When this returns, the message is durable.
+    /// session. One statement that reads and one that writes, or one transaction. When this returns, the message is durable.
     ///
     /// # Errors
     /// [`Error::KeyReused`], [`Error::InboxFull`], [`Error::Conflict`] for an archived or terminated session,
-    /// [`Error::Database`].
+    /// [`Error::Refused`] for a replay's session, [`Error::OfAnotherUser`], [`Error::OfAUser`], [`Error::NotFound`] for a
+    /// conversation that the sender may not know of, [`Error::Keys`], [`Error::Corrupt`], [`Error::Database`].
     pub async fn wake(&self, new: &NewSession, message: &NewMessage) -> Result<Woken> {
         self.wake_for(new, message, None).await
     }
@@ -208,7 +208,7 @@ impl Store {
     /// Accepts a message for a session that exists.
     ///
     /// # Errors
-    /// Those of [`Store::wake`], [`Error::NotFound`], and [`Error::Refused`] for a replay's session.
+    /// Those of [`Store::wake`], and [`Error::NotFound`] for a session that does not exist.
     pub async fn send(&self, session_id: &str, message: &NewMessage) -> Result<Woken> {
         self.send_for(session_id, message, None).await
     }

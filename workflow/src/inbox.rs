@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Acceptance {
-    /// The message waits in the inbox for the next step boundary.
+    /// The message waits in the inbox. The open run shows it to the model in its next request for a reply.
     Queued,
     /// The message answered the open question.
     Delivered,
@@ -42,7 +42,8 @@ impl Acceptance {
 /// What a session does with a message that arrives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arrival {
-    /// The open run takes it at its next step boundary. Nothing else changes.
+    /// It waits in the inbox. The next request for a reply shows it, and the commit of that reply makes it a record. A run that
+    /// has not started, or is paused for an operator, takes it when it starts or goes on. Nothing else changes.
     JoinsRun,
     /// It answers the open question, so the paused run continues.
     AnswersQuestion,

@@ -30,7 +30,7 @@ pub struct Run {
     pub tokens: i64,
 }
 
-/// A message in the inbox. The run takes it when its next step begins, or with the reply of the open one.
+/// A message in the inbox. The run's next request for a reply shows it, and the commit of that reply makes it a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InboxMessage {
     pub inbox_id: i64,
@@ -96,8 +96,8 @@ impl DebugMeta {
 
 /// A hydrated session.
 ///
-/// Equal to the copy in memory of the worker that committed its last step, but for what either left out. Tests compare
-/// [`Session::apply`] with the store's `hydrate`.
+/// Equal to the copy in memory of the worker that committed its last step, except for messages that one of the two has left out
+/// ([`LeftOut`]). Tests compare [`Session::apply`] with the store's `hydrate`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Session {
     pub session_id: SessionId,
@@ -217,7 +217,7 @@ impl Session {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CallStatus {
-    /// The model asked for it. It never ran.
+    /// The model asked for it. A call with effects has not run. A pure call or a dry run may have run: neither is ever `started`.
     Invoked,
     /// It may have run.
     Started,

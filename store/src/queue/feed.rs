@@ -39,6 +39,10 @@ impl Feed {
     /// before the first key is asked for, so keys that come slowly end no lease. A suspect has a place of its own, so it takes no
     /// slot from other jobs.
     pub async fn claimed(&self, rows: Vec<ClaimedRow>, ends_ms: u64, lock: Option<i32>) {
+        if !rows.is_empty() {
+            let age_s = rows.iter().find_map(|row| row.age_s);
+            self.store.metrics.claimed(self.settings.kind, rows.len(), age_s);
+        }
         let jobs: Vec<Job> = rows
             .into_iter()
             .map(|row| {
@@ -175,8 +179,8 @@ pub(crate) struct Taken {
 }
 
 impl Offer {
-    /// What a statement that is about to run for this session writes. Call [`Offer::taken`] or [`Offer::declined`] when its
-    /// answer is known.
+    /// Returns what a statement for this session is to write into its job's row. Call this right before the statement runs, and
+    /// [`Offer::taken`] or [`Offer::declined`] when its answer is known.
     pub(crate) fn ask(&mut self, session_id: &str) -> &Claim {
         self.state = State::Asked { session_id: session_id.to_owned() };
         &self.claim
@@ -192,8 +196,8 @@ impl Offer {
         self.state = State::Unused;
     }
 
-    /// Begins the job that a message inserted under this offer's lease. `false`: none did, so the message's job is to be
-    /// announced.
+    /// Begins the job that a message inserted under this offer's lease. `false`: no message did, so the caller announces the job
+    /// of its message.
     pub fn begin(mut self) -> bool {
         let taken = match std::mem::replace(&mut self.state, State::Over) {
             State::Taken(taken) => taken,
@@ -221,6 +225,7 @@ impl Offer {
             trace_context: taken.trace_context,
             age_s: None,
         };
+        self.feed.store.metrics.claimed(self.feed.settings.kind, 1, Some(0.0));
         let job = self.feed.job(row, Place::Slot(self.permit.take()), self.ends_ms, taken.session);
         self.feed.holdings.written(&self.feed.store, self.claim.liveness_lock);
         // There is a place for the job of each slot, so this fails when the process drains. Then others take the job.

@@ -16,14 +16,16 @@
 //! and its own fence tells what happened. So no commit can fail because of another one.
 //!
 //! A statement of many sessions locks several rows, in the order of the conversations and then of the session
-//! ids. All other statements lock the rows of one session at a time, or skip locked rows. Should two of them
-//! wait for each other all the same, the lane's `lock_timeout` ends its statement, and its commits are written alone.
+//! ids. All other statements lock the rows of one session at a time, or skip locked rows. But a close that takes locks first
+//! also holds the row of the conversation's next session. If two of them wait for each other all the same, the lane's
+//! `lock_timeout` ends its statement, and its commits are written alone.
 
 mod waiting;
 
 use super::rows::Rows;
 use super::statement::{self, Written};
 use crate::error::missed_fence;
+use crate::metrics::Metrics;
 use crate::pool::Server;
 use sqlx::{Connection, PgConnection};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -72,6 +74,7 @@ pub(crate) struct Committer(Arc<Owner>);
 struct Owner {
     waiting: Arc<Waiting>,
     server: Server,
+    metrics: Arc<Metrics>,
     lanes: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -86,8 +89,8 @@ pub(super) enum Reported {
 }
 
 impl Committer {
-    pub(crate) fn new(server: Server) -> Committer {
-        Committer(Arc::new(Owner { waiting: Arc::default(), server, lanes: Mutex::default() }))
+    pub(crate) fn new(server: Server, metrics: Arc<Metrics>) -> Committer {
+        Committer(Arc::new(Owner { waiting: Arc::default(), server, metrics, lanes: Mutex::default() }))
     }
 
     /// Commits `rows` in a lane. If the caller goes away, the commit is made completely or not at all.
@@ -154,7 +157,11 @@ impl Owner {
         let mut lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
         lanes.retain(|lane| !lane.is_finished());
         while lanes.len() < LANES {
-            let lane = Lane { waiting: Arc::clone(&self.waiting), server: self.server.clone() };
+            let lane = Lane {
+                waiting: Arc::clone(&self.waiting),
+                server: self.server.clone(),
+                metrics: Arc::clone(&self.metrics),
+            };
             lanes.push(tokio::spawn(lane.run(std::mem::take(&mut opens))));
         }
     }
@@ -169,6 +176,7 @@ impl Drop for Owner {
 struct Lane {
     waiting: Arc<Waiting>,
     server: Server,
+    metrics: Arc<Metrics>,
 }
 
 impl Lane {
@@ -223,6 +231,7 @@ impl Lane {
         let commits: Vec<&Rows> = requests.iter().map(|request| &*request.rows).collect();
         let error = match statement::write_all(&mut open, &commits, None).await {
             Ok(written) => {
+                self.metrics.together(requests.len());
                 for (request, written) in requests.into_iter().zip(written) {
                     // A caller that went away finds its commit when it hydrates.
                     let _ = request.report.send(Reported::Written(written));

@@ -101,7 +101,8 @@ macro_rules! seen {
 /// Accepts the message. If it opens a run, its job fills `offer`. `None`: nothing was written, and the message takes the way with locks.
 ///
 /// # Errors
-/// [`Error::KeyReused`], [`Error::Database`].
+/// [`Error::KeyReused`], [`Error::OfAnotherUser`], [`Error::OfAUser`], [`Error::NotFound`] for a conversation that the sender may
+/// not know of, [`Error::Keys`], [`Error::Corrupt`], [`Error::Database`].
 pub(super) async fn wake(
     connection: &mut PgConnection,
     vault: &Vault,
@@ -114,7 +115,8 @@ pub(super) async fn wake(
     let seen = look(connection, to, &expected.text(&client_key)).await?;
     let seal = vault.seal(seen.data_key.as_deref()).await?;
     if seen.session_id.is_some() && seal.key_id() != expected.key_id() {
-        // The conversation began a moment ago, or its session is of another one.
+        // The session has another key than expected: its conversation began after that key was looked up, or the trigger has its
+        // session in another conversation.
         return Ok(None);
     }
     let sha256 = seal.hash(sha256);
@@ -129,7 +131,7 @@ pub(super) async fn wake(
         return Ok(None);
     }
     if let To::Trigger(new) = to {
-        // A conversation's latest session stays the latest until the write: its fence says so.
+        // If another session becomes the latest one before the write, the write's fence misses.
         is_of_agent(new, seen.agent.as_deref())?;
     }
     if let Some(woken) = seen.first(&client_key, &sha256)? {

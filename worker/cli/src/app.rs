@@ -23,6 +23,7 @@ use wakeful_engine::outlines::Outlines;
 use wakeful_engine::pauses::Pauses;
 use wakeful_engine::perform::{Chunks, CutCalls};
 use wakeful_engine::replay::Recordings;
+use wakeful_engine::telemetry::Metrics;
 use wakeful_engine::tool::Tool;
 use wakeful_engine::tool::registry::Registry;
 use wakeful_engine::warm::WarmSessions;
@@ -197,9 +198,10 @@ impl App {
         // Report a wrong address of the old cache now, and not when the first chat comes.
         wakeful_channels::chat::legacy::Cache::of(&config)?;
         let news = News::listen(&store, abort.clone());
+        let metrics = Metrics::new(channels.keys().map(String::as_str));
         Ok(Arc::new(Ctx {
             bus: Bus { notifier: Notifier::start(store.clone(), &news), news },
-            intake: Intake::new(&store, config.server.ingest_concurrency, intake_wait),
+            intake: Intake::new(&store, config.server.ingest_concurrency, intake_wait, &metrics),
             cancels: Cancels::default(),
             gates: Gates::new(config.gate, config.queue.lease),
             pauses: Pauses::default(),
@@ -211,6 +213,7 @@ impl App {
             warm: WarmSessions::new(config.queue.warm_mb),
             outlines: Outlines::default(),
             identity: Identity::of_this_process(),
+            metrics,
             web: Web::new(&config.web)?,
             workspaces: Workspaces::new(Settings::of(&config.workspace)),
             shutdown: Shutdown { abort, ..Shutdown::default() },

@@ -5,11 +5,12 @@ use anyhow::Context as _;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 use wakeful_config::Config;
 use wakeful_engine::ctx::Ctx;
 use wakeful_engine::jobs::{memory, notify, pool};
-use wakeful_http::front;
+use wakeful_http::{front, monitor};
 
 /// The roles of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, clap::ValueEnum)]
@@ -24,18 +25,44 @@ pub enum Role {
 
 /// The address is in use, or this process may not use it.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot listen on {listen} (`--listen ADDRESS` chooses another address)")]
+#[error("cannot listen on {listen} ({remedy})")]
 pub struct CannotListen {
     listen: SocketAddr,
+    /// How to choose another address.
+    remedy: &'static str,
     source: std::io::Error,
 }
+
+/// Where a process listens.
+#[derive(Debug, Default)]
+pub struct Listeners {
+    /// For the API.
+    pub api: Option<TcpListener>,
+    /// For what a monitoring system asks.
+    pub monitoring: Option<TcpListener>,
+}
+
+/// How many connections a monitoring system may hold.
+const MONITORING_CONNECTIONS: usize = 32;
 
 /// Binds before anything else starts, so that a port in use is an error and not a half-running process.
 ///
 /// # Errors
 /// [`CannotListen`].
 pub async fn bind(listen: SocketAddr) -> Result<TcpListener, CannotListen> {
-    TcpListener::bind(listen).await.map_err(|source| CannotListen { listen, source })
+    let remedy = "`--listen ADDRESS` chooses another address";
+    TcpListener::bind(listen).await.map_err(|source| CannotListen { listen, remedy, source })
+}
+
+/// Binds the address of `[monitoring]`, if there is one.
+///
+/// # Errors
+/// [`CannotListen`].
+pub async fn bind_monitoring(config: &Config) -> Result<Option<TcpListener>, CannotListen> {
+    let Some(listen) = config.monitoring.listen else { return Ok(None) };
+    let remedy = "monitoring.listen, or WAKEFUL_MONITORING__LISTEN";
+    let bound = TcpListener::bind(listen).await;
+    bound.map(Some).map_err(|source| CannotListen { listen, remedy, source })
 }
 
 /// Runs `roles` until a signal (SIGTERM, SIGINT) or `ctx.shutdown.draining`. Then it reports not ready,
@@ -47,19 +74,34 @@ pub async fn run(
     app: &App,
     ctx: Arc<Ctx>,
     roles: &[Role],
-    listener: Option<TcpListener>,
+    listeners: Listeners,
 ) -> anyhow::Result<()> {
+    let over = CancellationToken::new();
+    let monitoring = listeners.monitoring.map(|listener| {
+        if let Ok(address) = listener.local_addr() {
+            info!(%address, "A monitoring system may ask here");
+        }
+        let (router, over) = (monitor::router(Arc::clone(&ctx)), over.clone());
+        let limits =
+            front::Limits { connections: MONITORING_CONNECTIONS, head: ctx.config.server.head_timeout };
+        tokio::spawn(async move { front::serve(listener, router, limits, over.cancelled()).await })
+    });
     let signals = tokio::spawn(drain_on_signal(Arc::clone(&ctx)));
     // The pool of a worker forgets by itself.
     let forgets = (!roles.contains(&Role::Worker)).then(|| tokio::spawn(memory::run(Arc::clone(&ctx))));
     let api = async {
-        let Some(listener) = listener else { return anyhow::Ok(()) };
+        let Some(listener) = listeners.api else { return anyhow::Ok(()) };
         let (router, ctx) = (app.router(&ctx)?, Arc::clone(&ctx));
         let limits = limits(&ctx.config);
         let works = roles.contains(&Role::Worker);
         info!(listen = %listener.local_addr()?, "Listening");
         let stopped = async move {
             ctx.shutdown.draining.cancelled().await;
+            tokio::select! {
+                () = tokio::time::sleep(ctx.config.server.drain_delay) => {}
+                // A second signal.
+                () = ctx.shutdown.abort.cancelled() => {}
+            }
             // Close connections after the workers end, so that a client sees its step end before its stream
             // ends.
             if works { ctx.shutdown.abort.cancelled().await } else { ctx.shutdown.abort.cancel() }
@@ -94,6 +136,11 @@ pub async fn run(
     };
     let ended = tokio::try_join!(api, worker, listeners, notifications, scheduler);
     signals.abort();
+    // Until here it says that the process drains.
+    over.cancel();
+    if let Some(monitoring) = monitoring {
+        let _ = monitoring.await;
+    }
     if let Some(forgets) = forgets {
         forgets.abort();
     }
@@ -106,6 +153,7 @@ pub async fn run(
 fn limits(config: &Config) -> front::Limits {
     let kept =
         2 * config.database.max_connections as usize + 4 * config.queue.concurrency + 64 + front::BEYOND;
+    let kept = kept + config.monitoring.listen.map_or(0, |_| MONITORING_CONNECTIONS + front::BEYOND);
     front::Limits::of_this_process(config.server.connections, kept, config.server.head_timeout)
 }
 

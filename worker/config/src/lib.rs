@@ -86,6 +86,7 @@ pub struct Invalid(pub String);
 #[derive(Clone, Debug)]
 pub struct Config {
     pub server: Server,
+    pub monitoring: Monitoring,
     pub database: Database,
     pub queue: Queue,
     /// When the gates of the providers shut and open.
@@ -167,6 +168,9 @@ pub struct Server {
     pub base_path: String,
     /// The address under which people reach this server, without a slash at its end, for links in messages.
     pub public_url: Option<String>,
+    /// How long after a signal a process of the API takes connections still: `/readyz` says at once that it drains, and who balances
+    /// the load hears of it later.
+    pub drain_delay: Duration,
 }
 
 impl Server {
@@ -174,6 +178,13 @@ impl Server {
     pub fn import_limits(&self) -> bundle::Limits {
         bundle::Limits { bytes: self.import_limit_mb << 20, ..bundle::Limits::default() }
     }
+}
+
+/// What a monitoring system asks of a process of any role.
+#[derive(Clone, Debug, Default)]
+pub struct Monitoring {
+    /// Where the process answers `/healthz`, `/readyz` and `/metrics`, without a token. The API has the first two itself.
+    pub listen: Option<SocketAddr>,
 }
 
 #[derive(Clone, Debug)]

@@ -14,7 +14,7 @@ use super::problem::Problem;
 use super::read::{Notes, Section, narrow, recipients, spaces};
 use super::tree::Table;
 use super::{
-    AgentSettings, Blobs, CloneFrom, Config, Database, ModelSettings, OnDelayed, Provider, Providers, Queue,
+    AgentSettings, Blobs, CloneFrom, Config, Database, ModelSettings, Monitoring, OnDelayed, Provider, Providers, Queue,
     Scripted, Server, Workspace,
 };
 
@@ -34,6 +34,7 @@ pub(super) fn read(table: Table, added: &[&str]) -> (Config, Vec<Problem>) {
     let mut root = Section::root(table, &notes);
     let mut config = Config {
         server: server(root.section("server")),
+        monitoring: monitoring(root.section("monitoring")),
         database: database(root.section("database")),
         queue: queue(root.section("queue")),
         gate: gate(root.section("gate")),
@@ -70,9 +71,10 @@ pub(super) fn read(table: Table, added: &[&str]) -> (Config, Vec<Problem>) {
     (config, notes.problems.into_inner())
 }
 
+const LISTEN: &str = "must be an address and a port, such as 127.0.0.1:7070 or [::]:7070";
+
 fn server(mut section: Section<'_>) -> Server {
-    let rule = "must be an address and a port, such as 127.0.0.1:7070 or [::]:7070";
-    let listen = section.text("listen", rule, |text| text.parse().ok());
+    let listen = section.text("listen", LISTEN, |text| text.parse().ok());
     let server = Server {
         listen: listen.unwrap_or(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 7070)),
         token: section.secret("token", |_| None),
@@ -115,9 +117,16 @@ fn server(mut section: Section<'_>) -> Server {
                 plain.then(|| text.trim_end_matches('/').to_owned())
             },
         ),
+        drain_delay: Duration::from_secs(section.number("drain_delay_s", 0..=600).unwrap_or(0).unsigned_abs()),
     };
     section.finish();
     server
+}
+
+fn monitoring(mut section: Section<'_>) -> Monitoring {
+    let monitoring = Monitoring { listen: section.text("listen", LISTEN, |text| text.parse().ok()) };
+    section.finish();
+    monitoring
 }
 
 fn database(mut section: Section<'_>) -> Database {

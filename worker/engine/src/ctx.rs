@@ -11,6 +11,7 @@ use crate::outlines::Outlines;
 use crate::pauses::Pauses;
 use crate::perform::{Chunks, CutCalls};
 use crate::replay::Recordings;
+use crate::telemetry::Metrics;
 use crate::tool::registry::Registry;
 use crate::warm::WarmSessions;
 use crate::watchdog::Watchdog;
@@ -57,6 +58,8 @@ pub struct Ctx {
     /// Outlines of the sessions whose contexts were looked at last.
     pub outlines: Outlines,
     pub identity: Identity,
+    /// What this process measures of its work.
+    pub metrics: Metrics,
     /// What tools fetch through.
     pub web: Web,
     /// The sessions' files on this host.

@@ -1,5 +1,5 @@
-//! Ingest: every trigger hands its messages to this module, which commits them and then notifies workers and
-//! readers.
+//! Ingest: triggers hand their messages to this module, which commits them and then notifies workers and readers. Schedules do
+//! not: [`Store::fire_due`] commits their ticks. A program's own handle ([`crate::handle`]) also calls the store itself.
 //!
 //! When too many messages come in at once, the surplus is refused with a time to retry. A queue in memory
 //! would be lost with the process, and its senders would give up before it reached them. [`Intake::enter`]
@@ -8,12 +8,14 @@
 //! always left to readers and workers ([`Store::connect`]).
 //!
 //! Messages of one conversation are written one after the other, and wait for each other without a connection
-//! ([`Lines`]). So if another transaction holds one conversation, messages of all others come in.
+//! ([`Lines`]). So if another transaction holds one conversation, messages of all others come in. A mail stands in no line: its
+//! conversation is not known when it takes its permit. It waits for its conversation with a connection.
 #![doc = include_str!("ingest.md")]
 
 use crate::ctx::Ctx;
 use crate::new_session::CannotBegin;
-use crate::telemetry::{self, names};
+use crate::telemetry::{self, Metrics, names};
+use prometheus_client::metrics::counter::Counter;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
@@ -59,6 +61,7 @@ pub struct Intake {
     lines: Lines,
     /// How many messages of one conversation may be under way: not all, so that it leaves room for others.
     of_one: usize,
+    refused: Counter,
 }
 
 /// Permission to commit a message: a slot of the intake, and a connection for messages. Dropping it
@@ -71,11 +74,18 @@ pub struct Permit<'a> {
 
 impl Intake {
     /// Allows `concurrency` messages at once. Each waits at most `wait` for one of the connections that `store` gives
-    /// messages.
-    pub fn new(store: &Store, concurrency: usize, wait: Duration) -> Intake {
+    /// messages. Counts in `metrics` those that it refuses.
+    pub fn new(store: &Store, concurrency: usize, wait: Duration, metrics: &Metrics) -> Intake {
         let slots = Arc::new(Semaphore::new(concurrency));
         let connections = Semaphore::new(store.intake_connections());
-        Intake { slots, connections, wait, lines: Lines::default(), of_one: (concurrency * 3).div_ceil(4) }
+        Intake {
+            slots,
+            connections,
+            wait,
+            lines: Lines::default(),
+            of_one: (concurrency * 3).div_ceil(4),
+            refused: metrics.refused_messages(),
+        }
     }
 
     /// Returns whether a message would be refused now. Takes no slot: callers ask before they read a body,
@@ -101,14 +111,21 @@ impl Intake {
         let slot = self.slot()?;
         let reached = self.lines.front(&conversation_id.into(), self.of_one, lines::WAITS).await;
         let front = reached.map_err(|why| match why {
-            NotReached::TooMany => full(),
+            NotReached::TooMany => self.refuse(),
             NotReached::TooLate => Refused::Store(why.into()),
         })?;
         self.connection(slot, Some(front)).await
     }
 
+    /// Counts a message that is refused because too many come in at once.
+    pub fn refuse(&self) -> Refused {
+        debug!("A message was refused: too many at once");
+        self.refused.inc();
+        Refused::Full
+    }
+
     fn slot(&self) -> Result<OwnedSemaphorePermit, Refused> {
-        Arc::clone(&self.slots).try_acquire_owned().map_err(|_| full())
+        Arc::clone(&self.slots).try_acquire_owned().map_err(|_| self.refuse())
     }
 
     async fn connection(
@@ -117,16 +134,11 @@ impl Intake {
         front: Option<Front>,
     ) -> Result<Permit<'_>, Refused> {
         let connection =
-            tokio::time::timeout(self.wait, self.connections.acquire()).await.map_err(|_| full())?;
+            tokio::time::timeout(self.wait, self.connections.acquire()).await.map_err(|_| self.refuse())?;
         // Cannot fail: the semaphore is never closed.
-        let connection = connection.map_err(|_| full())?;
+        let connection = connection.map_err(|_| self.refuse())?;
         Ok(Permit { _front: front, _slot: slot, _connection: connection })
     }
-}
-
-fn full() -> Refused {
-    debug!("A message was refused: too many at once");
-    Refused::Full
 }
 
 /// Commits `message` to the session that `new` describes, and wakes it. Creates the session if it does not
@@ -273,6 +285,7 @@ fn begin(ctx: &Ctx, woken: &Woken, offer: Option<Offer>) {
     span.record(names::SESSION_ID, woken.session_id.as_str());
     span.record(names::RUN_ID, woken.run_id.as_str());
     let begun = offer.is_some_and(Offer::begin);
+    ctx.metrics.message_came(woken.duplicate);
     if !woken.duplicate {
         // A message that waits in the inbox has no job of its own: the run's step takes it.
         if !begun && woken.outcome != Acceptance::Queued {

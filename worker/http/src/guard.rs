@@ -14,7 +14,6 @@ use axum::response::{IntoResponse, Response};
 use std::sync::Arc;
 use tracing::Instrument;
 use wakeful_engine::ctx::Ctx;
-use wakeful_engine::ingest::Refused;
 use wakeful_store::space::Scope;
 
 /// Lets a request pass whose caller has what the route needs.
@@ -98,7 +97,7 @@ fn of_a_stranger(caller: &Caller, version: Version, headers: &HeaderMap) -> Opti
 /// Refuses a POST before its body is read, while the intake is full.
 pub async fn shed(State(ctx): State<Arc<Ctx>>, request: Request, next: Next) -> Response {
     if request.method() == Method::POST && ctx.intake.is_full() {
-        let full = Problem::from(Refused::Full);
+        let full = Problem::from(ctx.intake.refuse());
         let is_sns = is_of_sns(request.headers());
         // SNS repeats a request that is answered with 5xx, but not one that is answered with 4xx.
         let told = if is_sns { full.with_status(StatusCode::SERVICE_UNAVAILABLE) } else { full };

@@ -24,6 +24,7 @@ pub mod guard;
 mod health;
 mod idempotency;
 mod links;
+pub mod monitor;
 mod notifications;
 pub mod openapi;
 mod overview;

@@ -367,7 +367,7 @@ pub(super) async fn first_message(
     mut offer: Option<&mut Offer>,
 ) -> Result<Option<Woken>> {
     let trigger = (new.trigger_type.as_str(), new.trigger_id.as_str());
-    // As many numbers are left free as there are seeds.
+    // Message numbers begin after the seeds: with one seed, the first message gets number 2.
     let last_message_number = new.seeds.len() as i64;
     let Some(run) = NewRun::new(arrived, trigger, SessionStatus::Created, 0, last_message_number)? else {
         return Ok(None);

@@ -36,8 +36,10 @@ struct ChatMessage {
     user_id: Option<String>,
     text: String,
     client_key: Option<String>,
-    /// Only a conversation's first message uses this field and the next.
+    /// The agent of the session that this message begins: the first of a conversation, or a chat about a notice. A message that
+    /// continues a session does not use it.
     agent: Option<String>,
+    /// The repository of that session. A message that continues a session does not use it.
     repository_id: Option<String>,
 }
 

@@ -32,7 +32,7 @@ pub fn server(given: Option<&str>, config: &Config) -> Option<Address> {
 }
 
 /// An address that listens everywhere is asked on this machine.
-fn reachable(listen: SocketAddr) -> SocketAddr {
+pub fn reachable(listen: SocketAddr) -> SocketAddr {
     match listen.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => SocketAddr::new(Ipv4Addr::LOCALHOST.into(), listen.port()),
         IpAddr::V6(ip) if ip.is_unspecified() => SocketAddr::new(Ipv6Addr::LOCALHOST.into(), listen.port()),

@@ -5,7 +5,7 @@ mod worker;
 use super::{Exit, Usage};
 use crate::App;
 use crate::dev::{Banner, Cluster, DATABASE, Home, Options, Style, samples};
-use crate::serve::{self, Role};
+use crate::serve::{self, Listeners, Role};
 use anyhow::Context as _;
 use secrecy::ExposeSecret as _;
 use std::net::SocketAddr;
@@ -124,6 +124,7 @@ async fn start(app: App, mut config: Config, args: Args, home: Home) -> anyhow::
     config.server.listen = args.listen.unwrap_or(config.server.listen);
     let listener = serve::bind(config.server.listen).await?;
     let listen = listener.local_addr()?;
+    let listeners = Listeners { api: Some(listener), monitoring: serve::bind_monitoring(&config).await? };
     if args.fresh {
         let home = home.clone();
         lock = spawn_blocking(move || home.empty(&lock).map(|()| lock)).await??;
@@ -148,7 +149,7 @@ async fn start(app: App, mut config: Config, args: Args, home: Home) -> anyhow::
         kept
     };
     let serving = async {
-        let served = serve::run(&app, Arc::clone(&ctx), &[Role::Api, Role::Scheduler], Some(listener)).await;
+        let served = serve::run(&app, Arc::clone(&ctx), &[Role::Api, Role::Scheduler], listeners).await;
         // The server has ended, so the banner has nothing left to wait for.
         ctx.shutdown.draining.cancel();
         served

@@ -24,6 +24,7 @@ mod person;
 mod preflight;
 mod printable;
 mod queue;
+mod ready;
 mod replay;
 mod report;
 mod retention;
@@ -104,6 +105,8 @@ enum Command {
     Migrate(migrate::Args),
     /// Check this host, its configuration, the database and the workers.
     Doctor(doctor::Args),
+    /// Say whether the process of this configuration is ready, for a container's health check: exit status 0, or 6.
+    Ready(ready::Args),
     /// List, show and control sessions.
     Session(session::Args),
     /// Show what a conversation did: its sessions, its mails, its tools, its replies.
@@ -234,6 +237,7 @@ fn run(app: App, cli: Cli, matches: &clap::ArgMatches) -> anyhow::Result<Exit> {
             Command::Serve(args) => serve::run(app, config, args).await,
             Command::Migrate(args) => migrate::run(config, args).await,
             Command::Doctor(args) => doctor::run(app, config, args).await,
+            Command::Ready(args) => ready::run(config, args).await,
             Command::Session(args) => session::run(&app, config, args).await,
             Command::Conversation(args) => conversation::run(config, args).await,
             Command::Person(args) => person::run(config, args).await,

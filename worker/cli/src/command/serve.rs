@@ -2,7 +2,7 @@
 
 use super::Exit;
 use crate::App;
-use crate::serve::{self, Role};
+use crate::serve::{self, Listeners, Role};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -34,11 +34,14 @@ pub(super) async fn run(app: App, mut config: Config, args: Args) -> anyhow::Res
     let has = |role| args.roles.contains(&role);
     config.check_serve(has(Role::Api), has(Role::Worker))?;
     let url = super::database_url(&config)?;
-    let listener = if has(Role::Api) { Some(serve::bind(config.server.listen).await?) } else { None };
+    let listeners = Listeners {
+        api: if has(Role::Api) { Some(serve::bind(config.server.listen).await?) } else { None },
+        monitoring: serve::bind_monitoring(&config).await?,
+    };
     require_session(&url).await?;
     let ctx = patiently(&app, &config, &url).await?;
     say_connections(&ctx, has(Role::Worker)).await;
-    serve::run(&app, ctx, &args.roles, listener).await?;
+    serve::run(&app, ctx, &args.roles, listeners).await?;
     Ok(Exit::Ok)
 }
 

@@ -198,12 +198,14 @@ async fn send_one(
     let settled = match next_action(ctx, job, channel_name, claimed, given_up, term).await {
         NextAction::Settle(settled) => settled,
         NextAction::GiveBack { error, unsent } => {
+            ctx.metrics.delivery_tried(channel_name, "retried");
             if unsent {
                 ctx.store.unsend(&job.lease, &claimed.delivery_id, &error).await.map_err(GiveBack::later)?;
             }
             return Err(GiveBack::later(error));
         }
         NextAction::Throttled { error, after, unsent } => {
+            ctx.metrics.delivery_tried(channel_name, "throttled");
             let given_back =
                 ctx.store.postpone_delivery(&job.lease, &claimed.delivery_id, unsent, &error).await;
             given_back.map_err(GiveBack::later)?;
@@ -214,6 +216,7 @@ async fn send_one(
     let held = settle(ctx, job, channel_name, claimed, &settled).await.map_err(GiveBack::later)?;
     wakeful_store::failpoint!("K14");
     ctx.bus.notifier.session(&claimed.session_id);
+    ctx.metrics.delivery_tried(channel_name, settled.as_str());
     match settled {
         Settled::Sent { .. } if held => info!(delivery.id = claimed.delivery_id, "Sent by {channel_name}"),
         Settled::Sent { .. } => {

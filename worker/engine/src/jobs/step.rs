@@ -75,6 +75,7 @@ pub async fn step(mut job: Job, ctx: Data<Arc<Ctx>>) -> Result<(), BoxDynError> 
             at_least: None,
         });
         debug!(end = end.name(), "The claim is over");
+        ctx.metrics.claim_ended(end.name());
         match &end {
             ClaimEnd::Closed | ClaimEnd::Stale | ClaimEnd::Released => {}
             ClaimEnd::Retry { kind, error, at_least } => {

@@ -7,6 +7,7 @@ use crate::ctx::Ctx;
 use crate::model::{Model, NoDeltas};
 use crate::telemetry;
 use crate::watchdog::UNYIELDING;
+use std::time::Instant;
 use tracing::{Instrument, info, warn};
 use wakeful_store::queue::Lease;
 use wakeful_workflow::advance::{Compaction, CompactionEnd, Performed};
@@ -60,6 +61,7 @@ pub(super) async fn compact(
             Err(fault) => CompactionEnd::Failed(fault),
             Ok((text, mut reply)) => {
                 reply.usage.cost_micros = ctx.config.price(&agent.model).cost_micros(&reply.usage);
+                ctx.metrics.model_used(&agent.model, &reply.usage);
                 info!(session.id = %session.session_id, "Summarised the context: it was close to the context window of {}", agent.model);
                 CompactionEnd::Written {
                     text: compaction::text(&text, &session.state),
@@ -94,9 +96,11 @@ async fn call(
 ) -> Result<Reply, Fault> {
     let span = generate::span_of_call(session, &agent.model);
     let what = format!("the call of model {} for a summary of session {}", agent.model, session.session_id);
-    let mut unseen = NoDeltas;
+    let (mut unseen, began) = (NoDeltas, Instant::now());
     let calling = model.call(request, &mut unseen);
     let answered = ctx.watchdog.watch(lease.token, what, UNYIELDING, calling).instrument(span.clone()).await;
+    let outcome = answered.as_ref().map_or_else(Fault::kind, |_| "ok");
+    ctx.metrics.model_called(&agent.model, outcome, began.elapsed(), None);
     answered.inspect_err(|fault| telemetry::failed(&span, fault.kind()))
 }
 

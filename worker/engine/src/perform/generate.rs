@@ -202,6 +202,8 @@ pub(super) async fn call_model(
         let replied = ctx.watchdog.watch(lease.token, what, UNYIELDING, replying).await;
         said.end(replied.is_ok());
         let span = Span::current();
+        let outcome = replied.as_ref().map_or_else(Fault::kind, |_| "ok");
+        ctx.metrics.model_called(&agent.model, outcome, to_writer.began.elapsed(), to_writer.first);
         if let Some(after) = to_writer.first {
             span.set_attribute(names::RESPONSE_TIME_TO_FIRST_CHUNK, after.as_secs_f64());
         }
@@ -232,6 +234,7 @@ pub(super) async fn call_model(
     };
     wakeful_store::failpoint!("K10");
     reply.usage.cost_micros = ctx.config.price(&agent.model).cost_micros(&reply.usage);
+    ctx.metrics.model_used(&agent.model, &reply.usage);
     let Usage { input_tokens, output_tokens, cached_tokens, cache_write_tokens, cost_micros } = reply.usage;
     if cached_tokens == 0 && rebase.is_none() && lately_cached(session) {
         warn!(

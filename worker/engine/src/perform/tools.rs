@@ -16,7 +16,7 @@ use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::OnceCell;
 use tracing::{Instrument, info_span, warn};
 use wakeful_store::ledger::{self, Started};
@@ -399,9 +399,13 @@ impl<'a> ToolRun<'a> {
             format!("tool {} (call {}) of session {}", call.name, call.call_id, self.session.session_id);
         let running = running.catch_unwind().instrument(span.clone());
         let watched = self.ctx.watchdog.watch(self.lease.token, what, limit, running);
+        let began = Instant::now();
         let ran = tokio::time::timeout(limit, watched).await;
         let (kind, ran) = match ran {
-            Ok(Ok(Ok(output))) => return ToolEnd::Output(output),
+            Ok(Ok(Ok(output))) => {
+                self.ctx.metrics.tool_ran(&call.name, "ok", began.elapsed());
+                return ToolEnd::Output(output);
+            }
             Ok(Ok(Err(error))) => ("tool_error", ToolEnd::Error(error)),
             Ok(Err(panic)) => {
                 let text = panic_text(&*panic);
@@ -416,6 +420,7 @@ impl<'a> ToolRun<'a> {
             ),
         };
         telemetry::failed(&span, kind);
+        self.ctx.metrics.tool_ran(&call.name, kind, began.elapsed());
         if let ToolEnd::Lost(_) = &ran {
             self.note_lost(call);
         }

@@ -1,4 +1,4 @@
-//! Logs to stderr, and traces to a collector.
+//! Logs to stderr, traces to a collector, and what `/metrics` shows.
 //!
 //! Traces are recorded only when an OTLP endpoint is set. Neither logs nor traces hold text of people or
 //! models: span fields are only ids, names, counts and kinds of errors. Keep to that when you add one.
@@ -27,12 +27,14 @@ use tracing_subscriber::{EnvFilter, Layer};
 mod context;
 mod export;
 mod log;
+mod metrics;
 pub mod names;
 #[cfg(test)]
 mod tests;
 
 pub use context::{failed, link, passed_on, set_remote_parent, trace_context};
 pub use export::dropped_spans;
+pub use metrics::Metrics;
 
 const DEFAULT_FILTER: &str =
     "info,apalis=warn,sqlx=warn,hyper=warn,h2=warn,reqwest=warn,rustls=warn,tower=warn";

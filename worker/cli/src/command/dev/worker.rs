@@ -4,7 +4,7 @@ use super::{Args, configure};
 use crate::App;
 use crate::command::Exit;
 use crate::dev::{Child, Home, Style};
-use crate::serve::{self, Role};
+use crate::serve::{self, Listeners, Role};
 use anyhow::{Context as _, bail};
 use std::io::{PipeWriter, Read as _, Write as _};
 use std::process::{Command, ExitStatus, Stdio};
@@ -45,7 +45,7 @@ pub(super) async fn run(app: App, mut config: Config, args: &Args, home: Home) -
     configure(&mut config, &app, &home, &url, !args.no_samples)?;
     config.check_serve(false, true)?;
     let ctx = app.context(config, &url).await?;
-    serve::run(&app, ctx, &[Role::Worker], None).await?;
+    serve::run(&app, ctx, &[Role::Worker], Listeners::default()).await?;
     drop(telemetry);
     Ok(Exit::Ok)
 }

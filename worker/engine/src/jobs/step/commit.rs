@@ -3,6 +3,7 @@
 use crate::ctx::Ctx;
 use crate::outcome;
 use crate::telemetry::{self, names};
+use std::time::Instant;
 use tracing::{Instrument, Span, debug, info, info_span, warn};
 use wakeful_store::queue::{self, Job};
 use wakeful_store::step::{Commit, Performance};
@@ -18,7 +19,8 @@ use wakeful_workflow::session::Session;
 /// taken the job since, the fence misses.
 ///
 /// # Errors
-/// Those of [`wakeful_store::Store::commit`] that do not pass.
+/// Those of [`wakeful_store::Store::commit`] that another try does not help. Any other after another worker took the job, or when
+/// the database has failed the step for `queue.database_faults_s`.
 pub(super) async fn commit(
     ctx: &Ctx,
     job: &Job,
@@ -43,7 +45,7 @@ async fn write(
 ) -> wakeful_store::Result<Commit> {
     let span = span_of(session, transition);
     let _commit_under_way = job.lease.begin_commit();
-    let mut faults = 0;
+    let (mut faults, began) = (0, Instant::now());
     loop {
         let committing = ctx.store.commit(&job.lease, session, transition, performance);
         match committing.instrument(span.clone()).await {
@@ -52,6 +54,7 @@ async fn write(
                 warn!(%error, "The commit failed; trying again");
                 // The caller lets the session rest then.
                 if super::tries::note(ctx, job, &error).await.is_some() {
+                    ctx.metrics.committed(None, began.elapsed());
                     return Err(error);
                 }
                 tokio::time::sleep(queue::delay(faults, None).min(outcome::LONGEST)).await;
@@ -60,11 +63,13 @@ async fn write(
                 if matches!(commit, Commit::Moved | Commit::Stale) {
                     telemetry::failed(&span, "fenced");
                 }
+                measure(ctx, transition, performance, &commit, began);
                 report(ctx, session, transition, &commit);
                 return Ok(commit);
             }
             Err(error) => {
                 telemetry::failed(&span, "database");
+                ctx.metrics.committed(None, began.elapsed());
                 return Err(error);
             }
         }
@@ -79,6 +84,22 @@ fn span_of(session: &Session, transition: &Transition) -> Span {
         { names::RUN_ID } = %transition.run_id,
         { names::STEP_NUMBER } = transition.step_number,
     )
+}
+
+fn measure(
+    ctx: &Ctx,
+    transition: &Transition,
+    performance: Performance<'_>,
+    commit: &Commit,
+    began: Instant,
+) {
+    ctx.metrics.committed(Some(commit), began.elapsed());
+    if matches!(commit, Commit::Continued { .. } | Commit::Closed { .. }) && transition.step.is_some() {
+        ctx.metrics.stepped(performance.elapsed_s);
+    }
+    if let (Commit::Closed { .. }, Some(status)) = (commit, transition.status()) {
+        ctx.metrics.run_ended(status.as_str());
+    }
 }
 
 /// Logs the result of the commit.

@@ -51,17 +51,16 @@ impl ClaimEnd {
         }
     }
 
-    /// For the log. The errors of an encrypted conversation do not belong there.
+    /// For the log and the metrics. The errors of an encrypted conversation do not belong there.
     pub(super) fn name(&self) -> &'static str {
         match self {
-            ClaimEnd::Closed => "Closed",
-            ClaimEnd::Stale => "Stale",
-            ClaimEnd::Released => "Released",
-            ClaimEnd::Retry { .. } => "Retry",
-            ClaimEnd::Held { .. } => "Held",
-            ClaimEnd::WithoutKey { .. } => "WithoutKey",
-            ClaimEnd::Left { .. } => "Left",
-            ClaimEnd::SetBack { kind, .. } => kind,
+            ClaimEnd::Closed => "closed",
+            ClaimEnd::Stale => "stale",
+            ClaimEnd::Released => "released",
+            ClaimEnd::Retry { kind, .. } | ClaimEnd::SetBack { kind, .. } => kind,
+            ClaimEnd::Held { .. } => "paused",
+            ClaimEnd::WithoutKey { .. } => "no_key",
+            ClaimEnd::Left { .. } => "no_agent",
         }
     }
 }
@@ -76,6 +75,7 @@ pub(super) async fn give_up(
 ) -> ClaimEnd {
     match ctx.store.give_up(&job.lease, session_id, status, &reason).await {
         Ok(true) => {
+            ctx.metrics.run_ended(status.as_str());
             let reason = ctx.store.in_log(Some(session_id), &reason);
             warn!(session.id = session_id, status = status.as_str(), reason, "Gave the run up");
             ctx.bus.notifier.session(session_id);
