@@ -34,7 +34,8 @@ async fn metrics(client: &Client) -> String {
 
 /// The value of this series, such as `wakeful_workers{state="alive"}`.
 fn value(text: &str, series: &str) -> Option<f64> {
-    let line = text.lines().find(|line| line.strip_prefix(series).is_some_and(|rest| rest.starts_with(' ')))?;
+    let line =
+        text.lines().find(|line| line.strip_prefix(series).is_some_and(|rest| rest.starts_with(' ')))?;
     line.rsplit_once(' ').unwrap().1.parse().ok()
 }
 
@@ -88,7 +89,8 @@ async fn a_worker_without_the_api_counts_its_work_and_shows_the_fleet() {
     is("wakeful_jobs{kind=\"step\",state=\"ready\"}", 0.0);
     let claimed = value(&counted, "wakeful_claimed_jobs_total{kind=\"step\"}");
     assert!(claimed >= Some(2.0), "{counted}");
-    let tokens = value(&counted, "wakeful_model_tokens_total{model=\"openai/test\",kind=\"output\"}").unwrap();
+    let tokens =
+        value(&counted, "wakeful_model_tokens_total{model=\"openai/test\",kind=\"output\"}").unwrap();
     let cost = value(&counted, "wakeful_model_cost_dollars_total{model=\"openai/test\"}").unwrap();
     let read = ["input", "cached_input"]
         .map(|kind| format!("wakeful_model_tokens_total{{model=\"openai/test\",kind=\"{kind}\"}}"))
@@ -158,7 +160,10 @@ async fn while_the_database_is_away_the_process_lives_says_so_and_shows_no_old_n
     assert!(!text.contains("wakeful_oldest_ready_job_seconds"), "{text}");
     assert!(text.contains("wakeful_step_seconds_count"), "{text}");
     eventually("the process to say which connections it lost", || async {
-        metrics(&monitoring).await.contains("wakeful_lost_connection_seconds{use=\"heartbeat\"}").then_some(())
+        metrics(&monitoring)
+            .await
+            .contains("wakeful_lost_connection_seconds{use=\"heartbeat\"}")
+            .then_some(())
     })
     .await;
     assert_eq!(monitoring.get("/healthz").await.0, StatusCode::OK);
@@ -284,7 +289,8 @@ async fn the_documents_and_the_alerts_name_the_metrics_that_there_are() {
     server.client().wait_for(session["session_id"].as_str().unwrap(), "completed").await;
     let mut shown = names(&metrics(&monitoring(&server).await).await);
     // Only in trouble, for which there are tests above.
-    shown.extend(["wakeful_lost_connection_seconds", "wakeful_provider_gate_waiting_jobs"].map(str::to_owned));
+    shown
+        .extend(["wakeful_lost_connection_seconds", "wakeful_provider_gate_waiting_jobs"].map(str::to_owned));
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let read = |path: &str| std::fs::read_to_string(root.join(path)).unwrap();
     let documented = named_in(&read("docs/monitoring.md"));

@@ -5,13 +5,13 @@ mod command;
 use serde_json::json;
 use std::collections::BTreeSet;
 use wakeful_config::Config;
-use wakeful_engine::offer::offer;
+use wakeful_engine::capabilities::capabilities;
 use wakeful_engine::tool::registry::{self, Registry};
 use wakeful_workflow::agent::ToolDefinition;
 use wakeful_workflow::effect::Effect;
 use wakeful_workflow::policy::{ReplyRoute, SessionPolicy};
 use wakeful_workflow::preflight::{
-    Kind, Need, Offer, OpenCall, ScheduleNeed, judge, judge_rule, judge_schedule,
+    Capabilities, Kind, Need, OpenCall, ScheduleNeed, judge, judge_rule, judge_schedule,
 };
 
 const CONFIG: &str = r#"
@@ -99,7 +99,7 @@ fn ship() -> ToolDefinition {
     ToolDefinition::new("ship", "Sends something.", parameters, Effect::Idempotent)
 }
 
-fn offer_of(config: &str) -> Offer {
+fn capabilities_of(config: &str) -> Capabilities {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("wakeful.toml");
     std::fs::write(&file, config).unwrap();
@@ -107,12 +107,13 @@ fn offer_of(config: &str) -> Offer {
     let env = keys.into_iter().map(|(name, key)| (name.to_owned(), key.to_owned()));
     let config = Config::load(Some(&file), env).unwrap_or_else(|error| panic!("{error}\n{config}"));
     let registry = Registry::built_in().unwrap();
-    let mut offer = offer(&config, &registry, std::iter::empty(), ["email", "telegram"].into_iter());
+    let mut capabilities =
+        capabilities(&config, &registry, std::iter::empty(), ["email", "telegram"].into_iter());
     let parameters = || json!({"type": "object"});
-    offer.tools.push(ship());
-    offer.tools.push(ToolDefinition::new("lookup", "Looks.", parameters(), Effect::Pure));
-    offer.tools.push(ToolDefinition::new("fetch", "Fetches.", parameters(), Effect::Pure));
-    offer
+    capabilities.tools.push(ship());
+    capabilities.tools.push(ToolDefinition::new("lookup", "Looks.", parameters(), Effect::Pure));
+    capabilities.tools.push(ToolDefinition::new("fetch", "Fetches.", parameters(), Effect::Pure));
+    capabilities
 }
 
 /// The open sessions: each meets some of the changes.
@@ -205,7 +206,7 @@ fn schedules() -> Vec<ScheduleNeed> {
     vec![ScheduleNeed { name: "by-api".to_owned(), of_config: false, ..morning.clone() }, morning]
 }
 
-fn found(old: &Offer, new: &Offer) -> Vec<(Kind, String)> {
+fn found(old: &Capabilities, new: &Capabilities) -> Vec<(Kind, String)> {
     let fits = |tool: &ToolDefinition, arguments: &_| registry::fits(tool, arguments);
     let of_sessions = needs().into_iter().flat_map(|need| judge(&need, old, new, &fits));
     let of_schedules = schedules().into_iter().flat_map(|one| judge_schedule(&one, new));
@@ -217,16 +218,16 @@ fn found(old: &Offer, new: &Offer) -> Vec<(Kind, String)> {
 /// A change of the configuration, as one text that replaces another, or of the binary.
 enum Change {
     Text(&'static str, &'static str),
-    Binary(fn(&mut Offer)),
+    Binary(fn(&mut Capabilities)),
 }
 use Change::{Binary, Text};
 
 impl Change {
-    fn done(&self, old: &Offer) -> Offer {
+    fn done(&self, old: &Capabilities) -> Capabilities {
         match self {
             Text(from, to) => {
                 assert!(CONFIG.contains(from), "{from}");
-                offer_of(&CONFIG.replace(from, to))
+                capabilities_of(&CONFIG.replace(from, to))
             }
             Binary(change) => {
                 let mut new = old.clone();
@@ -238,16 +239,16 @@ impl Change {
     }
 }
 
-fn tool<'a>(offer: &'a mut Offer, name: &str) -> &'a mut ToolDefinition {
-    offer.tools.iter_mut().find(|tool| tool.name == name).unwrap()
+fn tool<'a>(capabilities: &'a mut Capabilities, name: &str) -> &'a mut ToolDefinition {
+    capabilities.tools.iter_mut().find(|tool| tool.name == name).unwrap()
 }
 
-fn ship_of(offer: &mut Offer) -> &mut serde_json::Value {
-    &mut tool(offer, "ship").parameters
+fn ship_of(capabilities: &mut Capabilities) -> &mut serde_json::Value {
+    &mut tool(capabilities, "ship").parameters
 }
 
 /// The agent is for another space only.
-fn elsewhere(new: &mut Offer) {
+fn elsewhere(new: &mut Capabilities) {
     new.agents.get_mut("support").unwrap().spaces = Some(vec!["acme".to_owned()]);
 }
 
@@ -473,7 +474,7 @@ const HARMLESS: &[(&str, Change)] = &[
 #[test]
 fn each_of_thirty_breaking_changes_is_named_and_no_harmless_one() {
     assert!(BREAKING.len() >= 30 && HARMLESS.len() >= 30);
-    let old = offer_of(CONFIG);
+    let old = capabilities_of(CONFIG);
     assert_eq!(found(&old, &old), [], "all goes on as it is");
     for (name, kind, change) in BREAKING {
         let found = found(&old, &change.done(&old));

@@ -65,7 +65,7 @@ pub struct ClaimedDelivery {
 
 /// Time limits of a claim.
 #[derive(Clone, Copy, Debug)]
-pub struct Terms {
+pub struct DeliveryLimits {
     /// Longest age before sending, for a delivery without a `not_after` of its own.
     pub max_age: Option<Duration>,
     /// How long after its start an attempt may still be under way if its end is unknown.
@@ -117,7 +117,7 @@ impl Store {
     ///
     /// # Errors
     /// [`crate::Error::Database`].
-    pub async fn pending_deliveries(&self, lease: &Lease) -> Result<Option<i64>> {
+    pub async fn enqueued_deliveries(&self, lease: &Lease) -> Result<Option<i64>> {
         Ok(sqlx::query_scalar!(
             "select pending from jobs where job_id = $1 and lease = $2",
             lease.job_id,
@@ -184,7 +184,7 @@ impl Store {
         lease: &Lease,
         conversation_id: &str,
         channel: &str,
-        terms: Terms,
+        terms: DeliveryLimits,
     ) -> Result<Option<ClaimedDelivery>> {
         // Before the claim: without the key nothing is begun.
         self.seal_of_conversation(conversation_id).await?;

@@ -211,7 +211,7 @@ async fn a_closing_commit_whose_answer_is_late_is_not_taken_for_a_lost_lease() {
     assert!(!process.log().contains("The claim is over"), "{}", process.log());
     proxy.release();
     let end = process.wait_for_log("The claim is over").await;
-    assert!(end.contains("Closed"), "{end}");
+    assert!(end.contains("\"end\":\"closed\""), "{end}");
     assert_eq!(proxy.cut_count(), 1);
     process.client().wait_for(&world.session_id, "completed").await;
     assert!(process.terminate().success());

@@ -3,7 +3,7 @@
 use super::full::FullPool;
 use super::*;
 use tokio_util::sync::CancellationToken;
-use wakeful_store::delivery::Terms;
+use wakeful_store::delivery::DeliveryLimits;
 use wakeful_store::encryption::Settings;
 use wakeful_store::queue::{Holdings, Liveness, News, Notifier};
 
@@ -17,7 +17,7 @@ async fn what_is_enqueued_while_the_deliver_job_ends_is_sent() {
 
     let mut claims = Claims::start(&world.store, Kind::Deliver, 1, LEASE);
     let job = claims.next().await;
-    let seen = world.store.pending_deliveries(&job.lease).await.unwrap().unwrap();
+    let seen = world.store.enqueued_deliveries(&job.lease).await.unwrap().unwrap();
     world.deliver(&job).await;
     let none = world.store.claim_delivery(&job.lease, &job.conversation_id, "email", TERMS).await.unwrap();
     assert!(none.is_none(), "the look finds nothing more");
@@ -26,7 +26,7 @@ async fn what_is_enqueued_while_the_deliver_job_ends_is_sent() {
     // holder keeps the lease.
     driver.sends_mail("call_2").await;
     assert!(!world.store.end_deliver_job(&job.lease, seen).await.unwrap());
-    let seen = world.store.pending_deliveries(&job.lease).await.unwrap().expect("the lease is untouched");
+    let seen = world.store.enqueued_deliveries(&job.lease).await.unwrap().expect("the lease is untouched");
     world.deliver(&job).await;
 
     // A delivery is enqueued after the end of the job. It gets a new job.
@@ -50,7 +50,7 @@ async fn a_deliverer_without_its_lease_claims_and_settles_nothing() {
     let job = claims.next().await;
     let token = world.steal(job.lease.job_id).await;
     let before = world.dump().await;
-    assert!(world.store.pending_deliveries(&job.lease).await.unwrap().is_none());
+    assert!(world.store.enqueued_deliveries(&job.lease).await.unwrap().is_none());
     let claimed = world.store.claim_delivery(&job.lease, &job.conversation_id, "email", TERMS).await.unwrap();
     assert!(claimed.is_none());
     assert!(!world.store.end_deliver_job(&job.lease, 1).await.unwrap());
@@ -133,7 +133,7 @@ async fn an_attempt_is_over_when_its_own_worker_says_so_and_not_by_the_limit_of_
     let mut claims = Claims::start(&world.store, Kind::Deliver, 1, LEASE);
     let job = claims.next().await;
     claims.stop();
-    let long = Terms { attempt_limit: Duration::from_secs(120), ..TERMS };
+    let long = DeliveryLimits { attempt_limit: Duration::from_secs(120), ..TERMS };
     let claim = |terms| world.store.claim_delivery(&job.lease, &job.conversation_id, "email", terms);
     claim(long).await.unwrap().unwrap();
     world

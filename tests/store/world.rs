@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
-use wakeful_store::delivery::{Settled, Terms};
+use wakeful_store::delivery::{DeliveryLimits, Settled};
 use wakeful_store::generation::NewGeneration;
 use wakeful_store::queue::{Holdings, Job, Kind, News, Queue, Served, Settings};
 use wakeful_store::step::{Commit, Performance};
@@ -29,8 +29,11 @@ use wakeful_workflow::session::{CallOutcome, CallStatus, Session};
 use wakeful_workflow::strategy::Strategy;
 
 /// No delivery expires, and an attempt may take one second.
-pub(super) const TERMS: Terms =
-    Terms { max_age: None, attempt_limit: Duration::from_secs(1), longest_pause: Duration::from_secs(7200) };
+pub(super) const TERMS: DeliveryLimits = DeliveryLimits {
+    max_age: None,
+    attempt_limit: Duration::from_secs(1),
+    longest_pause: Duration::from_secs(7200),
+};
 
 /// Somebody waits for a lock of a test's trigger.
 pub(super) const WAITS_HERE: &str =

@@ -65,8 +65,9 @@ pub async fn check(left: Left<'_>) {
     assert!(mails.is_empty(), "mails without a call: {mails:?}");
     let lines = || logs.iter().flat_map(|(_, log)| log.lines());
     summary.fenced = lines().filter(|line| line.contains("nothing was written")).count();
-    summary.stale_claims =
-        lines().filter(|line| line.contains("The claim is over") && line.contains("Stale")).count();
+    summary.stale_claims = lines()
+        .filter(|line| line.contains("The claim is over") && line.contains(r#""end":"stale""#))
+        .count();
     let sent: i64 =
         database.value("select count(*) from deliveries where status = 'sent' and $1 <> ''", "all").await;
     summary.mails = sent as usize;

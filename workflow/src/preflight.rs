@@ -1,6 +1,6 @@
 //! What of the open sessions cannot go on under another binary or configuration, before it is deployed.
 //!
-//! [`Offer`] is what a binary with a configuration can do. [`Need`] is what one open session needs. [`judge`] compares what is
+//! [`Capabilities`] is what a binary with a configuration can do. [`Need`] is what one open session needs. [`judge`] compares what is
 //! offered now, what would be offered, and the need. A change that no open session meets is not an obstacle, and neither is something
 //! that is missing already.
 #![deny(missing_docs)]
@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// What a binary with a configuration can do. It holds no secret and no prompt.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Offer {
+pub struct Capabilities {
     /// The binary's version.
     pub version: String,
     /// The newest migration that the binary knows.
@@ -59,7 +59,7 @@ pub struct Offer {
     pub key_stores: BTreeSet<String>,
 }
 
-/// An agent of an [`Offer`].
+/// An agent of an [`Capabilities`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OfferedAgent {
     /// Its settings. The prompt is left out, because sessions keep the one that they began with.
@@ -77,7 +77,7 @@ pub struct OfferedAgent {
     pub shared: bool,
 }
 
-/// Whose messages a messenger of an [`Offer`] takes. A message must pass both lists.
+/// Whose messages a messenger of an [`Capabilities`] takes. A message must pass both lists.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Speakers {
     /// The space of its conversations.
@@ -88,7 +88,7 @@ pub struct Speakers {
     pub channels: Option<Vec<String>>,
 }
 
-/// A model of an [`Offer`].
+/// A model of an [`Capabilities`].
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OfferedModel {
     /// Tokens that it sees.

@@ -2,6 +2,7 @@
 
 mod left_out;
 mod status;
+mod tentative;
 
 pub use left_out::LeftOut;
 pub use status::SessionStatus;

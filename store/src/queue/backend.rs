@@ -203,7 +203,7 @@ impl Claimer {
                 course.looked = None;
             }
             self.take_left(&mut course.looked_for_left).await;
-            let next = self.look(&mut course).await;
+            let next = self.claim_for_free_slots(&mut course).await;
             if !matches!(next, Next::News) {
                 only_here.tell_others();
             }
@@ -231,7 +231,7 @@ impl Claimer {
 
     /// Claims jobs for the free slots. All queues of a process together may hold one suspect, which takes no slot: so a full queue
     /// looks for suspects too, as often as for work of which it does not hear.
-    async fn look(&self, course: &mut Course) -> Next {
+    async fn claim_for_free_slots(&self, course: &mut Course) -> Next {
         let Feed { store, settings, holdings, room, .. } = &*self.feed;
         let free = room.free();
         let is_due = course.looked.is_none_or(|at| at.elapsed() >= settings.poll);
@@ -267,7 +267,7 @@ impl Claimer {
             course.horizon.claimed(began_ms, reach, boottime_ms(), left);
             room.clear_before.store(course.horizon.clear_before, Ordering::Relaxed);
         }
-        self.feed.claimed(rows, self.ends_ms(began_ms), lock).await;
+        self.feed.send_claimed(rows, self.ends_ms(began_ms), lock).await;
         match (free, course.backlog) {
             (0, _) => Next::Slot,
             (_, true) => Next::Look,
@@ -292,11 +292,11 @@ impl Claimer {
         // Read the clock before the statement, so that the lease's end in this process is never later than in the database. And
         // after the wait for a connection, which says nothing of how long a look takes or how far back it must go.
         let began_ms = boottime_ms();
-        let (reach, of_others) = (horizon.reach(began_ms), self.feed.holdings.knows_of_others(began_ms));
+        let (reach, take_expired) = (horizon.reach(began_ms), self.feed.holdings.may_take_expired(began_ms));
         let wanted = self.wanted(free, lock);
-        let rows = claim(&mut lent, &wanted, take_suspect, of_others, reach).await;
+        let rows = claim(&mut lent, &wanted, take_suspect, take_expired, reach).await;
         drop(lent);
-        self.heard(rows, &wanted, began_ms).map(|rows| Claimed { rows, began_ms, reach })
+        self.give_back_if_lost(rows, &wanted, began_ms).map(|rows| Claimed { rows, began_ms, reach })
     }
 
     fn wanted(&self, limit: usize, liveness_lock: Option<i32>) -> Wanted<'_> {
@@ -305,7 +305,7 @@ impl Claimer {
     }
 
     /// If the answer of a claim was lost, gives back what it took.
-    fn heard(
+    fn give_back_if_lost(
         &self,
         rows: Result<Vec<ClaimedRow>, Error>,
         wanted: &Wanted<'_>,
@@ -335,13 +335,13 @@ impl Claimer {
             let (began_ms, wanted) = (boottime_ms(), self.wanted(free, lock));
             let rows = claim_left(&mut lent, &wanted).await;
             drop(lent);
-            self.heard(rows, &wanted, began_ms).map(|rows| (rows, self.ends_ms(began_ms)))
+            self.give_back_if_lost(rows, &wanted, began_ms).map(|rows| (rows, self.ends_ms(began_ms)))
         };
         match claimed.await {
             Ok((rows, ends_ms)) => {
                 // There may be more.
                 self.news.left.fetch_or(rows.len() == free, Ordering::AcqRel);
-                self.feed.claimed(rows, ends_ms, lock).await;
+                self.feed.send_claimed(rows, ends_ms, lock).await;
             }
             Err(error) => {
                 self.news.left.store(true, Ordering::Release);

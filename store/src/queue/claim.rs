@@ -67,12 +67,12 @@ pub(super) fn new_token() -> i64 {
 }
 
 /// Claims ready jobs that are not suspects and that became ready within the last `reach`, and a suspect in addition if
-/// `take_suspect`. Of those whose lease ended it takes none unless `of_others`. Concurrent claims never wait for each other.
+/// `take_suspect`. Of those whose lease ended it takes none unless `take_expired`. Concurrent claims never wait for each other.
 pub(super) async fn claim(
     lent: &mut Lent,
     wanted: &Wanted<'_>,
     take_suspect: bool,
-    of_others: bool,
+    take_expired: bool,
     reach: Duration,
 ) -> Result<Vec<ClaimedRow>> {
     let Wanted { settings, worker_id, limit, token, liveness_lock } = *wanted;
@@ -126,14 +126,14 @@ pub(super) async fn claim(
         "#,
         settings.kind.as_str(),
         limit as i64,
-        i64::from(take_suspect && of_others),
+        i64::from(take_suspect && take_expired),
         worker_id,
         settings.lease.as_secs_f64(),
         &*settings.runner,
         liveness_lock,
         reach.as_secs_f64(),
         token,
-        of_others
+        take_expired
     )
     .fetch_all(lent.sends());
     let rows = in_time(claimed).await;

@@ -28,7 +28,7 @@ impl Contact {
     }
 
     /// Returns whether a lease that has ended may be taken for one that nobody keeps.
-    pub fn tells_of_others(&self, now: u64) -> bool {
+    pub fn may_take_expired(&self, now: u64) -> bool {
         self.is_kept(now) && now >= self.settled
     }
 
@@ -47,19 +47,19 @@ mod tests {
     fn a_process_that_was_cut_off_for_most_of_a_lease_lets_the_others_come_back_first() {
         let (lease, every) = (Duration::from_secs(30), Duration::from_secs(10));
         let mut contact = Contact::default();
-        assert!(contact.tells_of_others(100 * S), "it has just started");
+        assert!(contact.may_take_expired(100 * S), "it has just started");
         contact.beat(100 * S, lease, every);
-        assert!(contact.tells_of_others(100 * S));
-        assert!(contact.tells_of_others(120 * S));
-        assert!(!contact.tells_of_others(121 * S));
+        assert!(contact.may_take_expired(100 * S));
+        assert!(contact.may_take_expired(120 * S));
+        assert!(!contact.may_take_expired(121 * S));
         contact.beat(140 * S, lease, every);
-        assert!(!contact.tells_of_others(140 * S));
+        assert!(!contact.may_take_expired(140 * S));
         contact.beat(150 * S, lease, every);
-        assert!(!contact.tells_of_others(154 * S));
-        assert!(contact.tells_of_others(155 * S));
+        assert!(!contact.may_take_expired(154 * S));
+        assert!(contact.may_take_expired(155 * S));
         // A missed beat is no outage.
         contact.beat(170 * S, lease, every);
-        assert!(contact.tells_of_others(170 * S));
+        assert!(contact.may_take_expired(170 * S));
     }
 
     #[test]
@@ -68,7 +68,7 @@ mod tests {
         let mut contact = Contact::default();
         for beat in 0..5 {
             contact.beat(100 * S + beat * 16 * S, lease, every);
-            assert!(contact.tells_of_others(100 * S + beat * 16 * S));
+            assert!(contact.may_take_expired(100 * S + beat * 16 * S));
         }
     }
 }

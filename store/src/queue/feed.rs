@@ -9,7 +9,9 @@
 
 use super::claim::{new_token, until_released};
 use super::notify::{JOBS, payload};
-use super::{ClaimedRow, Hold, Holdings, Job, Kind, Lease, Outage, Place, Room, Settings, Slot, boottime_ms};
+use super::{
+    ClaimedRow, Hold, Holdings, Job, Kind, Lease, Place, ProviderOutage, Room, Settings, Slot, boottime_ms,
+};
 use crate::{Result, Store};
 use futures::FutureExt as _;
 use futures::future::join_all;
@@ -38,7 +40,7 @@ impl Feed {
     /// Hands over the jobs that a claim took, which wrote the liveness lock `lock` into them. The heartbeat knows all their leases
     /// before the first key is asked for, so keys that come slowly end no lease. A suspect has a place of its own, so it takes no
     /// slot from other jobs.
-    pub async fn claimed(&self, rows: Vec<ClaimedRow>, ends_ms: u64, lock: Option<i32>) {
+    pub async fn send_claimed(&self, rows: Vec<ClaimedRow>, ends_ms: u64, lock: Option<i32>) {
         if !rows.is_empty() {
             let age_s = rows.iter().find_map(|row| row.age_s);
             self.store.metrics.claimed(self.settings.kind, rows.len(), age_s);
@@ -55,10 +57,10 @@ impl Feed {
             })
             .collect();
         self.holdings.written(&self.store, lock);
-        join_all(jobs.into_iter().map(|job| self.hand_on(job))).await;
+        join_all(jobs.into_iter().map(|job| self.send_to_apalis(job))).await;
     }
 
-    async fn hand_on(&self, mut job: Job) {
+    async fn send_to_apalis(&self, mut job: Job) {
         job.last_error = self.store.reveal_some(job.last_error).await;
         // If sending fails, the drain began during the claim, and the queue has closed the channel. Give the job back.
         if let Err(mpsc::error::SendError(job)) = self.jobs.send(job).await {
@@ -99,7 +101,7 @@ impl Feed {
             stuck: row.stuck,
             died: row.died,
             last_error: row.last_error,
-            outage: Outage {
+            outage: ProviderOutage {
                 faults: row.outage_faults.into(),
                 lasted: row.outage_s.map(|s| Duration::from_secs_f64(s.max(0.0))),
             },

@@ -41,8 +41,8 @@ impl Holdings {
     }
 
     /// Returns whether this process may take a lease that has ended for one that nobody keeps: see [`Contact`].
-    pub(super) fn knows_of_others(&self, now_ms: u64) -> bool {
-        self.contact.lock().unwrap_or_else(PoisonError::into_inner).tells_of_others(now_ms)
+    pub(super) fn may_take_expired(&self, now_ms: u64) -> bool {
+        self.contact.lock().unwrap_or_else(PoisonError::into_inner).may_take_expired(now_ms)
     }
 
     /// Returns the key of the process's liveness lock.

@@ -198,7 +198,7 @@ pub struct Job {
     /// How many earlier claims were never given back, because their process died or its heartbeat stopped.
     pub died: i32,
     pub last_error: Option<String>,
-    pub outage: Outage,
+    pub outage: ProviderOutage,
     /// The opening at which a provider's gate let this job through.
     pub gate_pass: Option<i64>,
     /// The pauses that let it go, by their numbers.
@@ -235,7 +235,7 @@ impl Job {
 
 /// A provider's outage that holds up a step, as the claim found it.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Outage {
+pub struct ProviderOutage {
     /// How many calls of the step failed since its last progress.
     pub faults: i64,
     /// How long the outage had lasted at the claim. `None`: there was none.
@@ -335,7 +335,7 @@ impl Store {
             job.kind.as_str(),
             &*job.runner,
             job.slot.room.reach(now).as_secs_f64(),
-            job.slot.held.knows_of_others(now)
+            job.slot.held.may_take_expired(now)
         )
         .fetch_one(&self.pool)
         .await?)

@@ -6,12 +6,13 @@ use futures::{StreamExt, stream};
 use std::collections::BTreeSet;
 
 /// Commands that are about no row of a space, and why.
-const OF_THE_INSTALLATION: [(&str, &str); 15] = [
+const OF_THE_INSTALLATION: [(&str, &str); 16] = [
     ("dev", "its own database"),
     ("demo", "its own database"),
     ("serve", "answers for all spaces"),
     ("migrate", "the schema"),
     ("doctor", "the installation"),
+    ("ready", "asks the process of this host"),
     ("absurd", "brings tasks into the space default"),
     ("config", "the configuration"),
     ("encryption", "one key store for all spaces"),

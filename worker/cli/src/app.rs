@@ -11,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 use wakeful_config::notify::To;
 use wakeful_config::{Config, ConfigError, Invalid};
 use wakeful_engine::cancels::Cancels;
+use wakeful_engine::capabilities::capabilities;
 use wakeful_engine::channel::Channel;
 use wakeful_engine::ctx::{Bus, Ctx, Plugins, Shutdown};
 use wakeful_engine::gates::Gates;
@@ -18,7 +19,6 @@ use wakeful_engine::identity::Identity;
 use wakeful_engine::ingest::Intake;
 use wakeful_engine::model::renderings::Renderings;
 use wakeful_engine::model::{Model, Models};
-use wakeful_engine::offer::offer;
 use wakeful_engine::outlines::Outlines;
 use wakeful_engine::pauses::Pauses;
 use wakeful_engine::perform::{Chunks, CutCalls};
@@ -34,7 +34,7 @@ use wakeful_store::Store;
 use wakeful_store::queue::{News, Notifier};
 use wakeful_store::schema::Fit;
 use wakeful_workflow::fault::Fault;
-use wakeful_workflow::preflight::Offer;
+use wakeful_workflow::preflight::Capabilities;
 
 /// Builds extra routes that use the process.
 type Routes = Arc<dyn Fn(Process) -> axum::Router + Send + Sync>;
@@ -121,10 +121,10 @@ impl App {
     ///
     /// # Errors
     /// Those of [`App::context`] about tools and channels.
-    pub(crate) fn offer(&self, config: &Config) -> anyhow::Result<Offer> {
+    pub(crate) fn capabilities(&self, config: &Config) -> anyhow::Result<Capabilities> {
         let (tools, channels) = (self.registry()?, self.channels(config)?);
         let providers = self.providers.iter().map(|(name, _)| name.as_str());
-        Ok(offer(config, &tools, providers, channels.keys().map(String::as_str)))
+        Ok(capabilities(config, &tools, providers, channels.keys().map(String::as_str)))
     }
 
     /// Reads the configuration, which may name this program's own providers.

@@ -70,12 +70,7 @@ pub async fn bind_monitoring(config: &Config) -> Result<Option<TcpListener>, Can
 ///
 /// # Errors
 /// When a role fails.
-pub async fn run(
-    app: &App,
-    ctx: Arc<Ctx>,
-    roles: &[Role],
-    listeners: Listeners,
-) -> anyhow::Result<()> {
+pub async fn run(app: &App, ctx: Arc<Ctx>, roles: &[Role], listeners: Listeners) -> anyhow::Result<()> {
     let over = CancellationToken::new();
     let monitoring = listeners.monitoring.map(|listener| {
         if let Ok(address) = listener.local_addr() {

@@ -14,8 +14,8 @@ use super::problem::Problem;
 use super::read::{Notes, Section, narrow, recipients, spaces};
 use super::tree::Table;
 use super::{
-    AgentSettings, Blobs, CloneFrom, Config, Database, ModelSettings, Monitoring, OnDelayed, Provider, Providers, Queue,
-    Scripted, Server, Workspace,
+    AgentSettings, Blobs, CloneFrom, Config, Database, ModelSettings, Monitoring, OnDelayed, Provider,
+    Providers, Queue, Scripted, Server, Workspace,
 };
 
 /// The providers of models that every program has.
@@ -117,7 +117,9 @@ fn server(mut section: Section<'_>) -> Server {
                 plain.then(|| text.trim_end_matches('/').to_owned())
             },
         ),
-        drain_delay: Duration::from_secs(section.number("drain_delay_s", 0..=600).unwrap_or(0).unsigned_abs()),
+        drain_delay: Duration::from_secs(
+            section.number("drain_delay_s", 0..=600).unwrap_or(0).unsigned_abs(),
+        ),
     };
     section.finish();
     server

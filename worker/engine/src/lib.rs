@@ -25,6 +25,7 @@
 
 pub mod blobs;
 pub mod cancels;
+pub mod capabilities;
 pub mod channel;
 pub mod ctx;
 pub mod encryption;
@@ -37,7 +38,6 @@ pub mod kept;
 pub mod model;
 pub mod new_session;
 mod notify;
-pub mod offer;
 pub mod outcome;
 pub mod outlines;
 pub mod pauses;

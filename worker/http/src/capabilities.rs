@@ -6,14 +6,14 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use serde_json::Value;
 use std::sync::Arc;
+use wakeful_engine::capabilities::capabilities;
 use wakeful_engine::ctx::Ctx;
-use wakeful_engine::offer::offer;
-use wakeful_workflow::preflight::Offer;
+use wakeful_workflow::preflight::Capabilities;
 
 /// The agents, tools, models and channels of this process. No secret and no prompt.
-pub(super) async fn show(State(ctx): State<Arc<Ctx>>) -> Json<Offer> {
+pub(super) async fn show(State(ctx): State<Arc<Ctx>>) -> Json<Capabilities> {
     let plugins = &ctx.plugins;
-    Json(offer(
+    Json(capabilities(
         &ctx.config,
         &plugins.tools,
         plugins.models.providers(),

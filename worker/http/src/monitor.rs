@@ -169,7 +169,8 @@ impl Fleet {
         };
         for kind in ["step", "deliver"] {
             let depth = self.queues.iter().find(|depth| depth.kind == kind).cloned();
-            let Depth { kind, ready, leased, delayed, oldest_ready_s } = depth.unwrap_or_else(|| absent(kind));
+            let Depth { kind, ready, leased, delayed, oldest_ready_s } =
+                depth.unwrap_or_else(|| absent(kind));
             for (state, count) in [("ready", ready), ("leased", leased), ("delayed", delayed)] {
                 jobs.get_or_create(&[("kind", kind.clone()), ("state", state.to_owned())]).set(count);
             }
@@ -194,7 +195,9 @@ impl Fleet {
         let workers = Family::<Label, Gauge>::default();
         for state in ["alive", "draining", "silent"] {
             let count = self.workers.iter().filter(|worker| worker.state(silent_after_s) == state).count();
-            workers.get_or_create(&[("state", state.to_owned())]).set(i64::try_from(count).unwrap_or(i64::MAX));
+            workers
+                .get_or_create(&[("state", state.to_owned())])
+                .set(i64::try_from(count).unwrap_or(i64::MAX));
         }
         registry.register("workers", "Worker processes of the whole fleet, by their heartbeats", workers);
         let gates = Family::<Label, Gauge>::default();
@@ -212,8 +215,16 @@ impl Fleet {
         registry.register("faulty_steps", "Steps that the database has failed again and again", faulty);
         let Connections { wanted, limit, others, .. } = self.connections;
         for (name, help, value) in [
-            ("connections_wanted", "The most connections that the workers of the fleet open together", wanted),
-            ("connections_left", "The server's connections that other programs leave", (limit - others).max(0)),
+            (
+                "connections_wanted",
+                "The most connections that the workers of the fleet open together",
+                wanted,
+            ),
+            (
+                "connections_left",
+                "The server's connections that other programs leave",
+                (limit - others).max(0),
+            ),
         ] {
             let gauge = Gauge::<i64>::default();
             gauge.set(value);

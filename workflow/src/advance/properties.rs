@@ -362,7 +362,13 @@ impl World {
         for opened in &transition.calls_opened {
             assert!(self.session.call(&opened.call_id).is_none());
         }
+        let mut tried = self.session.clone();
+        let before = tried.apply_tentatively(transition);
+        let after = tried.clone();
+        tried.undo(before, transition);
+        assert_eq!(tried, self.session, "what was applied tentatively is undone");
         self.session.apply(transition);
+        assert_eq!(after, self.session);
         self.journal.extend(transition.events.iter().cloned());
         let mut blobs: Vec<Blob> = transition.blobs.clone();
         if let Next::Close(closing) = &transition.next {

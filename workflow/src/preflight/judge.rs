@@ -1,6 +1,6 @@
 //! The comparison.
 
-use super::{Kind, Need, Obstacle, Offer, OfferedAgent, OpenCall, ScheduleNeed, Speakers};
+use super::{Capabilities, Kind, Need, Obstacle, OfferedAgent, OpenCall, ScheduleNeed, Speakers};
 use crate::agent::{OnUncertain, ToolDefinition};
 use crate::effect::Effect;
 use crate::policy::may_write_to;
@@ -12,8 +12,8 @@ use serde_json::Value;
 /// arguments fit a tool's schema.
 pub fn judge(
     need: &Need,
-    old: &Offer,
-    new: &Offer,
+    old: &Capabilities,
+    new: &Capabilities,
     fits: &dyn Fn(&ToolDefinition, &Value) -> Result<(), String>,
 ) -> Vec<Obstacle> {
     let mut found = obstacles(need, old, new, fits);
@@ -23,7 +23,7 @@ pub fn judge(
 }
 
 /// Returns what stops a schedule under `new`.
-pub fn judge_schedule(schedule: &ScheduleNeed, new: &Offer) -> Vec<Obstacle> {
+pub fn judge_schedule(schedule: &ScheduleNeed, new: &Capabilities) -> Vec<Obstacle> {
     let mut found = Vec::new();
     let mut find = |kind, what| found.push(Obstacle { kind, what });
     let name = &schedule.name;
@@ -44,13 +44,13 @@ pub fn judge_schedule(schedule: &ScheduleNeed, new: &Offer) -> Vec<Obstacle> {
 }
 
 /// Returns what stops the messages that are still to be sent by `channel`.
-pub fn judge_channel(channel: &str, new: &Offer) -> Option<Obstacle> {
+pub fn judge_channel(channel: &str, new: &Capabilities) -> Option<Obstacle> {
     let is_gone = !new.channels.contains(channel);
     is_gone.then(|| Obstacle { kind: Kind::ChannelGone, what: format!("nothing sends by {channel}") })
 }
 
 /// Returns what stops the messages that a rule of `[[notify]]` has still to send, by this channel if it is known.
-pub fn judge_rule(rule: &str, channel: Option<&str>, new: &Offer) -> Option<Obstacle> {
+pub fn judge_rule(rule: &str, channel: Option<&str>, new: &Capabilities) -> Option<Obstacle> {
     if !new.notify.contains(rule) {
         let what = format!(
             "rule {rule} of [[notify]] is gone, so the messages that it gathered would never be sent"
@@ -61,7 +61,7 @@ pub fn judge_rule(rule: &str, channel: Option<&str>, new: &Offer) -> Option<Obst
 }
 
 /// Returns what keeps `sealed` encrypted conversations, ended ones too, from being read under `new`.
-pub fn judge_encryption(sealed: i64, old: &Offer, new: &Offer) -> Option<Obstacle> {
+pub fn judge_encryption(sealed: i64, old: &Capabilities, new: &Capabilities) -> Option<Obstacle> {
     // The configuration of now may be without keys already.
     if sealed == 0 || old.key_stores.is_empty() || !old.key_stores.is_disjoint(&new.key_stores) {
         return None;
@@ -78,17 +78,17 @@ pub fn judge_encryption(sealed: i64, old: &Offer, new: &Offer) -> Option<Obstacl
 /// Messengers, whose answers come in by webhooks of their own.
 const MESSENGERS: [&str; 3] = ["slack", "telegram", "webhook"];
 
-fn agent_in<'a>(offer: &'a Offer, agent: &str, space_id: &str) -> Option<&'a OfferedAgent> {
+fn agent_in<'a>(capabilities: &'a Capabilities, agent: &str, space_id: &str) -> Option<&'a OfferedAgent> {
     let is_here = |one: &&OfferedAgent| {
         one.spaces.as_ref().is_none_or(|spaces| spaces.iter().any(|one| one == space_id))
     };
-    offer.agents.get(agent).filter(is_here)
+    capabilities.agents.get(agent).filter(is_here)
 }
 
 fn obstacles(
     need: &Need,
-    old: &Offer,
-    new: &Offer,
+    old: &Capabilities,
+    new: &Capabilities,
     fits: &dyn Fn(&ToolDefinition, &Value) -> Result<(), String>,
 ) -> Vec<Obstacle> {
     let mut found = Vec::new();
@@ -120,35 +120,35 @@ fn obstacles(
 }
 
 /// How its messages leave and come in, and its files.
-fn ways(need: &Need, offer: &Offer, found: &mut Vec<Obstacle>) {
+fn ways(need: &Need, capabilities: &Capabilities, found: &mut Vec<Obstacle>) {
     let reply = need.policy.reply.as_ref().map(|route| route.channel.as_str());
     for channel in need.unsent.iter().map(String::as_str).chain(reply) {
-        found.extend(judge_channel(channel, offer));
+        found.extend(judge_channel(channel, capabilities));
     }
     let mut find = |kind, what| found.push(Obstacle { kind, what });
     if let Some(by) = reply.filter(|by| MESSENGERS.contains(by))
         && need.status == "waiting_input"
-        && !offer.intakes.contains(by)
+        && !capabilities.intakes.contains(by)
     {
         find(Kind::IntakeGone, format!("no answer comes in by {by}"));
     }
     if need.trigger_type == "email"
         && need.mailbox_id.contains('@')
-        && !offer.mailboxes.is_empty()
-        && !offer.mailboxes.contains(&need.mailbox_id)
+        && !capabilities.mailboxes.is_empty()
+        && !capabilities.mailboxes.contains(&need.mailbox_id)
     {
         find(Kind::MailboxGone, format!("mailbox {} is gone", need.mailbox_id));
     }
-    if need.files > offer.max_files {
-        find(Kind::WorkspaceFiles, format!("more than {} files", offer.max_files));
+    if need.files > capabilities.max_files {
+        find(Kind::WorkspaceFiles, format!("more than {} files", capabilities.max_files));
     }
-    if need.bytes > offer.max_bytes {
-        find(Kind::WorkspaceBytes, format!("more than {} bytes of files", offer.max_bytes));
+    if need.bytes > capabilities.max_bytes {
+        find(Kind::WorkspaceBytes, format!("more than {} bytes of files", capabilities.max_bytes));
     }
 }
 
 /// Whether those who wrote to it may go on writing.
-fn speakers(need: &Need, old: &Offer, new: &Offer, found: &mut Vec<Obstacle>) {
+fn speakers(need: &Need, old: &Capabilities, new: &Capabilities, found: &mut Vec<Obstacle>) {
     let mut find = |kind, what| found.push(Obstacle { kind, what });
     if need.trigger_type == "email" && new.drops_unproved && !old.drops_unproved {
         find(Kind::UnprovedMail, "mail is dropped whose sender nothing proves".to_owned());
@@ -187,13 +187,16 @@ fn provider(model: &str) -> &str {
     model.split_once('/').map_or(model, |(provider, _)| provider)
 }
 
-fn model(need: &Need, offer: &Offer, offered: &OfferedAgent, found: &mut Vec<Obstacle>) {
+fn model(need: &Need, capabilities: &Capabilities, offered: &OfferedAgent, found: &mut Vec<Obstacle>) {
     let mut find = |kind, what| found.push(Obstacle { kind, what });
     let model = model_of(need, offered);
-    if !offer.providers.contains(provider(model)) {
+    if !capabilities.providers.contains(provider(model)) {
         find(Kind::ModelGone, format!("model {model} of agent {} cannot be called", need.agent));
     }
-    let window = offer.models.get(model).map_or(offer.default_window, |settings| settings.context_window);
+    let window = capabilities
+        .models
+        .get(model)
+        .map_or(capabilities.default_window, |settings| settings.context_window);
     let shortens = matches!(offered.agent.context.strategy, Strategy::SlidingWindow | Strategy::Compaction);
     if need.context_tokens > window && !shortens {
         find(Kind::WindowSmaller, format!("model {model} sees {window} tokens"));
@@ -227,14 +230,14 @@ fn limits(need: &Need, offered: &OfferedAgent, found: &mut Vec<Obstacle>) {
 
 fn tools(
     need: &Need,
-    offer: &Offer,
+    capabilities: &Capabilities,
     offered: &OfferedAgent,
     fits: &dyn Fn(&ToolDefinition, &Value) -> Result<(), String>,
     found: &mut Vec<Obstacle>,
 ) {
     let mut find = |kind, what| found.push(Obstacle { kind, what });
     let allowed = need.policy.tools.as_ref().unwrap_or(&offered.agent.tools);
-    let missing = |name: &str| match offer.tools.iter().find(|tool| tool.name == name) {
+    let missing = |name: &str| match capabilities.tools.iter().find(|tool| tool.name == name) {
         None => Some(format!("tool {name} is gone from the binary")),
         Some(_) if !allowed.iter().any(|one| one == name) => {
             Some(format!("agent {} may not use tool {name}", need.agent))
@@ -251,7 +254,7 @@ fn tools(
     for call in
         need.calls.iter().filter(|call| matches!(call.status.as_str(), "invoked" | "started" | "unapproved"))
     {
-        let Some(tool) = offer.tools.iter().find(|tool| tool.name == call.name) else { continue };
+        let Some(tool) = capabilities.tools.iter().find(|tool| tool.name == call.name) else { continue };
         if fits(tool, &call.arguments).is_err() {
             find(Kind::ToolNarrowed, format!("tool {} does not accept what open calls have", call.name));
         }
@@ -325,9 +328,16 @@ fn promises(need: &Need, before: &OfferedAgent, after: &OfferedAgent, found: &mu
     }
 }
 
-fn prices(need: &Need, old: &Offer, new: &Offer, offered: &OfferedAgent, found: &mut Vec<Obstacle>) {
+fn prices(
+    need: &Need,
+    old: &Capabilities,
+    new: &Capabilities,
+    offered: &OfferedAgent,
+    found: &mut Vec<Obstacle>,
+) {
     let model = model_of(need, offered);
-    let priced = |offer: &Offer| offer.models.get(model).is_some_and(|settings| settings.priced);
+    let priced =
+        |capabilities: &Capabilities| capabilities.models.get(model).is_some_and(|settings| settings.priced);
     if !priced(new) && (priced(old) || need.has_cost) {
         let what = format!("model {model} has no price: its calls count as free");
         found.push(Obstacle { kind: Kind::PriceGone, what });

@@ -15,7 +15,7 @@ use wakeful_engine::tool::registry;
 use wakeful_engine::web::{self, Reach};
 use wakeful_store::Store;
 use wakeful_workflow::preflight::{
-    Kind, Obstacle, Offer, judge, judge_channel, judge_encryption, judge_rule, judge_schedule,
+    Capabilities, Kind, Obstacle, judge, judge_channel, judge_encryption, judge_rule, judge_schedule,
 };
 
 /// Sessions that a finding names.
@@ -68,13 +68,13 @@ struct Report {
 }
 
 pub(super) async fn run(app: &App, config: Config, args: Args) -> anyhow::Result<Exit> {
-    let old = app.offer(&config)?;
+    let old = app.capabilities(&config)?;
     let new = match args.against.split_once("://") {
         Some(("http" | "https", _)) => of_server(&config, &args.against).await?,
         Some(_) => {
             return Err(Usage("--against: a file, or an address with http:// or https://".to_owned()).into());
         }
-        None => app.offer(&app.load(Some(Path::new(&args.against)))?)?,
+        None => app.capabilities(&app.load(Some(Path::new(&args.against)))?)?,
     };
     let store = super::open_store(&config, "wakeful preflight").await?;
     let report = report(&store, &config, &args, &old, &new).await;
@@ -85,7 +85,7 @@ pub(super) async fn run(app: &App, config: Config, args: Args) -> anyhow::Result
     until_reader_goes(show(&output, &report).map(|()| exit))
 }
 
-async fn of_server(config: &Config, url: &str) -> anyhow::Result<Offer> {
+async fn of_server(config: &Config, url: &str) -> anyhow::Result<Capabilities> {
     use anyhow::Context as _;
     use secrecy::ExposeSecret as _;
     let asked = format!("{}/v1/capabilities", url.trim_end_matches('/'));
@@ -108,8 +108,8 @@ async fn report(
     store: &Store,
     config: &Config,
     args: &Args,
-    old: &Offer,
-    new: &Offer,
+    old: &Capabilities,
+    new: &Capabilities,
 ) -> anyhow::Result<Report> {
     let (space_id, limit) = (args.space.named(), args.limit as usize);
     let mut found: BTreeMap<Obstacle, BTreeSet<String>> = BTreeMap::new();

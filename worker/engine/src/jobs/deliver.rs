@@ -13,7 +13,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 use tracing::{Instrument, Span, debug, info, info_span, warn};
-use wakeful_store::delivery::{ClaimedDelivery, Settled, Terms};
+use wakeful_store::delivery::{ClaimedDelivery, DeliveryLimits, Settled};
 use wakeful_store::queue::{self, Job, Term};
 use wakeful_workflow::agent::Limits;
 use wakeful_workflow::delivery::{self, Answer, Attempt, Decision, Doubt, Facts, PriorAttempt};
@@ -24,7 +24,7 @@ use wakeful_workflow::delivery::{self, Answer, Attempt, Decision, Doubt, Facts, 
 pub(super) const TRY_FOR: Duration = Duration::from_secs(5 * 3600);
 
 /// A longer pause between two attempts means that no worker ran, because every normal delay is shorter. Then
-/// [`TRY_FOR`] starts again: see [`Terms::longest_pause`].
+/// [`TRY_FOR`] starts again: see [`DeliveryLimits::longest_pause`].
 const LONGEST_PAUSE: Duration = Duration::from_secs(2 * 3600);
 
 /// The longest wait for a receiver that throttles, even if it asks for a longer one. After it, the job tries
@@ -127,7 +127,7 @@ async fn unclaim(
 
 async fn work(ctx: &Ctx, job: &Job) -> Result<(), GiveBack> {
     let channel_name = job.channel.as_deref().unwrap_or_default();
-    let terms = Terms {
+    let terms = DeliveryLimits {
         max_age: ctx.config.max_age(channel_name),
         attempt_limit: attempt_limit(ctx),
         longest_pause: LONGEST_PAUSE,
@@ -138,7 +138,7 @@ async fn work(ctx: &Ctx, job: &Job) -> Result<(), GiveBack> {
     loop {
         // Read this counter before claiming. A delivery that is enqueued later changes it, and then
         // `end_deliver_job` keeps the job.
-        let Some(seen) = ctx.store.pending_deliveries(&job.lease).await.map_err(GiveBack::later)? else {
+        let Some(seen) = ctx.store.enqueued_deliveries(&job.lease).await.map_err(GiveBack::later)? else {
             return Ok(());
         };
         loop {

@@ -1,5 +1,5 @@
 //! The step job. It takes a claimed session through the hops of ARCHITECTURE.md: hydrate (2,
-//! `hydrate_and_run`), plan and perform (3 to 5, `decide`), advance (6) and commit (7, `commit`). `run_steps`
+//! `hydrate_and_run`), plan and perform (3 to 5, `plan_and_perform`), advance (6) and commit (7, `commit`). `run_steps`
 //! is the loop (8). Before the first step is complete it usually goes round three times, each with a commit:
 //! begin, model call, tool calls. The last two are one if the tools are pure and fast and the process has other
 //! jobs (`ahead`). It goes on until the run closes or pauses, or other jobs need the slot.
@@ -25,7 +25,7 @@ use agent::OwnAgent;
 use ahead::{results_of, run_ahead};
 use apalis::prelude::{BoxDynError, Data};
 use decided::{Decided, Made};
-use end::{ClaimEnd, give_up, release, retry, slice_ends, tell};
+use end::{ClaimEnd, give_up, release, retry, slice_ends, with_failure_notice};
 use files_gate::Admitted;
 use futures::FutureExt;
 use provider::{Routed, Troubles, retry_summary_later};
@@ -219,7 +219,7 @@ async fn run_steps(
             Ok(agent) => {
                 let started = std::mem::take(&mut started);
                 let made = Made { call: committed.take(), started: &started, results: results.take() };
-                let decided = decide(ctx, job, session, agent, counts, made).await;
+                let decided = plan_and_perform(ctx, job, session, agent, counts, made).await;
                 if !matches!(decided, Ok(Decided::Performed(_) | Decided::Again)) {
                     withdraw_starts(ctx, job, session, &started).await?;
                 }
@@ -237,7 +237,8 @@ async fn run_steps(
             telemetry::failed(&Span::current(), fault.kind());
         }
         let ends_claim = retry_summary_later(ctx, agent.as_ref().ok(), &counts.troubles, session, &performed);
-        let mut transition = tell(ctx, session, advance::advance(session, performed, policy)).await?;
+        let mut transition =
+            with_failure_notice(ctx, session, advance::advance(session, performed, policy)).await?;
         if let Ok(agent) = &agent {
             started = StartedCalls::with_commit(ctx, &job.lease, session, agent, &mut transition);
         }
@@ -352,7 +353,7 @@ async fn run_steps(
 }
 
 /// Hops 3 to 5: plans the next action and performs it.
-async fn decide(
+async fn plan_and_perform(
     ctx: &Ctx,
     job: &Job,
     session: &mut Session,

@@ -4,7 +4,6 @@
 use super::Unperformed;
 use super::chunks::{Said, Writer};
 use super::cut::Cut;
-use super::tentative::{apply, undo};
 use crate::ctx::Ctx;
 use crate::model::{Deltas, Model};
 use crate::telemetry::{self, names};
@@ -108,9 +107,9 @@ pub(crate) async fn next_call(
     if !goes_on || !simple || !may_try || !free || ctx.shutdown.draining.is_cancelled() {
         return None;
     }
-    let before = apply(session, transition);
+    let before = session.apply_tentatively(transition);
     let call = if calls_model(ctx, session, agent) { prepare(ctx, session, agent).await.ok() } else { None };
-    undo(session, before, transition);
+    session.undo(before, transition);
     call
 }
 

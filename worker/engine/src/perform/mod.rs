@@ -8,7 +8,6 @@ mod cut;
 mod generate;
 mod intent;
 mod recorded;
-pub(crate) mod tentative;
 mod tools;
 mod used;
 

@@ -131,7 +131,7 @@ struct ToolRun<'a> {
     calls: usize,
     running: AtomicUsize,
     /// The outcome of the call that ended last. The turn's commit records it.
-    left: Mutex<Option<Left>>,
+    left: Mutex<Option<UnrecordedOutcome>>,
     /// The session's folder, since the first call that asked for it.
     files: OnceCell<Arc<Held>>,
     /// Why the URL that the files begin with does not answer, since the first call that met it.
@@ -143,7 +143,7 @@ struct ToolRun<'a> {
 }
 
 /// An outcome that is not in the ledger yet.
-struct Left {
+struct UnrecordedOutcome {
     call: ToolCall,
     started: Started,
     status: CallStatus,
@@ -330,7 +330,7 @@ impl<'a> ToolRun<'a> {
                 if self.calls > 1 || self.may_have_changed.load(Ordering::Relaxed) {
                     let (call, status, outcome) = (call.clone(), *status, outcome.clone());
                     *self.left.lock().unwrap_or_else(PoisonError::into_inner) =
-                        Some(Left { call, started, status, outcome });
+                        Some(UnrecordedOutcome { call, started, status, outcome });
                 }
             } else if !self.settle(call, &started, *status, outcome).await? {
                 return Err(Unperformed::Reread);
@@ -343,7 +343,7 @@ impl<'a> ToolRun<'a> {
     /// Records the outcome that was left to the turn's commit. Without the lease this writes nothing.
     async fn settle_left(&self) -> wakeful_store::Result<()> {
         let left = self.left.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(Left { call, started, status, outcome }) = left {
+        if let Some(UnrecordedOutcome { call, started, status, outcome }) = left {
             self.settle(&call, &started, status, &outcome).await?;
         }
         Ok(())

@@ -80,7 +80,11 @@ impl Metrics {
         }
         for channel in channels {
             for outcome in ["sent", "failed", "expired", "uncertain", "retried", "throttled"] {
-                drop(metrics.deliveries.get_or_create(&[("channel", named(channel)), ("outcome", outcome.into())]));
+                drop(
+                    metrics
+                        .deliveries
+                        .get_or_create(&[("channel", named(channel)), ("outcome", outcome.into())]),
+                );
             }
         }
         metrics
@@ -194,8 +198,16 @@ impl Metrics {
             "How long a step's commit took, with its waits and repetitions. result=stale: another worker had the session, and nothing was written",
             commits.clone(),
         );
-        registry.register("step_seconds", "How long a claim worked on a step until its commit", steps.clone());
-        registry.register("runs", "Runs that ended or paused, by the session's status after it", runs.clone());
+        registry.register(
+            "step_seconds",
+            "How long a claim worked on a step until its commit",
+            steps.clone(),
+        );
+        registry.register(
+            "runs",
+            "Runs that ended or paused, by the session's status after it",
+            runs.clone(),
+        );
         registry.register(
             "model_call_seconds",
             "How long a model call took. outcome: ok, or the kind of its fault",
@@ -207,9 +219,17 @@ impl Metrics {
             first_chunks.clone(),
         );
         registry.register("model_tokens", "Tokens of the replies; no token has two kinds", tokens.clone());
-        registry.register("model_cost_dollars", "Cost of the replies, by the configured prices", cost.clone());
+        registry.register(
+            "model_cost_dollars",
+            "Cost of the replies, by the configured prices",
+            cost.clone(),
+        );
         registry.register("tool_call_seconds", "How long a tool's code ran", tool_calls.clone());
-        registry.register("delivery_attempts", "Attempts to send a message, by how they ended", deliveries.clone());
+        registry.register(
+            "delivery_attempts",
+            "Attempts to send a message, by how they ended",
+            deliveries.clone(),
+        );
         registry.register("messages", "Messages that came in", messages.clone());
         registry.register_collector(Box::new(DroppedSpans));
     }

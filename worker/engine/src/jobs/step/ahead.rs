@@ -13,7 +13,6 @@
 use super::commit::commit;
 use super::{files_gate, held};
 use crate::ctx::Ctx;
-use crate::perform::tentative::{apply, undo};
 use crate::perform::{StartedCalls, perform};
 use std::pin::pin;
 use std::time::Duration;
@@ -71,7 +70,7 @@ pub(super) async fn run_ahead(
     {
         return Ok(Ahead::to_commit(reply));
     }
-    let before = apply(session, &reply);
+    let before = session.apply_tentatively(&reply);
     let action = plan(session, &agent.limits);
     let is_held = held::by_a_pause(ctx, job, session, agent, &action).is_some();
     let (mut results, written) = match action {
@@ -89,12 +88,12 @@ pub(super) async fn run_ahead(
         && let Some(results) = results.take_if(|results| !asks_question(results))
     {
         let results = advance(session, results, agent.policy());
-        undo(session, before, &reply);
+        session.undo(before, &reply);
         // They fit, because the plan said that the reply's calls come next. Else the tools run again.
         reply.join(results);
         return Ok(Ahead::to_commit(reply));
     }
-    undo(session, before, &reply);
+    session.undo(before, &reply);
     Ok(Ahead { transition: reply, written: written?, results })
 }
 

@@ -89,7 +89,7 @@ pub(super) async fn give_up(
 
 /// If this commit ends the run as failed, lets it tell the person, in the agent's words. A person is told once of a run, however
 /// often an operator retries it.
-pub(super) async fn tell(
+pub(super) async fn with_failure_notice(
     ctx: &Ctx,
     session: &Session,
     transition: Transition,

@@ -14,7 +14,7 @@ use tracing::warn;
 use wakeful_store::Result;
 use wakeful_store::error::bounded;
 use wakeful_store::gate::SetBack;
-use wakeful_store::queue::{self, Job, Outage};
+use wakeful_store::queue::{self, Job, ProviderOutage};
 use wakeful_workflow::advance::{Compaction, CompactionEnd, Performed};
 use wakeful_workflow::agent::Agent;
 use wakeful_workflow::context::compaction;
@@ -35,7 +35,7 @@ const AGAIN: Duration = Duration::from_millis(100);
 /// The outage that holds up the step, and the pass for its provider's gate.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Troubles {
-    outage: Outage,
+    outage: ProviderOutage,
     claimed: Instant,
     pass: Option<i64>,
 }
@@ -47,7 +47,7 @@ impl Troubles {
 
     /// The step made progress.
     pub(super) fn over(&mut self) {
-        self.outage = Outage::default();
+        self.outage = ProviderOutage::default();
     }
 
     pub(super) fn pass(&self) -> Option<i64> {
@@ -238,7 +238,7 @@ pub(super) async fn after_fault(
     let tries = counts.tries.ended_by_faults();
     let faults = troubles.outage.faults + 1;
     if outage {
-        let troubles = Troubles { outage: Outage { faults, ..troubles.outage }, ..*troubles };
+        let troubles = Troubles { outage: ProviderOutage { faults, ..troubles.outage }, ..*troubles };
         if let Some(fault) = used_up(configured, &model, &troubles, &text) {
             return Ok(Err(fault));
         }

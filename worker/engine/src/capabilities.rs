@@ -6,18 +6,18 @@ use wakeful_config::Config;
 use wakeful_config::mailboxes::Unproved;
 use wakeful_config::messenger::Allowed;
 use wakeful_store::schema;
-use wakeful_workflow::preflight::{Offer, OfferedAgent, OfferedModel, Speakers};
+use wakeful_workflow::preflight::{Capabilities, OfferedAgent, OfferedModel, Speakers};
 
 /// Providers that are built in.
 const PROVIDERS: [&str; 3] = ["anthropic", "openai", "scripted"];
 
 /// Returns what a program with these tools, providers and channels can do under `config`.
-pub fn offer<'a>(
+pub fn capabilities<'a>(
     config: &Config,
     tools: &Registry,
     providers: impl Iterator<Item = &'a str>,
     channels: impl Iterator<Item = &'a str>,
-) -> Offer {
+) -> Capabilities {
     let agents = config.agent_names().into_iter().filter_map(|name| {
         let mut agent = config.agent(&name).ok()?;
         agent.system_prompt.clear();
@@ -54,7 +54,7 @@ pub fn offer<'a>(
         ("telegram", speakers(messenger.telegram.space(), &messenger.telegram.allow)),
         ("webhook", speakers(messenger.webhook.space(), &Allowed::default())),
     ];
-    Offer {
+    Capabilities {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         schema_number: schema::number(),
         agents: agents.collect(),
