@@ -182,12 +182,15 @@ def main(root: pathlib.Path, secrets: pathlib.Path) -> list[str]:
 
     # Kubernetes.
     folder = deploy / "kubernetes"
-    kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text())
-    present = {path.name for path in folder.glob("*.yaml")} - {"kustomization.yaml"}
-    expect(set(kustomization["resources"]) == present, f"kustomization.yaml does not list {sorted(present)}")
-    made = {f["name"]: f["files"] for f in kustomization["configMapGenerator"]}
-    expect([image["newTag"] for image in kustomization["images"]] == [version], "kustomization.yaml: the image is not Cargo.toml's version")
-    for path in sorted(present):
+    made = set()
+    for kustomization in [folder / "kustomization.yaml", folder / "migrate" / "kustomization.yaml"]:
+        said = yaml.safe_load(kustomization.read_text())
+        present = {path.name for path in kustomization.parent.glob("*.yaml")} - {"kustomization.yaml"}
+        expect(set(said["resources"]) == present, f"{kustomization} does not list {sorted(present)}")
+        made |= {generated["name"] for generated in said.get("configMapGenerator", [])}
+        tags = [image["newTag"] for image in said["images"]]
+        expect(tags == [version], f"{kustomization}: the image is not Cargo.toml's version")
+    for path in ["migrate/job.yaml", "api.yaml", "worker.yaml"]:
         for thing in yaml.safe_load_all((folder / path).read_text()):
             if thing["kind"] not in ("Deployment", "Job"):
                 continue

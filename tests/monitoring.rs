@@ -202,18 +202,27 @@ async fn a_worker_that_drains_is_not_ready_until_its_last_step_has_ended() {
 }
 
 #[tokio::test]
-async fn an_api_that_drains_takes_requests_until_its_load_balancer_can_have_heard_of_it() {
+async fn a_server_that_drains_takes_requests_until_its_load_balancer_can_have_heard_of_it() {
     let database = Database::new().await;
     let model = ModelServer::turns(vec![Answer::text("Heard.")]).await;
-    let options = options(&model).env("WAKEFUL_SERVER__DRAIN_DELAY_S", "600").arg("--roles=api");
-    let api = options.serve(&database).await;
+    for roles in ["api", "api,worker,scheduler"] {
+        let options = options(&model)
+            .env("WAKEFUL_SERVER__DRAIN_DELAY_S", "600")
+            .env("WAKEFUL_QUEUE__DRAIN_S", "600")
+            .arg(&format!("--roles={roles}"));
+        drains(options.serve(&database).await, roles).await;
+    }
+}
+
+async fn drains(api: Process, roles: &str) {
     let monitoring = monitoring(&api).await;
     api.signal(libc::SIGTERM);
     eventually("the API to say that it drains", || async {
         (monitoring.get("/readyz").await.0 == StatusCode::SERVICE_UNAVAILABLE).then_some(())
     })
     .await;
-    let session = api.client().chat("c1", "Hello.").await;
+    // The worker of this process has ended, so the message waits for another one.
+    let session = api.client().chat(roles, "Hello.").await;
     assert!(session["session_id"].is_string(), "{session}");
     // The second signal ends the wait.
     api.signal(libc::SIGTERM);
@@ -274,7 +283,7 @@ fn named_in(text: &str) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for (at, _) in text.match_indices("wakeful_") {
         let name: String = text[at..].chars().take_while(|c| is_of_name(*c)).collect();
-        found.insert(name.trim_end_matches("_bucket").to_owned());
+        found.insert(name.trim_end_matches("_bucket").trim_end_matches("_count").to_owned());
     }
     found
 }

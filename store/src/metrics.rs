@@ -54,9 +54,11 @@ impl Metrics {
         self.together.observe(commits as f64);
     }
 
-    /// A commit was written by a statement of its own, over a connection of the pool.
-    pub fn alone(&self) {
-        self.alone.inc();
+    /// A commit had a statement of its own, over a connection of the pool.
+    pub fn alone(&self, is_written: bool) {
+        if is_written {
+            self.alone.inc();
+        }
     }
 }
 
@@ -67,7 +69,7 @@ impl Store {
         registry.register("claimed_jobs", "Jobs that this process took from the queue", claimed.clone());
         registry.register(
             "claim_wait_seconds",
-            "How long the job that became ready last had been ready when a claim took it; one observation for each claim",
+            "The shortest wait of the jobs that one claim took, from ready to claimed",
             waited.clone(),
         );
         registry.register(
@@ -77,7 +79,7 @@ impl Store {
         );
         registry.register(
             "commits_alone",
-            "Step commits that a statement of their own wrote: with mail or inbox rows, and when the committer could not",
+            "Step commits outside of the committer: those with messages to send, a taken inbox or a blob, and those that it could not write",
             alone.clone(),
         );
     }

@@ -46,6 +46,17 @@ pub enum Commit {
     Stale,
 }
 
+/// What became of a run that is given up: see [`Store::give_up`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GivenUp {
+    /// The run has ended, and the session has this status.
+    Ended(SessionStatus),
+    /// The session had no open run. Its job is gone.
+    NoRun,
+    /// The lease is lost, and nothing was written.
+    Stale,
+}
+
 /// How a claim got to a commit, and what it does next.
 #[derive(Clone, Copy, Debug)]
 pub struct Performance<'a> {
@@ -144,10 +155,10 @@ impl Store {
                 Reported::Alone => {}
             }
         }
-        self.metrics.alone();
         let mut connection = self.pool.in_line(session.session_id.as_str()).acquire().await?;
         let written = write(connection.sends(), &rows, &rare).await;
         connection.answered(&written);
+        self.metrics.alone(written.is_ok());
         Ok(written?.into())
     }
 
@@ -187,10 +198,10 @@ impl Store {
                 Reported::Alone => {}
             }
         }
-        self.metrics.alone();
         let mut connection = self.pool.in_line(session.session_id.as_str()).acquire().await?;
         let written = write(connection.sends(), &rows, &rare).await;
         connection.answered(&written);
+        self.metrics.alone(written.is_ok());
         match written {
             Ok(_) => Ok(true),
             Err(error) if missed_fence(&error) => Ok(false),
@@ -247,8 +258,8 @@ impl Store {
     }
 
     /// Ends the open run of a session that cannot be hydrated or written, without hydrating it: its status becomes `status`
-    /// (`failed` or `needs_attention`), or `cancelled` if somebody has asked for that. Otherwise its job would fail again and again and keep the conversation busy. `false`: the lease is
-    /// lost and nothing was written.
+    /// (`failed` or `needs_attention`), or `cancelled` if somebody has asked for that. Otherwise its job would fail again and
+    /// again and keep the conversation busy.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Database`].
@@ -258,7 +269,7 @@ impl Store {
         session_id: &str,
         status: SessionStatus,
         error: &str,
-    ) -> Result<bool> {
+    ) -> Result<GivenUp> {
         // A session whose key cannot be had ends all the same, and its row does not say with which words.
         let seal = self.seal_of_row(session_id).await?;
         let written = match &seal {
@@ -291,12 +302,12 @@ impl Store {
                 .await?;
         if ended.rows_affected() == 0 {
             // Dropping the transaction undoes the update.
-            return Ok(false);
+            return Ok(GivenUp::Stale);
         }
         let Some(failed) = failed else {
             // The session has no open run: someone made the job by hand. Write no status.
             tx.commit().await?;
-            return Ok(true);
+            return Ok(GivenUp::NoRun);
         };
         let status = if failed.cancelled { SessionStatus::Cancelled } else { status };
         // If someone edited the rows, the conversation's open run may belong to another session, or may be
@@ -334,7 +345,7 @@ impl Store {
             run::close(&mut tx, conversation, ending, next).await?;
         }
         tx.commit().await?;
-        Ok(true)
+        Ok(GivenUp::Ended(status))
     }
 
     /// Returns whether this worker still holds the lease.

@@ -4,7 +4,7 @@ use super::bundle::{export, import};
 use super::world::*;
 use std::time::Duration;
 use wakeful_store::Error;
-use wakeful_store::step::Commit;
+use wakeful_store::step::{Commit, GivenUp};
 use wakeful_workflow::advance::Performed;
 use wakeful_workflow::fault::Fault;
 use wakeful_workflow::notify::{Kind, Rule};
@@ -73,7 +73,10 @@ async fn a_cancel_counts_although_the_database_ends_the_run() {
                 world.send(&session_id, "And yet.").await;
             }
             let lease = &driver.job.lease;
-            assert!(world.store.give_up(lease, &session_id, status, "the index is broken").await.unwrap());
+            let given_up =
+                world.store.give_up(lease, &session_id, status, "the index is broken").await.unwrap();
+            // An operator had asked for it.
+            assert_eq!(given_up, GivenUp::Ended(SessionStatus::Cancelled));
             let now = if goes_on { "queued" } else { "cancelled" };
             assert_eq!(world.status(&session_id).await, now, "{status:?}");
             agrees(&world, &session_id).await;
@@ -93,7 +96,8 @@ async fn a_run_that_the_database_ends_is_told_under_its_own_cause_and_not_under_
     driver.continues(Performed::Begun).await;
     let lease = &driver.job.lease;
     let failed = SessionStatus::Failed;
-    assert!(world.store.give_up(lease, &session_id, failed, "the index is broken").await.unwrap());
+    let given_up = world.store.give_up(lease, &session_id, failed, "the index is broken").await.unwrap();
+    assert_eq!(given_up, GivenUp::Ended(failed));
     let rule = Rule {
         name: "ops".to_owned(),
         when: vec![Kind::Failed],

@@ -59,7 +59,7 @@ pub struct Capabilities {
     pub key_stores: BTreeSet<String>,
 }
 
-/// An agent of an [`Capabilities`].
+/// An agent of [`Capabilities`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OfferedAgent {
     /// Its settings. The prompt is left out, because sessions keep the one that they began with.
@@ -77,7 +77,7 @@ pub struct OfferedAgent {
     pub shared: bool,
 }
 
-/// Whose messages a messenger of an [`Capabilities`] takes. A message must pass both lists.
+/// Whose messages a messenger of [`Capabilities`] takes. A message must pass both lists.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Speakers {
     /// The space of its conversations.
@@ -88,7 +88,7 @@ pub struct Speakers {
     pub channels: Option<Vec<String>>,
 }
 
-/// A model of an [`Capabilities`].
+/// A model of [`Capabilities`].
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OfferedModel {
     /// Tokens that it sees.

@@ -43,7 +43,7 @@ pub use liveness::Liveness;
 pub(crate) use notify::{CANCEL, GATES, SESSIONS};
 pub use notify::{EVERY_SESSION, News, Notifier, heard, heard_cancel};
 pub use readers::{Audience, READS_EVERY};
-pub use workers::{APPLICATION, Connections, WorkerView};
+pub use workers::{APPLICATION, Connections, WorkerCounts, WorkerView};
 
 use crate::{Result, Store};
 use claim::ClaimedRow;

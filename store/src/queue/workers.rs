@@ -84,7 +84,43 @@ impl Connections {
     }
 }
 
+/// How many worker processes there are, by [`WorkerView::state`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WorkerCounts {
+    pub alive: i64,
+    pub draining: i64,
+    pub silent: i64,
+}
+
 impl Store {
+    /// Counts the worker processes, with one look at the leased jobs. A worker is silent when its last heartbeat is older than
+    /// `silent_after_s` seconds and it holds jobs.
+    ///
+    /// # Errors
+    /// [`crate::Error::Database`].
+    pub async fn count_workers(&self, silent_after_s: f64) -> Result<WorkerCounts> {
+        Ok(sqlx::query_as!(
+            WorkerCounts,
+            r#"
+            with holders as (
+                select distinct worker_id from jobs where lease is not null and run_at > clock_timestamp()
+            ), seen as (
+                select w.worker_id, w.drain_asked_at,
+                    w.beat_at > clock_timestamp() - make_interval(secs => $1) as fresh
+                from workers w
+                where w.beat_at > clock_timestamp() - interval '1 day'
+            )
+            select count(*) filter (where fresh and drain_asked_at is null) as "alive!",
+                count(*) filter (where fresh and drain_asked_at is not null) as "draining!",
+                count(*) filter (where not fresh and worker_id in (select worker_id from holders)) as "silent!"
+            from seen
+            "#,
+            silent_after_s
+        )
+        .fetch_one(&self.pool)
+        .await?)
+    }
+
     /// Compares what the workers want with what the server has. `own` is what a process wants that is not yet among
     /// the workers.
     ///

@@ -2,8 +2,10 @@
 
 use crate::App;
 use anyhow::Context as _;
+use futures::TryFutureExt as _;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
@@ -21,6 +23,16 @@ pub enum Role {
     Worker,
     /// Fires schedules.
     Scheduler,
+}
+
+/// The roles as `--roles` takes them.
+fn names(roles: &[Role]) -> String {
+    let name = |role: &Role| match role {
+        Role::Api => "api",
+        Role::Worker => "worker",
+        Role::Scheduler => "scheduler",
+    };
+    roles.iter().map(name).collect::<Vec<_>>().join(",")
 }
 
 /// The address is in use, or this process may not use it.
@@ -41,6 +53,9 @@ pub struct Listeners {
     /// For what a monitoring system asks.
     pub monitoring: Option<TcpListener>,
 }
+
+/// How long the last answers to a monitoring system may take.
+const MONITORING_ENDS: Duration = Duration::from_secs(1);
 
 /// How many connections a monitoring system may hold.
 const MONITORING_CONNECTIONS: usize = 32;
@@ -76,7 +91,7 @@ pub async fn run(app: &App, ctx: Arc<Ctx>, roles: &[Role], listeners: Listeners)
         if let Ok(address) = listener.local_addr() {
             info!(%address, "A monitoring system may ask here");
         }
-        let (router, over) = (monitor::router(Arc::clone(&ctx)), over.clone());
+        let (router, over) = (monitor::router(Arc::clone(&ctx), &names(roles)), over.clone());
         let limits =
             front::Limits { connections: MONITORING_CONNECTIONS, head: ctx.config.server.head_timeout };
         tokio::spawn(async move { front::serve(listener, router, limits, over.cancelled()).await })
@@ -91,22 +106,29 @@ pub async fn run(app: &App, ctx: Arc<Ctx>, roles: &[Role], listeners: Listeners)
         let works = roles.contains(&Role::Worker);
         info!(listen = %listener.local_addr()?, "Listening");
         let stopped = async move {
-            ctx.shutdown.draining.cancelled().await;
-            tokio::select! {
-                () = tokio::time::sleep(ctx.config.server.drain_delay) => {}
-                // A second signal.
-                () = ctx.shutdown.abort.cancelled() => {}
-            }
             // Close connections after the workers end, so that a client sees its step end before its stream
             // ends.
-            if works { ctx.shutdown.abort.cancelled().await } else { ctx.shutdown.abort.cancel() }
+            if works {
+                ctx.shutdown.abort.cancelled().await;
+            } else {
+                drain_delay(&ctx).await;
+                ctx.shutdown.abort.cancel();
+            }
         };
         front::serve(listener, router, limits, stopped).await.context("the HTTP server failed")
     };
     let worker = async {
         if roles.contains(&Role::Worker) {
             info!(worker.id = %ctx.identity.worker_id, concurrency = ctx.config.queue.concurrency, "Working");
-            let ran = pool::run(Arc::clone(&ctx), ctx.bus.news.clone()).await;
+            // Messages that come in during the delay are announced to other workers, and streams go on.
+            let delay = async {
+                if roles.contains(&Role::Api) {
+                    drain_delay(&ctx).await;
+                }
+            };
+            let pool = pool::run(Arc::clone(&ctx), ctx.bus.news.clone())
+                .inspect_err(|_| ctx.shutdown.abort.cancel());
+            let (ran, ()) = tokio::join!(pool, delay);
             ctx.shutdown.abort.cancel();
             ran
         } else {
@@ -131,16 +153,29 @@ pub async fn run(app: &App, ctx: Arc<Ctx>, roles: &[Role], listeners: Listeners)
     };
     let ended = tokio::try_join!(api, worker, listeners, notifications, scheduler);
     signals.abort();
-    // Until here it says that the process drains.
+    // The monitoring listener ends last, so that `/readyz` says "draining" until the work has ended. It does not wait for a request
+    // that takes long.
     over.cancel();
     if let Some(monitoring) = monitoring {
-        let _ = monitoring.await;
+        let _ = tokio::time::timeout(MONITORING_ENDS, monitoring).await;
     }
     if let Some(forgets) = forgets {
         forgets.abort();
     }
     ctx.store.close().await;
     ended.map(|_| ())
+}
+
+/// Waits until a load balancer can have heard that this process drains, or until it must end.
+async fn drain_delay(ctx: &Ctx) {
+    let delay = async {
+        ctx.shutdown.draining.cancelled().await;
+        tokio::time::sleep(ctx.config.server.drain_delay).await;
+    };
+    tokio::select! {
+        () = delay => {}
+        () = ctx.shutdown.abort.cancelled() => {}
+    }
 }
 
 /// What the front line lets through. It leaves descriptors for the pool of the database, for a model call and

@@ -27,6 +27,13 @@ impl Config {
                 self.server.listen
             ));
         }
+        if listens && works && self.server.drain_delay > self.queue.drain {
+            missing(format!(
+                "server.drain_delay_s is {} and queue.drain_s is {}: a process that works ends after the latter",
+                self.server.drain_delay.as_secs(),
+                self.queue.drain.as_secs_f64()
+            ));
+        }
         let is_short = |token: &SecretString| token.expose_secret().len() < TOKEN_BYTES;
         for (key, tokens) in [
             ("server.token (WAKEFUL_TOKEN)", self.server.token.as_slice()),

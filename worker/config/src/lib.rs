@@ -168,8 +168,8 @@ pub struct Server {
     pub base_path: String,
     /// The address under which people reach this server, without a slash at its end, for links in messages.
     pub public_url: Option<String>,
-    /// How long after a signal a process of the API takes connections still: `/readyz` says at once that it drains, and who balances
-    /// the load hears of it later.
+    /// How long after a signal the API still takes connections. `/readyz` says at once that it drains, but load balancers learn of it
+    /// only at their next check.
     pub drain_delay: Duration,
 }
 

@@ -106,13 +106,13 @@ pub(crate) async fn carry_out(ctx: &Ctx, act: Act, answer: impl Future<Output = 
     response
 }
 
-/// Writes counted refusals when their time has come, until the process ends.
+/// Writes counted refusals when their time has come, and once more when the process ends.
 pub(crate) fn count_refusals(ctx: &Arc<Ctx>) {
     let ctx = Arc::clone(ctx);
     tokio::spawn(async move {
         loop {
             let ends = tokio::select! {
-                () = ctx.shutdown.draining.cancelled() => true,
+                () = ctx.shutdown.abort.cancelled() => true,
                 () = tokio::time::sleep(COUNT_EVERY) => false,
             };
             if let Err(error) = ctx.store.audit_refusals(ends).await {

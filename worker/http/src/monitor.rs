@@ -20,7 +20,7 @@ use wakeful_engine::ctx::Ctx;
 use wakeful_store::Result;
 use wakeful_store::gate::ClosedGate;
 use wakeful_store::overview::Counted;
-use wakeful_store::queue::{Connections, Depth, WorkerView};
+use wakeful_store::queue::{Connections, Depth, WorkerCounts};
 use wakeful_store::space::{Scope, within};
 use wakeful_workflow::access::Reach;
 
@@ -33,9 +33,9 @@ const SHARED: Duration = Duration::from_secs(5);
 /// The longest wait for the database. Scrapers give up after ten seconds by default.
 const ANSWER: Duration = Duration::from_secs(3);
 
-/// The routes `/healthz`, `/readyz` and `/metrics`.
-pub fn router(ctx: Arc<Ctx>) -> Router {
-    let measured = Arc::new(Measured::of(&ctx));
+/// The routes `/healthz`, `/readyz` and `/metrics`. `roles` are those of the process, for people.
+pub fn router(ctx: Arc<Ctx>, roles: &str) -> Router {
+    let measured = Arc::new(Measured::of(&ctx, roles));
     Router::new()
         .route("/healthz", get(health::live))
         .route("/readyz", get(health::ready).layer(Extension(health::Looks::default())))
@@ -47,16 +47,20 @@ pub fn router(ctx: Arc<Ctx>) -> Router {
 struct Measured {
     /// What this process counts as it works.
     own: Registry,
+    /// Its version and its roles.
+    build: Labels,
     /// What the database said last, as text.
     fleet: Mutex<Option<(Instant, String)>>,
 }
 
 impl Measured {
-    fn of(ctx: &Ctx) -> Measured {
+    fn of(ctx: &Ctx, roles: &str) -> Measured {
         let mut own = Registry::with_prefix(PREFIX);
         ctx.metrics.register(&mut own);
         ctx.store.register_metrics(&mut own);
-        Measured { own, fleet: Mutex::default() }
+        let version = env!("CARGO_PKG_VERSION").to_owned();
+        let build = [("version", version), ("roles", roles.to_owned())];
+        Measured { own, build, fleet: Mutex::default() }
     }
 
     /// What the database says of the whole fleet. All who ask within [`SHARED`] get the same answer.
@@ -68,13 +72,40 @@ impl Measured {
             return said.clone();
         }
         let is_up = matches!(ctx.store.readiness().await, Ok(None));
-        let fleet = if is_up { self.look(ctx).await } else { None };
-        let said = text(&gauges(ctx, is_up, fleet.as_ref()));
+        let fleet = if is_up { Measured::look(ctx).await } else { None };
+        let said = text(&self.gauges(ctx, is_up, fleet.as_ref()));
         *seen = Some((Instant::now(), said.clone()));
         said
     }
 
-    async fn look(&self, ctx: &Ctx) -> Option<Fleet> {
+    /// `fleet`: `None` when the database does not say. Then old numbers would mislead, so there are none.
+    fn gauges(&self, ctx: &Ctx, is_up: bool, fleet: Option<&Fleet>) -> Registry {
+        let mut registry = Registry::with_prefix(PREFIX);
+        let build = Family::<Labels, Gauge>::default();
+        build.get_or_create(&self.build).set(1);
+        registry.register("build_info", "The version and the roles of this process, as labels", build);
+        let up = Gauge::<i64>::default();
+        up.set(i64::from(is_up));
+        registry.register("database_up", "Whether the database serves this process, as /readyz says it", up);
+        let lost = Family::<Label, Gauge<f64, AtomicU64>>::default();
+        for (what, lost_for) in ctx.store.lost_connections() {
+            lost.get_or_create(&[("use", what.to_owned())]).set(lost_for.as_secs_f64());
+        }
+        registry.register(
+            "lost_connection_seconds",
+            "For how long this process has had no connection for this use; nothing when it has them all",
+            lost,
+        );
+        let open = Gauge::<i64>::default();
+        open.set(i64::try_from(ctx.store.open_connections()).unwrap_or(i64::MAX));
+        registry.register("pool_connections", "Open connections of this process for statements", open);
+        if let Some(fleet) = fleet {
+            fleet.register(&mut registry);
+        }
+        registry
+    }
+
+    async fn look(ctx: &Ctx) -> Option<Fleet> {
         match tokio::time::timeout(ANSWER, within(Scope::All, Fleet::look(ctx))).await {
             Ok(Ok(fleet)) => Some(fleet),
             Ok(Err(error)) => {
@@ -105,9 +136,9 @@ fn text(registry: &Registry) -> String {
 struct Fleet {
     queues: Vec<Depth>,
     sessions: Vec<Counted>,
-    workers: Vec<WorkerView>,
+    workers: WorkerCounts,
     gates: Vec<ClosedGate>,
-    faulty_steps: i64,
+    faulty_steps: Option<i64>,
     connections: Connections,
 }
 
@@ -118,9 +149,9 @@ impl Fleet {
         Ok(Fleet {
             queues: store.queue_depth().await?,
             sessions: store.count_sessions(&Reach::default()).await?,
-            workers: store.workers().await?,
+            workers: store.count_workers(3.0 * ctx.config.queue.heartbeat.as_secs_f64()).await?,
             gates: store.closed_gates().await?,
-            faulty_steps: store.count_faulty_steps().await.unwrap_or_default(),
+            faulty_steps: store.count_faulty_steps().await,
             connections: store.fleet_connections(None).await?,
         })
     }
@@ -129,35 +160,8 @@ impl Fleet {
 type Label = [(&'static str, String); 1];
 type Labels = [(&'static str, String); 2];
 
-/// `fleet`: `None` when the database does not say. Then old numbers would mislead, so there are none.
-fn gauges(ctx: &Ctx, is_up: bool, fleet: Option<&Fleet>) -> Registry {
-    let mut registry = Registry::with_prefix(PREFIX);
-    let build = Family::<Label, Gauge>::default();
-    build.get_or_create(&[("version", env!("CARGO_PKG_VERSION").to_owned())]).set(1);
-    registry.register("build_info", "The version of this process, as a label", build);
-    let up = Gauge::<i64>::default();
-    up.set(i64::from(is_up));
-    registry.register("database_up", "Whether the database serves this process, as /readyz says it", up);
-    let lost = Family::<Label, Gauge<f64, AtomicU64>>::default();
-    for (what, lost_for) in ctx.store.lost_connections() {
-        lost.get_or_create(&[("use", what.to_owned())]).set(lost_for.as_secs_f64());
-    }
-    registry.register(
-        "lost_connection_seconds",
-        "For how long this process has had no connection for this use; nothing when it has them all",
-        lost,
-    );
-    let open = Gauge::<i64>::default();
-    open.set(i64::try_from(ctx.store.open_connections()).unwrap_or(i64::MAX));
-    registry.register("pool_connections", "Open connections of this process for statements", open);
-    if let Some(fleet) = fleet {
-        fleet.register(&mut registry, 3.0 * ctx.config.queue.heartbeat.as_secs_f64());
-    }
-    registry
-}
-
 impl Fleet {
-    fn register(&self, registry: &mut Registry, silent_after_s: f64) {
+    fn register(&self, registry: &mut Registry) {
         let jobs = Family::<Labels, Gauge>::default();
         let oldest = Family::<Label, Gauge<f64, AtomicU64>>::default();
         let absent = |kind: &str| Depth {
@@ -193,11 +197,9 @@ impl Fleet {
             sessions,
         );
         let workers = Family::<Label, Gauge>::default();
-        for state in ["alive", "draining", "silent"] {
-            let count = self.workers.iter().filter(|worker| worker.state(silent_after_s) == state).count();
-            workers
-                .get_or_create(&[("state", state.to_owned())])
-                .set(i64::try_from(count).unwrap_or(i64::MAX));
+        let WorkerCounts { alive, draining, silent } = self.workers;
+        for (state, count) in [("alive", alive), ("draining", draining), ("silent", silent)] {
+            workers.get_or_create(&[("state", state.to_owned())]).set(count);
         }
         registry.register("workers", "Worker processes of the whole fleet, by their heartbeats", workers);
         let gates = Family::<Label, Gauge>::default();
@@ -210,9 +212,11 @@ impl Fleet {
             "Jobs that wait at the closed gate of a provider; nothing while all gates are open",
             gates,
         );
-        let faulty = Gauge::<i64>::default();
-        faulty.set(self.faulty_steps);
-        registry.register("faulty_steps", "Steps that the database has failed again and again", faulty);
+        if let Some(steps) = self.faulty_steps {
+            let faulty = Gauge::<i64>::default();
+            faulty.set(steps);
+            registry.register("faulty_steps", "Steps that the database has failed again and again", faulty);
+        }
         let Connections { wanted, limit, others, .. } = self.connections;
         for (name, help, value) in [
             (

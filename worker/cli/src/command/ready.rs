@@ -5,7 +5,7 @@ use crate::client::{address, readyz};
 use std::time::Duration;
 use wakeful_config::Config;
 
-/// A container's health check has ten seconds by default, a probe of Kubernetes one.
+/// Shorter than the time that health checks usually give a command.
 const ANSWER: Duration = Duration::from_secs(5);
 
 #[derive(Debug, clap::Args)]
@@ -17,7 +17,7 @@ pub(super) async fn run(config: Config, Args {}: Args) -> anyhow::Result<Exit> {
     let listen = config.monitoring.listen.unwrap_or(config.server.listen);
     let url = format!("http://{}", address::reachable(listen));
     let said = match tokio::time::timeout(ANSWER, readyz::ask(&url)).await {
-        Ok(Ok(Some((200, _)))) => {
+        Ok(Ok(Some((200, body)))) if body["checks"].is_object() => {
             println!("ready");
             return Ok(Exit::Ok);
         }

@@ -101,14 +101,14 @@ impl Metrics {
         self.claims.get_or_create(&[("end", end)]).inc();
     }
 
-    /// A commit took so long, with its waits and repetitions. `None`: it failed.
+    /// A commit took so long, with its waits and repetitions. `None`: it failed, or a lost answer hides what became of it.
     pub(crate) fn committed(&self, commit: Option<&Commit>, took: Duration) {
         let result = match commit {
             Some(Commit::Continued { .. }) => "continued",
             Some(Commit::Closed { .. }) => "closed",
             Some(Commit::Moved) => "moved",
             Some(Commit::Stale) => "stale",
-            None => "failed",
+            None => "unknown",
         };
         self.commits.get_or_create(&[("result", result)]).observe(took.as_secs_f64());
     }

@@ -1,18 +1,27 @@
 //! What `session why` says of messages that did not reach their people.
 
+use super::super::output::printable;
 use super::job::Finding;
 use wakeful_store::bounce::{How, Undelivered};
 use wakeful_store::outbox::Delivery;
+use wakeful_workflow::id::DEFAULT_SPACE;
 
 /// Explains why the session's replies are not sent: its mails look like a loop.
-pub(super) fn loop_finding(reason: String) -> Finding {
+pub(super) fn loop_finding(reason: String, space: &str) -> Finding {
+    let list = match space {
+        DEFAULT_SPACE => "wakeful mail list".to_owned(),
+        space => format!("wakeful mail list --space {}", printable(space)),
+    };
     // Both reasons name a limit, but only the loop limit is configurable.
     let remedy = if reason.contains("email.loop_limit") {
-        "Read who writes to it:\nwakeful mail list\nFor a person, raise email.loop_limit, and answer this one by hand."
+        "For a person, raise email.loop_limit, and answer this one by hand."
     } else {
-        "Read who writes to it:\nwakeful mail list\nA sender that repeats one text is most likely a machine, and no setting changes this limit. For a person, answer this one by hand: a mail with another text gets an answer again."
+        "A sender that repeats one text is most likely a machine, and no setting changes this limit. For a person, answer this one by hand: a mail with another text gets an answer again."
     };
-    Finding { why: format!("Its replies are not sent: {reason}."), remedy: Some(remedy.to_owned()) }
+    Finding {
+        why: format!("Its replies are not sent: {reason}."),
+        remedy: Some(format!("Read who writes to it:\n{list}\n{remedy}")),
+    }
 }
 
 /// Reports the recipients that a sent message did not reach.

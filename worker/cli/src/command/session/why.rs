@@ -53,7 +53,8 @@ pub(super) async fn why(store: &Store, config: &Config, output: &Output, id: &st
         let who = cancelled_by(store, &standing.session.session_id).await?;
         findings[0].why = format!("Its run was cancelled{who}. It is not retried.");
     }
-    findings.extend(store.loop_suspicion(&standing.session.session_id).await?.into_iter().map(loop_finding));
+    let (id, space) = (&standing.session.session_id, &standing.session.space_id);
+    findings.extend(store.loop_suspicion(id).await?.into_iter().map(|reason| loop_finding(reason, space)));
     output
         .one(&json!({"findings": findings, "standing": standing}), || text(&standing, &findings, output))?;
     Ok(Exit::Ok)

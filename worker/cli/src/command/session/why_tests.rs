@@ -366,11 +366,12 @@ fn a_failed_replay_is_not_told_to_be_retried() {
 fn a_repeated_text_has_another_remedy_than_too_many_mails() {
     let many = Exchange { mails: 10, same_body: 3, of_sender: 0 };
     let reasons = wakeful_workflow::mail::policy::loop_suspicion(many, 10);
-    let says: Vec<bool> = reasons
-        .into_iter()
-        .map(|reason| loop_finding(reason).remedy.unwrap().contains("raise email.loop_limit"))
-        .collect();
+    let remedies: Vec<String> =
+        reasons.into_iter().map(|reason| loop_finding(reason, "acme").remedy.unwrap()).collect();
+    let says: Vec<bool> = remedies.iter().map(|said| said.contains("raise email.loop_limit")).collect();
     assert_eq!(says, [true, false]);
+    // Without the option the list has the mails of another space.
+    assert!(remedies.iter().all(|said| said.contains("\nwakeful mail list --space acme\n")), "{remedies:?}");
 }
 
 #[test]

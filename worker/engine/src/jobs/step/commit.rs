@@ -63,7 +63,7 @@ async fn write(
                 if matches!(commit, Commit::Moved | Commit::Stale) {
                     telemetry::failed(&span, "fenced");
                 }
-                measure(ctx, transition, performance, &commit, began);
+                measure(ctx, transition, performance, &commit, (began, faults));
                 report(ctx, session, transition, &commit);
                 return Ok(commit);
             }
@@ -91,9 +91,11 @@ fn measure(
     transition: &Transition,
     performance: Performance<'_>,
     commit: &Commit,
-    began: Instant,
+    (began, faults): (Instant, i32),
 ) {
-    ctx.metrics.committed(Some(commit), began.elapsed());
+    // If the answer of an earlier try was lost, it may have been written then.
+    let is_known = faults == 0 || !matches!(commit, Commit::Stale | Commit::Moved);
+    ctx.metrics.committed(is_known.then_some(commit), began.elapsed());
     if matches!(commit, Commit::Continued { .. } | Commit::Closed { .. }) && transition.step.is_some() {
         ctx.metrics.stepped(performance.elapsed_s);
     }

@@ -6,6 +6,7 @@ use crate::jobs::not_given_back;
 use std::time::Duration;
 use tracing::warn;
 use wakeful_store::queue::{self, Job, Kind};
+use wakeful_store::step::GivenUp;
 use wakeful_workflow::advance::Transition;
 use wakeful_workflow::pause::Subject;
 use wakeful_workflow::session::{Session, SessionStatus};
@@ -74,7 +75,7 @@ pub(super) async fn give_up(
     (status, reason): (SessionStatus, String),
 ) -> ClaimEnd {
     match ctx.store.give_up(&job.lease, session_id, status, &reason).await {
-        Ok(true) => {
+        Ok(GivenUp::Ended(status)) => {
             ctx.metrics.run_ended(status.as_str());
             let reason = ctx.store.in_log(Some(session_id), &reason);
             warn!(session.id = session_id, status = status.as_str(), reason, "Gave the run up");
@@ -82,7 +83,8 @@ pub(super) async fn give_up(
             ctx.bus.notifier.job_of(Kind::Step, &job.runner);
             ClaimEnd::Closed
         }
-        Ok(false) => ClaimEnd::Stale,
+        Ok(GivenUp::NoRun) => ClaimEnd::Closed,
+        Ok(GivenUp::Stale) => ClaimEnd::Stale,
         Err(error) => ClaimEnd::retry(&error),
     }
 }
