@@ -304,8 +304,19 @@ async fn the_documents_and_the_alerts_name_the_metrics_that_there_are() {
     let read = |path: &str| std::fs::read_to_string(root.join(path)).unwrap();
     let documented = named_in(&read("docs/monitoring.md"));
     assert_eq!(documented, shown);
-    let used = named_in(&read("deploy/prometheus/wakeful.rules.yaml"));
+    let rules = read("deploy/prometheus/wakeful.rules.yaml");
+    let used = named_in(&rules);
     assert!(used.is_subset(&shown), "{:?}", used.difference(&shown));
     assert!(used.len() > 10, "{used:?}");
+    let alerts = |text: &str, before: &str| -> BTreeSet<String> {
+        let begun = text.lines().filter_map(|line| line.trim_start().strip_prefix(before));
+        begun.filter_map(|rest| rest.split('`').next()).map(str::to_owned).collect()
+    };
+    let document = read("docs/monitoring.md");
+    assert_eq!(
+        alerts(&document, "| `Wakeful"),
+        alerts(&rules, "- alert: Wakeful"),
+        "each alert has its remedy"
+    );
     assert!(server.terminate().success());
 }

@@ -99,7 +99,7 @@ impl Store {
         .fetch_optional(&mut *tx)
         .await?;
         let Some(delivery) = delivery else { return Ok(Noted::NotOurs) };
-        let content: Value = crate::hydrate::from_text("delivery", &delivery.content)?;
+        let content: Value = crate::json::from_text("delivery", &delivery.content)?;
         let Some(recipient) = addressee(&content, recipient) else { return Ok(Noted::NotOurs) };
         // Lock the session, then its delivery, in the same order as every settlement.
         sqlx::query!(
@@ -227,7 +227,7 @@ pub(crate) async fn take_reports(
     .await?;
     let mut told = Vec::new();
     for row in rows {
-        let content: Value = crate::hydrate::from_text("delivery", &seal.open_json(row.content)?)?;
+        let content: Value = crate::json::from_text("delivery", &seal.open_json(row.content)?)?;
         let missed: Vec<Undelivered> = read(seal.open_value(row.undelivered)?)?;
         let error = seal.open(row.last_error.unwrap_or_default())?;
         let end = match row.status.as_str() {

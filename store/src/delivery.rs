@@ -257,7 +257,7 @@ impl Store {
         Ok(Some(ClaimedDelivery {
             delivery_id: row.delivery_id,
             session_id: row.session_id,
-            content: crate::hydrate::from_text("delivery", &seal.open_json(row.content)?)?,
+            content: crate::json::from_text("delivery", &seal.open_json(row.content)?)?,
             attempt: row.attempt,
             maybe_sent: row.maybe_sent,
             late: row.late,

@@ -124,7 +124,7 @@ impl Store {
                 if let Value::Object(fields) = &mut payload {
                     if let Some(content) = row.content {
                         let blocks: Vec<wakeful_workflow::record::Block> =
-                            crate::hydrate::from_text("message", &seal.open_json(content)?)?;
+                            crate::json::from_text("message", &seal.open_json(content)?)?;
                         fields.insert("text".to_owned(), wakeful_workflow::record::text_of(&blocks).into());
                     }
                     if let Some(text) = row.inbox_text {
@@ -135,7 +135,7 @@ impl Store {
                     }
                     if let Some(blob) = sealed.as_ref().or(row.blob.as_ref()) {
                         let resolved = if row.kind == "checkpoint" { "context_state" } else { "value" };
-                        fields.insert(resolved.to_owned(), crate::hydrate::from_bytes("blob", blob)?);
+                        fields.insert(resolved.to_owned(), crate::json::from_bytes("blob", blob)?);
                     }
                 }
                 Ok(JournalEntry {

@@ -163,7 +163,7 @@ impl ForkRequest {
             ),
             (tools, &self.text, &self.prompt, self.tool_mode, &self.replay, &self.runner, self.start),
         );
-        let mut asked = crate::step::to_json(&asked)?;
+        let mut asked = crate::json::to_json(&asked)?;
         // Requests from before there was a choice keep their hash.
         if self.for_user {
             asked.push_str(" for the user");

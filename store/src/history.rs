@@ -217,9 +217,9 @@ impl Store {
                     Some(seal) => seal.open_json(json),
                     None => Ok(hide(&json)),
                 };
-                let mut facts: Value = crate::hydrate::from_text("history", &open(row.facts)?)?;
+                let mut facts: Value = crate::json::from_text("history", &open(row.facts)?)?;
                 if let Some(content) = row.content {
-                    let blocks: Vec<Block> = crate::hydrate::from_text("message", &open(content)?)?;
+                    let blocks: Vec<Block> = crate::json::from_text("message", &open(content)?)?;
                     let calls = blocks.iter().filter(|block| matches!(block, Block::ToolCall(_))).count();
                     // The answer to a question is stored as the result of the call that asked it.
                     let answers = blocks.iter().filter_map(|block| match block {

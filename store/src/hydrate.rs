@@ -14,6 +14,7 @@ mod warm;
 pub use warm::{Hydrated, Warm};
 
 use crate::encryption::Seal;
+use crate::json::from_text;
 use crate::{Error, Result, Store};
 use futures::{Stream, TryStreamExt};
 use parts::{Changing, Fixed, Parts};
@@ -385,12 +386,4 @@ struct Row<C> {
     content: Option<Stored<C>>,
     internal: Option<bool>,
     details: Option<Stored<Details>>,
-}
-
-pub(crate) fn from_text<T: DeserializeOwned>(what: &'static str, text: &str) -> Result<T> {
-    serde_json::from_str(text).map_err(|error| Error::corrupt(what, error))
-}
-
-pub(crate) fn from_bytes<T: DeserializeOwned>(what: &'static str, bytes: &[u8]) -> Result<T> {
-    serde_json::from_slice(bytes).map_err(|error| Error::corrupt(what, error))
 }

@@ -74,6 +74,7 @@ pub mod hydrate;
 pub mod idempotency;
 pub mod import;
 pub mod journal;
+mod json;
 pub mod ledger;
 pub mod legacy;
 pub mod lines;

@@ -192,6 +192,6 @@ impl Store {
         .await?
         .ok_or_else(not_found)?;
         let content = self.seal_of(&delivery.session_id).await?.open_json(content)?;
-        Ok(Delivery { content: Some(crate::hydrate::from_text("delivery", &content)?), ..delivery })
+        Ok(Delivery { content: Some(crate::json::from_text("delivery", &content)?), ..delivery })
     }
 }

@@ -1,7 +1,7 @@
 //! Outputs of tools and attached files, read from messages and blobs. A context only points at them.
 #![deny(missing_docs)]
 
-use crate::hydrate::from_text;
+use crate::json::from_text;
 use crate::{Result, Store};
 use serde_json::Value;
 use sqlx::PgConnection;

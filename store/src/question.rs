@@ -5,8 +5,8 @@
 //! a late answer is an ordinary message.
 #![doc = include_str!("question.md")]
 
+use crate::json::to_json;
 use crate::run::{self, Opened};
-use crate::step::to_json;
 use crate::{Result, Store};
 use sqlx::PgConnection;
 use wakeful_workflow::agent::OnExpired;

@@ -8,9 +8,9 @@
 use crate::audit::act;
 use crate::delivery::enqueue;
 use crate::encryption::Vault;
+use crate::json::to_json;
 use crate::pool::Transaction;
 use crate::run::{self, Locked, Wakes, append_events};
-use crate::step::to_json;
 use crate::wake::{NewMessage, put_in_inbox};
 use crate::{Error, Result, Store};
 use chrono::{DateTime, Utc};

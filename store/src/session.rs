@@ -271,7 +271,7 @@ impl Store {
                 };
                 let value = |value: serde_json::Value| match &seal {
                     Some(seal) => seal.open_value(value),
-                    None => crate::hydrate::from_text("session", &hide(&value.to_string())),
+                    None => crate::json::from_text("session", &hide(&value.to_string())),
                 };
                 let totals = Totals {
                     turns: row.total_turns.into(),
@@ -328,7 +328,7 @@ impl Store {
 }
 
 fn question(content: &str, call_id: &str) -> Result<Option<String>> {
-    let blocks: Vec<Block> = crate::hydrate::from_text("message", content)?;
+    let blocks: Vec<Block> = crate::json::from_text("message", content)?;
     Ok(blocks.into_iter().find_map(|block| match block {
         Block::ToolCall(call) if call.call_id.as_str() == call_id => {
             // Sealed arguments are a string: their key cannot be had here.

@@ -362,7 +362,3 @@ impl Store {
         .await?)
     }
 }
-
-pub(crate) fn to_json<T: serde::Serialize>(value: &T) -> Result<String> {
-    serde_json::to_string(value).map_err(|error| Error::corrupt("message", error))
-}

@@ -287,7 +287,7 @@ fn identity(message: &NewMessage) -> Result<(String, String)> {
         None => new_id("key"),
     };
     let body = (&message.text, &message.sender);
-    let sha256 = hex::encode(sha2::Sha256::digest(crate::step::to_json(&body)?.as_bytes()));
+    let sha256 = hex::encode(sha2::Sha256::digest(crate::json::to_json(&body)?.as_bytes()));
     Ok((client_key, sha256))
 }
 

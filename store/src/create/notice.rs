@@ -2,7 +2,7 @@
 
 use super::{Latest, NewSession, insert, insert_seeds, policy_of};
 use crate::encryption::Vault;
-use crate::hydrate::from_text;
+use crate::json::from_text;
 use crate::run::{self, Locked};
 use crate::{Error, Result, new_id};
 use sqlx::PgConnection;

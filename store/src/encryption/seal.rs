@@ -52,7 +52,7 @@ impl Seal {
         if self.0.is_none() {
             return Ok(json);
         }
-        let mut value: Value = crate::hydrate::from_text("message", &json)?;
+        let mut value: Value = crate::json::from_text("message", &json)?;
         self.value(&mut value);
         Ok(value.to_string())
     }
@@ -175,6 +175,6 @@ impl Seal {
         if self.0.is_none() {
             return Ok(value);
         }
-        crate::hydrate::from_text("sealed value", &self.open_json(value.to_string())?)
+        crate::json::from_text("sealed value", &self.open_json(value.to_string())?)
     }
 }

@@ -297,7 +297,7 @@ impl Export {
         if !self.seal.is_on() {
             return Ok(line);
         }
-        crate::hydrate::from_text("row", &self.seal.open_json(crate::step::to_json(&line)?)?)
+        crate::json::from_text("row", &self.seal.open_json(crate::json::to_json(&line)?)?)
     }
 
     /// All lines of the next blob.

@@ -2,7 +2,7 @@
 
 use super::row::{self, object, time, word};
 use super::{Export, PAGE_BYTES, PAGE_ROWS, Stage, snapshot};
-use crate::hydrate::from_text;
+use crate::json::from_text;
 use crate::{Error, Result};
 use wakeful_workflow::bundle::{
     EventRow, InboxStatus, Line, PART_BYTES, RecordRow, SeedRow, StepRow, payload_of,

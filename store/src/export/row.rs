@@ -38,7 +38,7 @@ macro_rules! delivery {
             delivery_id: $row.delivery_id,
             channel: $row.channel,
             source_key: $row.source_key,
-            content: $crate::hydrate::from_text("delivery", &$row.content)?,
+            content: $crate::json::from_text("delivery", &$row.content)?,
             status: $crate::export::row::word("delivery status", $row.status)?,
             attempt: $row.attempt,
             not_after: $row.not_after.map($crate::export::row::time),
@@ -83,7 +83,7 @@ pub(super) fn word<T: DeserializeOwned>(what: &'static str, word: String) -> Res
 
 /// Parses a `json` column, which is read as its stored text.
 pub(super) fn json<T: DeserializeOwned>(what: &'static str, text: Option<String>) -> Result<Option<T>> {
-    text.map(|text| crate::hydrate::from_text(what, &text)).transpose()
+    text.map(|text| crate::json::from_text(what, &text)).transpose()
 }
 
 pub(super) fn listed(value: Value) -> Result<Vec<Value>> {

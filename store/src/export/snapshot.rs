@@ -98,8 +98,7 @@ impl SnapshotRows {
         let mut text = Vec::new();
         self.rows.read_until(b'\n', &mut text).map_err(|error| spool_failed(&error))?;
         self.bytes = text.len();
-        self.next =
-            if text.is_empty() { None } else { Some(crate::hydrate::from_bytes("spooled row", &text)?) };
+        self.next = if text.is_empty() { None } else { Some(crate::json::from_bytes("spooled row", &text)?) };
         Ok(())
     }
 }

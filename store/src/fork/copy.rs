@@ -2,7 +2,7 @@
 
 use super::ForkRequest;
 use crate::encryption::{Seal, seal_in};
-use crate::hydrate::from_text;
+use crate::json::from_text;
 use crate::{Error, Result, sealed_blob};
 use serde_json::Value;
 use sqlx::PgConnection;

@@ -1,8 +1,8 @@
 //! A message's JSON as a row has it: read at once, or still sealed.
 
-use super::from_text;
 use crate::Result;
 use crate::encryption::{Seal, may_be_sealed};
+use crate::json::from_text;
 use serde::de::DeserializeOwned;
 use sqlx::error::BoxDynError;
 use sqlx::postgres::{PgTypeInfo, PgValueRef};

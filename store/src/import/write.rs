@@ -4,7 +4,7 @@
 use super::InboxIds;
 use crate::Result;
 use crate::encryption::Seal;
-use crate::step::to_json;
+use crate::json::to_json;
 use serde_json::{Map, Value};
 use sqlx::postgres::PgArguments;
 use sqlx::query::Query;
@@ -106,7 +106,7 @@ impl Writer {
         if !self.seal.is_on() {
             return Ok(json);
         }
-        let mut rows: Vec<Map<String, Value>> = crate::hydrate::from_text("row", &json)?;
+        let mut rows: Vec<Map<String, Value>> = crate::json::from_text("row", &json)?;
         for row in &mut rows {
             let apart = ["last_error", "receipt", "resolution", "undelivered"];
             let apart: Vec<(&str, Value)> =

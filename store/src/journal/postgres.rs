@@ -2,7 +2,7 @@
 
 use super::Journal;
 use crate::encryption::Seal;
-use crate::hydrate::from_bytes;
+use crate::json::from_bytes;
 use crate::{Error, Result, Store};
 use serde_json::Value;
 use sqlx::PgConnection;

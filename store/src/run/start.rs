@@ -2,7 +2,7 @@
 
 use super::{Conversation, Locked, Wakes, append_events};
 use crate::encryption::seal_in;
-use crate::step::to_json;
+use crate::json::to_json;
 use crate::{Error, Result, create};
 use sqlx::PgConnection;
 use wakeful_workflow::inbox::{self, Position, Question};

@@ -9,7 +9,7 @@
 
 use super::said::words;
 use super::words::WordVector;
-use crate::step::to_json;
+use crate::json::to_json;
 use crate::{Result, Store, failure, search::id_of};
 use chrono::{DateTime, TimeDelta, Utc};
 use serde::Serialize;

@@ -1,7 +1,7 @@
 //! What is said in messages, as far as a search finds it.
 
 use crate::encryption::may_be_sealed;
-use crate::hydrate;
+use crate::json;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use wakeful_workflow::record::Block;
@@ -23,7 +23,7 @@ pub(super) fn words(read: &[(i64, String)], is_sealed: bool) -> (Vec<String>, Ve
             part.push('\n');
         };
         // A long message was cut, so it is not JSON any more. Its words are words all the same.
-        let Ok(blocks) = hydrate::from_text::<Vec<Block>>("message", content) else {
+        let Ok(blocks) = json::from_text::<Vec<Block>>("message", content) else {
             add(&content.replace("\\n", " ").replace("\\t", " "));
             continue;
         };

@@ -67,7 +67,7 @@ const MAY_BE_MAIL: [&str; 4] = ["email", "fork", "replay", "import"];
 
 /// A mail's line begins with its subject. Its other headers are in columns of their own, or of no interest in a list.
 fn line(trigger_type: &str, content: &str) -> Option<String> {
-    let blocks: Vec<Block> = crate::hydrate::from_text("message", content).ok()?;
+    let blocks: Vec<Block> = crate::json::from_text("message", content).ok()?;
     let mut text = text_of(&blocks);
     if MAY_BE_MAIL.contains(&trigger_type)
         && let Some((subject, body)) = subject_and_body(&text)

@@ -147,7 +147,7 @@ impl Store {
             .map(|row| {
                 let said = row.prompt.map(|content| {
                     let content = seal.open_json(content)?;
-                    let blocks: Vec<Block> = crate::hydrate::from_text("message", &content)?;
+                    let blocks: Vec<Block> = crate::json::from_text("message", &content)?;
                     Ok::<_, Error>(text_of(&blocks))
                 });
                 let waiting = row.waiting.map(|text| seal.open(text)).transpose()?;
@@ -216,7 +216,7 @@ impl Store {
             .rev()
             .map(|row| {
                 let content = seal.open_json(row.content)?;
-                let blocks: Vec<Block> = crate::hydrate::from_text("message", &content)?;
+                let blocks: Vec<Block> = crate::json::from_text("message", &content)?;
                 Ok(MessageView {
                     message_number: row.message_number,
                     message_id: row.message_id,
@@ -224,7 +224,7 @@ impl Store {
                     step_number: row.step_number,
                     role: row.role,
                     text: text_of(&blocks),
-                    content: crate::hydrate::from_text("message", &content)?,
+                    content: crate::json::from_text("message", &content)?,
                     internal: row.internal,
                     created_at: row.created_at,
                 })

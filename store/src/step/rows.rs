@@ -1,8 +1,9 @@
 //! The values that one commit writes, as columns.
 
-use super::{Performance, to_json};
+use super::Performance;
 use crate::encryption::{SEALED, Seal};
 use crate::generation::NewGeneration;
+use crate::json::to_json;
 use crate::queue::Lease;
 use crate::{Error, Result};
 use wakeful_workflow::advance::{Next, OpenedCall, Transition};

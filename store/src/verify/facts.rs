@@ -1,8 +1,8 @@
 //! A session as its row has it and as its logs give it, read in one transaction.
 
 use crate::encryption::Seal;
-use crate::hydrate::from_text;
 use crate::journal::postgres::{entries_after, last_checkpoint};
+use crate::json::from_text;
 use crate::{Error, Result};
 use serde_json::Value;
 use sqlx::PgConnection;

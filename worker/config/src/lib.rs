@@ -8,13 +8,11 @@
 //! instead: add `_FILE` to the variable, or `_file` to the key. `wakeful.example.toml` shows every key.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use secrecy::SecretString;
 use wakeful_workflow::agent::{JournalLevel, Limits, OnEmptyReply, OnExpired, OnUncertain};
-use wakeful_workflow::bundle;
 use wakeful_workflow::gate::GatePolicy;
 use wakeful_workflow::policy::WebPolicy;
 use wakeful_workflow::strategy::ContextPolicy;
@@ -40,6 +38,7 @@ mod read;
 pub mod retention;
 mod routes;
 mod schema;
+mod server;
 #[cfg(test)]
 mod tests;
 mod tree;
@@ -51,6 +50,7 @@ pub use files::{Blobs, CloneFrom};
 pub use price::Price;
 pub use problem::ConfigError;
 use problem::{Origin, Problem};
+pub use server::{Monitoring, Server};
 
 /// The agent of a request that names none.
 pub const DEFAULT_AGENT: &str = "default";
@@ -132,59 +132,6 @@ pub struct Given {
     pub value: String,
     /// A file and a line, or a variable.
     pub origin: String,
-}
-
-#[derive(Clone, Debug)]
-pub struct Server {
-    pub listen: SocketAddr,
-    /// The admin token of the configuration. With it, `/v1` asks for a token.
-    pub token: Option<SecretString>,
-    /// Tokens for the header `X-Internal-Token`; several, for rotation.
-    pub internal_tokens: Vec<SecretString>,
-    /// The most connections at a time. There are fewer if the process may not open so many descriptors.
-    pub connections: usize,
-    /// The longest wait for a request's whole head, and how long a kept connection may be silent.
-    pub head_timeout: Duration,
-    /// How much of unanswered requests' bodies is held in memory: of callers with the token, and again of
-    /// strangers.
-    pub held_mb: usize,
-    /// The most streams of events at a time.
-    pub streams: usize,
-    /// The most of them that one user's tokens get.
-    pub user_streams: usize,
-    /// How often an idle stream of events sends a sign of life.
-    pub sse_heartbeat_s: u64,
-    /// The largest bundle that is imported, unpacked.
-    pub import_limit_mb: u64,
-    /// How many messages are accepted at once. One more gets 429.
-    pub ingest_concurrency: usize,
-    /// How long a message waits for a permit to be written.
-    pub ingest_wait_ms: u64,
-    /// The name of this deployment, if several share a database.
-    pub deployment: String,
-    /// Serves the console next to the API.
-    pub console: bool,
-    /// The path below which a proxy serves all this, without a slash at its end; empty for none.
-    pub base_path: String,
-    /// The address under which people reach this server, without a slash at its end, for links in messages.
-    pub public_url: Option<String>,
-    /// How long after a signal the API still takes connections. `/readyz` says at once that it drains, but load balancers learn of it
-    /// only at their next check.
-    pub drain_delay: Duration,
-}
-
-impl Server {
-    /// The size limits of an imported bundle.
-    pub fn import_limits(&self) -> bundle::Limits {
-        bundle::Limits { bytes: self.import_limit_mb << 20, ..bundle::Limits::default() }
-    }
-}
-
-/// What a monitoring system asks of a process of any role.
-#[derive(Clone, Debug, Default)]
-pub struct Monitoring {
-    /// Where the process answers `/healthz`, `/readyz` and `/metrics`, without a token. The API has the first two itself.
-    pub listen: Option<SocketAddr>,
 }
 
 #[derive(Clone, Debug)]

@@ -1,7 +1,6 @@
 //! The schema: each key, its default and its rule, in the order of the example file.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
@@ -14,8 +13,8 @@ use super::problem::Problem;
 use super::read::{Notes, Section, narrow, recipients, spaces};
 use super::tree::Table;
 use super::{
-    AgentSettings, Blobs, CloneFrom, Config, Database, ModelSettings, Monitoring, OnDelayed, Provider,
-    Providers, Queue, Scripted, Server, Workspace,
+    AgentSettings, Blobs, CloneFrom, Config, Database, ModelSettings, OnDelayed, Provider, Providers, Queue,
+    Scripted, Workspace,
 };
 
 /// The providers of models that every program has.
@@ -33,8 +32,8 @@ pub(super) fn read(table: Table, added: &[&str]) -> (Config, Vec<Problem>) {
     let notes = Notes::default();
     let mut root = Section::root(table, &notes);
     let mut config = Config {
-        server: server(root.section("server")),
-        monitoring: monitoring(root.section("monitoring")),
+        server: super::server::read(root.section("server")),
+        monitoring: super::server::monitoring(root.section("monitoring")),
         database: database(root.section("database")),
         queue: queue(root.section("queue")),
         gate: gate(root.section("gate")),
@@ -69,66 +68,6 @@ pub(super) fn read(table: Table, added: &[&str]) -> (Config, Vec<Problem>) {
     config.given = notes.given.into_inner();
     config.given.sort();
     (config, notes.problems.into_inner())
-}
-
-const LISTEN: &str = "must be an address and a port, such as 127.0.0.1:7070 or [::]:7070";
-
-fn server(mut section: Section<'_>) -> Server {
-    let listen = section.text("listen", LISTEN, |text| text.parse().ok());
-    let server = Server {
-        listen: listen.unwrap_or(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 7070)),
-        token: section.secret("token", |_| None),
-        internal_tokens: section.secrets("internal_tokens"),
-        connections: narrow(section.number("connections", 16..=1_000_000), 4096),
-        head_timeout: Duration::from_secs(narrow(section.number("head_timeout_s", 1..=3600), 10)),
-        // A mail of 40 MB in base64 has to find room.
-        held_mb: narrow(section.number("held_mb", 64..=65_536), 64),
-        streams: narrow(section.number("streams", 1..=1_000_000), 1000),
-        user_streams: narrow(section.number("user_streams", 1..=1_000_000), 16),
-        sse_heartbeat_s: section.number("sse_heartbeat_s", 1..=3600).unwrap_or(15).unsigned_abs(),
-        import_limit_mb: section.number("import_limit_mb", 1..=65_536).unwrap_or(256).unsigned_abs(),
-        ingest_concurrency: narrow(section.number("ingest_concurrency", 1..=10_000), 64),
-        ingest_wait_ms: narrow(section.number("ingest_wait_ms", 10..=60_000), 2_000),
-        deployment: section
-            .text("deployment", "must be a name of 1 to 64 letters, digits, - and _", |name| {
-                let plain = |b: u8| b.is_ascii_alphanumeric() || b == b'-' || b == b'_';
-                ((1..=64).contains(&name.len()) && name.bytes().all(plain)).then(|| name.to_owned())
-            })
-            .unwrap_or_else(|| super::DEFAULT_DEPLOYMENT.to_owned()),
-        console: section.flag("console").unwrap_or(true),
-        base_path: section
-            .text(
-                "base_path",
-                "must be a path such as /wakeful: letters, digits, - _ . and /, no slash at its end",
-                |path| {
-                    let plain = |b: u8| b.is_ascii_alphanumeric() || b"-_./".contains(&b);
-                    let is_path = path.starts_with('/') && !path.ends_with('/') && !path.contains("//");
-                    (is_path && path.bytes().all(plain)).then(|| path.to_owned())
-                },
-            )
-            .unwrap_or_default(),
-        public_url: section.text(
-            "public_url",
-            "must be the http:// or https:// address under which people reach this server, without a path",
-            |text| {
-                let url: url::Url = text.parse().ok()?;
-                let plain =
-                    matches!(url.scheme(), "http" | "https") && url.path() == "/" && url.query().is_none();
-                plain.then(|| text.trim_end_matches('/').to_owned())
-            },
-        ),
-        drain_delay: Duration::from_secs(
-            section.number("drain_delay_s", 0..=600).unwrap_or(0).unsigned_abs(),
-        ),
-    };
-    section.finish();
-    server
-}
-
-fn monitoring(mut section: Section<'_>) -> Monitoring {
-    let monitoring = Monitoring { listen: section.text("listen", LISTEN, |text| text.parse().ok()) };
-    section.finish();
-    monitoring
 }
 
 fn database(mut section: Section<'_>) -> Database {

@@ -7,28 +7,32 @@
 mod agent;
 mod ahead;
 mod commit;
-mod decided;
 mod end;
 mod files_gate;
 mod held;
+mod next_call;
 mod provider;
+mod round;
 mod span;
+mod starts;
 mod tries;
 mod unused;
 
 use crate::ctx::Ctx;
-use crate::perform::{CommittedCall, StartedCalls, Unperformed, next_call, perform};
+use crate::perform::{CommittedCall, StartedCalls, Unperformed, perform};
 use crate::replay;
 use crate::telemetry;
 use crate::watchdog::UNYIELDING;
 use agent::OwnAgent;
 use ahead::{results_of, run_ahead};
 use apalis::prelude::{BoxDynError, Data};
-use decided::{Decided, Made};
 use end::{ClaimEnd, give_up, release, retry, slice_ends, with_failure_notice};
 use files_gate::Admitted;
 use futures::FutureExt;
+use next_call::next_call;
 use provider::{Routed, Troubles, retry_summary_later};
+use round::{Ready, RoundResult};
+use starts::start_calls;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Instant;
@@ -215,23 +219,23 @@ async fn run_steps(
     loop {
         let agent = own_agent.now(ctx, session);
         let policy = agent.as_ref().map_or_else(|_| AgentPolicy::default(), Agent::policy);
-        let decided = match &agent {
+        let result = match &agent {
             Ok(agent) => {
                 let started = std::mem::take(&mut started);
-                let made = Made { call: committed.take(), started: &started, results: results.take() };
-                let decided = plan_and_perform(ctx, job, session, agent, counts, made).await;
-                if !matches!(decided, Ok(Decided::Performed(_) | Decided::Again)) {
+                let ready = Ready { call: committed.take(), started: &started, results: results.take() };
+                let result = plan_and_perform(ctx, job, session, agent, counts, ready).await;
+                if !matches!(result, Ok(RoundResult::Performed(_) | RoundResult::Again)) {
                     withdraw_starts(ctx, job, session, &started).await?;
                 }
-                decided?
+                result?
             }
             // This process does not have the agent.
             Err(error) => held::without_agent(ctx, job, session, error, counts).await?,
         };
-        let performed = match decided {
-            Decided::Performed(performed) => performed,
-            Decided::End(end) => return Ok(end),
-            Decided::Again => continue,
+        let performed = match result {
+            RoundResult::Performed(performed) => performed,
+            RoundResult::End(end) => return Ok(end),
+            RoundResult::Again => continue,
         };
         if let Performed::Stopped(Stop::Failed(fault)) = &performed {
             telemetry::failed(&Span::current(), fault.kind());
@@ -240,7 +244,7 @@ async fn run_steps(
         let mut transition =
             with_failure_notice(ctx, session, advance::advance(session, performed, policy)).await?;
         if let Ok(agent) = &agent {
-            started = StartedCalls::with_commit(ctx, &job.lease, session, agent, &mut transition);
+            started = start_calls(ctx, &job.lease, session, agent, &mut transition);
         }
         let mut written = None;
         if let Ok(agent) = &agent
@@ -359,29 +363,29 @@ async fn plan_and_perform(
     session: &mut Session,
     agent: &Agent,
     counts: &mut Counts,
-    made: Made<'_>,
-) -> wakeful_store::Result<Decided> {
+    ready: Ready<'_>,
+) -> wakeful_store::Result<RoundResult> {
     if session.lacks_messages(agent.context.strategy) {
         *session = ctx.store.hydrate(session.session_id.as_str()).await?;
     }
     let tries = counts.tries;
     let action = plan(session, &agent.limits);
     if replay::send_due_input(&ctx.store, &ctx.recordings, session, &action).await? {
-        return Ok(Decided::Again);
+        return Ok(RoundResult::Again);
     }
     if action == Action::Rest {
         ctx.store.end_job(&job.lease).await?;
-        return Ok(Decided::End(ClaimEnd::Closed));
+        return Ok(RoundResult::End(ClaimEnd::Closed));
     }
     if let Some(fault) =
         tries.used_up(agent.limits.attempts, job.last_error.as_deref(), || tries::doing(session))
         && !matches!(action, Action::Stop(_))
     {
-        return Ok(Decided::Performed(Performed::Stopped(Stop::Failed(fault))));
+        return Ok(RoundResult::Performed(Performed::Stopped(Stop::Failed(fault))));
     }
     if let Some(end) = held::by_a_pause(ctx, job, session, agent, &action) {
         withdraw_intent(ctx, job, &session.session_id, &mut counts.uncalled).await?;
-        return Ok(Decided::End(end));
+        return Ok(RoundResult::End(end));
     }
     let mut way = None;
     if matches!(action, Action::CallModel | Action::Compact) && !has_recorded_replies(session) {
@@ -389,12 +393,12 @@ async fn plan_and_perform(
             Routed::Call(chosen) => way = Some(*chosen),
             Routed::Wait(end) => {
                 withdraw_intent(ctx, job, &session.session_id, &mut counts.uncalled).await?;
-                return Ok(Decided::End(end));
+                return Ok(RoundResult::End(end));
             }
             Routed::Fail(fault) => {
                 withdraw_intent(ctx, job, &session.session_id, &mut counts.uncalled).await?;
                 ctx.store.refresh(session).await?;
-                return Ok(Decided::Performed(Performed::Stopped(Stop::Failed(fault))));
+                return Ok(RoundResult::Performed(Performed::Stopped(Stop::Failed(fault))));
             }
         }
     }
@@ -410,18 +414,18 @@ async fn plan_and_perform(
         Err(_) => action,
     };
     if let Action::CallTools { calls } = &action
-        && let Some(results) = results_of(calls, made.results)
+        && let Some(results) = results_of(calls, ready.results)
     {
-        return Ok(Decided::Performed(results));
+        return Ok(RoundResult::Performed(results));
     }
     let probe = match files_gate::admit(ctx, job, session, &action, &mut counts.troubles).await? {
         Admitted::Go(probe) => probe,
         Admitted::Wait(end) => {
             withdraw_intent(ctx, job, &session.session_id, &mut counts.uncalled).await?;
-            return Ok(Decided::End(end));
+            return Ok(RoundResult::End(end));
         }
     };
-    let mut committed = made.call.filter(|one| action == Action::CallModel && one.call.is_of(&agent.model));
+    let mut committed = ready.call.filter(|one| action == Action::CallModel && one.call.is_of(&agent.model));
     if committed.is_some() {
         counts.uncalled = None;
     } else {
@@ -430,11 +434,11 @@ async fn plan_and_perform(
     let performed = loop {
         let asks_model = action == Action::CallModel;
         let performed = tokio::select! {
-            performed = perform(ctx, &job.lease, session, agent, action, committed.take(), made.started) => performed,
+            performed = perform(ctx, &job.lease, session, agent, action, committed.take(), ready.started) => performed,
             () = ctx.cancelled(session.session_id.as_str()) => {
                 ctx.store.refresh(session).await?;
-                withdraw_starts(ctx, job, session, made.started).await?;
-                return Ok(Decided::Again);
+                withdraw_starts(ctx, job, session, ready.started).await?;
+                return Ok(RoundResult::Again);
             }
         };
         match performed {
@@ -456,31 +460,31 @@ async fn plan_and_perform(
                 provider::performed(ctx, way, &performed, &mut counts.troubles).await;
             }
             files_gate::performed(ctx, probe, &mut counts.troubles).await;
-            Decided::Performed(performed)
+            RoundResult::Performed(performed)
         }
         Err(Unperformed::Reread) => {
             // The lease may be lost before the heartbeat notices. Ask the database now: otherwise this would
             // plan and be interrupted again and again until the next heartbeat.
             if !job.lease.is_live() || !ctx.store.holds(&job.lease).await? {
-                return Ok(Decided::End(ClaimEnd::Stale));
+                return Ok(RoundResult::End(ClaimEnd::Stale));
             }
             *session = ctx.store.hydrate_tail(session.session_id.as_str()).await?.session;
-            Decided::Again
+            RoundResult::Again
         }
         Err(Unperformed::Store(error)) => return Err(error),
         Err(Unperformed::SeedAway(why)) => {
-            Decided::End(files_gate::clone_away(ctx, session, probe, &why).await)
+            RoundResult::End(files_gate::clone_away(ctx, session, probe, &why).await)
         }
         Err(Unperformed::Fault(fault)) => {
             let stop =
                 match provider::after_fault(ctx, job, session, (configured, way), fault, counts).await? {
-                    Ok(end) => return Ok(Decided::End(end)),
+                    Ok(end) => return Ok(RoundResult::End(end)),
                     Err(fault) => fault,
                 };
             // The failed call began after the session was read. Read it now: the closing commit journals its
             // end.
             ctx.store.refresh(session).await?;
-            Decided::Performed(Performed::Stopped(Stop::Failed(stop)))
+            RoundResult::Performed(Performed::Stopped(Stop::Failed(stop)))
         }
     })
 }

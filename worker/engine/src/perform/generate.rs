@@ -16,14 +16,13 @@ use tracing::{Instrument, Span, info, info_span, warn};
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 use wakeful_store::generation::NewGeneration;
 use wakeful_store::queue::Lease;
-use wakeful_workflow::advance::{Generated, Next, Performed, Transition};
+use wakeful_workflow::advance::{Generated, Performed};
 use wakeful_workflow::agent::{Agent, ToolDefinition, Tools};
 use wakeful_workflow::context::{self, Built};
 use wakeful_workflow::effect::Effect;
 use wakeful_workflow::fault::Fault;
 use wakeful_workflow::generation::{InterruptedCall, Purpose};
 use wakeful_workflow::id::GenerationId;
-use wakeful_workflow::plan::{Action, in_context, plan};
 use wakeful_workflow::record::{FinishReason, Reply, Usage};
 use wakeful_workflow::resume::{self, NextCall};
 use wakeful_workflow::session::Session;
@@ -81,50 +80,12 @@ pub struct CommittedCall {
     pub(crate) started_at: String,
 }
 
-/// Prepares the model call that follows `transition` in this claim. The commit of `transition` then records its
-/// intent, which saves one statement for each model call. `None`: something else may follow, or the
-/// call cannot be prepared; the next plan finds out. Reads nothing from the database, and leaves `session` as
-/// it was. `may_try`: the step has tries left after the commit.
-pub(crate) async fn next_call(
-    ctx: &Ctx,
-    session: &mut Session,
-    transition: &Transition,
-    agent: &Agent,
-    may_try: bool,
-) -> Option<PreparedCall> {
-    let goes_on = match transition.next {
-        // The calls that it opened have ended.
-        Next::NextStep => true,
-        Next::SameStep => transition.calls_opened.is_empty(),
-        Next::Close(_) => false,
-    };
-    // A replay may have to send itself a message first. An interrupted call may have to be resumed, from its
-    // text in the database.
-    let simple =
-        session.policy.replay.is_none() && (session.interrupted.is_empty() || transition.generation_over);
-    // While the provider's gate is not open, another model may be called, or none.
-    let free = ctx.plugins.models.gate_of(&agent.model).is_none_or(|gate| ctx.gates.is_open(gate));
-    if !goes_on || !simple || !may_try || !free || ctx.shutdown.draining.is_cancelled() {
-        return None;
-    }
-    let before = session.apply_tentatively(transition);
-    let call = if calls_model(ctx, session, agent) { prepare(ctx, session, agent).await.ok() } else { None };
-    session.undo(before, transition);
-    call
-}
-
-fn calls_model(ctx: &Ctx, session: &Session, agent: &Agent) -> bool {
-    let action = plan(session, &agent.limits);
-    if action != Action::CallModel {
-        return false;
-    }
-    let Ok(tools) = ctx.configured_tools(session, agent) else { return false };
-    let window = ctx.config.context_window(&agent.model);
-    in_context(action, session, agent, &tools, window) == Action::CallModel
-}
-
 /// Prepares the session's next model call. Writes nothing. Reads the database only if an attempt was interrupted.
-async fn prepare(ctx: &Ctx, session: &Session, agent: &Agent) -> Result<PreparedCall, Unperformed> {
+pub(crate) async fn prepare(
+    ctx: &Ctx,
+    session: &Session,
+    agent: &Agent,
+) -> Result<PreparedCall, Unperformed> {
     let model = ctx.plugins.models.get(&agent.model)?;
     let Built { context, rebase } = build(ctx, session, agent)?;
     let draft = ctx.renderings.draft(&session.session_id, &agent.model, model.as_ref(), &context);

@@ -13,9 +13,10 @@ mod used;
 
 pub use chunks::Chunks;
 pub use cut::CutCalls;
-pub(crate) use generate::next_call;
+pub(crate) use generate::prepare;
 pub use generate::{CommittedCall, PreparedCall};
 pub use tools::StartedCalls;
+pub(crate) use tools::refusal;
 
 use crate::ctx::Ctx;
 use wakeful_store::queue::Lease;
@@ -53,8 +54,9 @@ impl From<wakeful_store::Error> for Unperformed {
 }
 
 /// Performs `action` for `session`. `committed` is the model call of [`Action::CallModel`] if the commit before it
-/// recorded its intent; other actions ignore it. `started` has the tool calls that the commit before it started. Dropping the future abandons the action half-way. The next claim finds in
-/// the ledger which tool calls may have run, and in `generations` which model calls had begun.
+/// recorded its intent; other actions ignore it. `started` has the tool calls that the commit before it started. Dropping the future
+/// abandons the action half-way. The next claim finds in the ledger which tool calls may have run, and in `generations` which model
+/// calls had begun.
 ///
 /// # Errors
 /// [`Unperformed`].

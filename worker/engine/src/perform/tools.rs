@@ -19,9 +19,9 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::OnceCell;
 use tracing::{Instrument, info_span, warn};
-use wakeful_store::ledger::{self, Started};
+use wakeful_store::ledger::Started;
 use wakeful_store::queue::{Lease, Term};
-use wakeful_workflow::advance::{CallEnd, CallStart, EndedCall, Performed, Transition};
+use wakeful_workflow::advance::{CallEnd, EndedCall, Performed};
 use wakeful_workflow::agent::Agent;
 use wakeful_workflow::effect::Effect;
 use wakeful_workflow::id::CallId;
@@ -38,39 +38,9 @@ pub struct StartedCalls {
 }
 
 impl StartedCalls {
-    /// Lets the commit of `transition` hold the calls that need a person's approval, and start the idempotent ones that run right
-    /// after it.
-    pub fn with_commit(
-        ctx: &Ctx,
-        lease: &Lease,
-        session: &Session,
-        agent: &Agent,
-        transition: &mut Transition,
-    ) -> StartedCalls {
-        // A replay and a dry fork have no effects, so they ask no person.
-        if !session.policy.tool_mode.is_live() {
-            return StartedCalls::default();
-        }
-        let nothing_started = StartedCalls::default();
-        let tool_run = ToolRun::new(ctx, lease, session, agent, &nothing_started, 0);
-        if !agent.approve.is_empty() {
-            // A call that is refused anyway needs no person.
-            transition
-                .hold_calls(|call| agent.approve.contains(&call.name) && tool_run.refusal(call).is_none());
-        }
-        if !lease.is_live() {
-            return StartedCalls::default();
-        }
-        let mut rights = HashMap::new();
-        transition.start_calls(|call| {
-            if tool_run.refusal(call).is_some() {
-                return None;
-            }
-            let start = CallStart { nonce: ledger::new_nonce(), timeout_s: agent.limits.tool_s };
-            rights.insert(call.call_id.clone(), Started::by_commit(&start));
-            Some(start)
-        });
-        StartedCalls { term: Some(lease.term()), rights: Mutex::new(rights) }
+    /// `rights` are those that a commit gives. They end with `term`, the lease's end as it was before that commit.
+    pub(crate) fn new(term: Term, rights: HashMap<CallId, Started>) -> StartedCalls {
+        StartedCalls { term: Some(term), rights: Mutex::new(rights) }
     }
 
     fn take(&self, call_id: &CallId) -> Option<(Started, Term)> {
@@ -226,7 +196,7 @@ impl<'a> ToolRun<'a> {
         if offered && call.malformed.is_none() && self.ctx.plugins.tools.get(&call.name).is_none() {
             return end_of_output(not_carried_out(&call.name));
         }
-        if let Some(refusal) = self.refusal(call) {
+        if let Some(refusal) = refusal(self.ctx, self.session, self.agent, call) {
             return failed(refusal.0);
         }
         match self.invoke(call).await {
@@ -237,7 +207,7 @@ impl<'a> ToolRun<'a> {
     }
 
     async fn run(&self, call: &ToolCall, running: Running<'_>) -> Result<CallEnd, Unperformed> {
-        if let Some(refusal) = self.refusal(call) {
+        if let Some(refusal) = refusal(self.ctx, self.session, self.agent, call) {
             // An earlier attempt, under another configuration, may have run the call. Refusing it now does
             // not undo that.
             let may_have_run = self
@@ -426,33 +396,33 @@ impl<'a> ToolRun<'a> {
         }
         ran
     }
+}
 
-    /// Returns why the call must not run, in words for the model. `None` if it may run.
-    fn refusal(&self, call: &ToolCall) -> Option<ToolError> {
-        if let Some(raw) = &call.malformed {
-            let shown: String = raw.chars().take(500).collect();
-            return Some(ToolError(format!(
-                "The arguments were not a JSON object, or were nested too deep, so the tool did not run. Call it again with valid JSON. Received: {shown}"
-            )));
-        }
-        let prefix = self.session.prefix.as_ref();
-        let definition = prefix.and_then(|prefix| prefix.tool(&call.name));
-        // A tool must pass three checks: the agent may use it now, this process has it, and the pinned prefix
-        // (if any) defines it for the model.
-        if !self.agent.tools.contains(&call.name)
-            || self.ctx.plugins.tools.get(&call.name).is_none()
-            || (prefix.is_some() && definition.is_none())
-        {
-            return Some(ToolError(format!(
-                "There is no tool named {:?}. The tools are: {}.",
-                call.name,
-                self.agent.tools.join(", ")
-            )));
-        }
-        match definition {
-            Some(definition) => self.ctx.plugins.tools.validate_as(definition, &call.arguments).err(),
-            None => self.ctx.plugins.tools.validate(&call.name, &call.arguments).err(),
-        }
+/// Returns why the call must not run, in words for the model. `None` if it may run.
+pub(crate) fn refusal(ctx: &Ctx, session: &Session, agent: &Agent, call: &ToolCall) -> Option<ToolError> {
+    if let Some(raw) = &call.malformed {
+        let shown: String = raw.chars().take(500).collect();
+        return Some(ToolError(format!(
+            "The arguments were not a JSON object, or were nested too deep, so the tool did not run. Call it again with valid JSON. Received: {shown}"
+        )));
+    }
+    let prefix = session.prefix.as_ref();
+    let definition = prefix.and_then(|prefix| prefix.tool(&call.name));
+    // A tool must pass three checks: the agent may use it now, this process has it, and the pinned prefix
+    // (if any) defines it for the model.
+    if !agent.tools.contains(&call.name)
+        || ctx.plugins.tools.get(&call.name).is_none()
+        || (prefix.is_some() && definition.is_none())
+    {
+        return Some(ToolError(format!(
+            "There is no tool named {:?}. The tools are: {}.",
+            call.name,
+            agent.tools.join(", ")
+        )));
+    }
+    match definition {
+        Some(definition) => ctx.plugins.tools.validate_as(definition, &call.arguments).err(),
+        None => ctx.plugins.tools.validate(&call.name, &call.arguments).err(),
     }
 }
 

@@ -2,7 +2,7 @@
 //! those of texts whose data key cannot be had.
 
 use super::unused::withdraw_intent;
-use super::{ClaimEnd, Counts, Decided};
+use super::{ClaimEnd, Counts, RoundResult};
 use crate::ctx::Ctx;
 use crate::jobs::{LOOK, not_given_back};
 use crate::model::provider_of;
@@ -60,13 +60,13 @@ pub(super) async fn without_agent(
     session: &Session,
     error: &AgentError,
     counts: &mut Counts,
-) -> wakeful_store::Result<Decided> {
+) -> wakeful_store::Result<RoundResult> {
     match plan(session, &Limits::default()) {
         Action::Rest => {
             ctx.store.end_job(&job.lease).await?;
-            Ok(Decided::End(ClaimEnd::Closed))
+            Ok(RoundResult::End(ClaimEnd::Closed))
         }
-        Action::Stop(Stop::Cancelled) => Ok(Decided::Performed(Performed::Stopped(Stop::Cancelled))),
+        Action::Stop(Stop::Cancelled) => Ok(RoundResult::Performed(Performed::Stopped(Stop::Cancelled))),
         Action::Stop(_)
         | Action::Begin
         | Action::CallModel
@@ -76,7 +76,7 @@ pub(super) async fn without_agent(
             if job.runner.is_empty() =>
         {
             withdraw_intent(ctx, job, &session.session_id, &mut counts.uncalled).await?;
-            Ok(Decided::End(ClaimEnd::Left { agent: session.agent.clone() }))
+            Ok(RoundResult::End(ClaimEnd::Left { agent: session.agent.clone() }))
         }
         Action::Stop(_)
         | Action::Begin
@@ -85,7 +85,7 @@ pub(super) async fn without_agent(
         | Action::CallTools { .. }
         | Action::Pause => {
             let fault = Fault::NotConfigured { message: error.to_string() };
-            Ok(Decided::Performed(Performed::Stopped(Stop::Failed(fault))))
+            Ok(RoundResult::Performed(Performed::Stopped(Stop::Failed(fault))))
         }
     }
 }

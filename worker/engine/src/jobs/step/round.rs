@@ -9,7 +9,7 @@ use wakeful_workflow::advance::Performed;
     clippy::large_enum_variant,
     reason = "only one such value exists at a time, and it is matched at once"
 )]
-pub(super) enum Decided {
+pub(super) enum RoundResult {
     Performed(Performed),
     End(ClaimEnd),
     /// The session was read again, so the caller plans again.
@@ -17,7 +17,7 @@ pub(super) enum Decided {
 }
 
 /// What the commit before has made ready for the next action.
-pub(super) struct Made<'a> {
+pub(super) struct Ready<'a> {
     /// The model call whose intent it recorded.
     pub(super) call: Option<CommittedCall>,
     /// The tool calls that it started.
