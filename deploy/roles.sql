@@ -64,6 +64,15 @@ begin
 end
 $$;
 
+-- Migrations make functions that see all spaces. Who is no superuser needs a right for that.
+do $$
+begin
+    if not has_parameter_privilege('wakeful_owner', 'wakeful.space', 'set') then
+        grant set on parameter wakeful.space to wakeful_owner;
+    end if;
+end
+$$;
+
 -- Other roles have only the rights that this file gives.
 alter schema public owner to wakeful_owner;
 revoke all on schema public from public;

@@ -80,7 +80,9 @@ def main(root: pathlib.Path, secrets: pathlib.Path) -> list[str]:
         if name.startswith("WAKEFUL_") and "__" in name:
             section, key = name.removeprefix("WAKEFUL_").lower().split("__")
             default = settings.get(section, {}).get(key)
-            expect(str(default) == value, f"wakeful.env.example: {name} is {value}, wakeful.example.toml has {default}")
+            is_off = default is None and f'# {key} = "{value}"' in example
+            agrees = is_off or str(default) == value
+            expect(agrees, f"wakeful.env.example: {name} is {value}, wakeful.example.toml has {default}")
     # What reads the log's settings.
     telemetry = (root / "worker" / "engine" / "src" / "telemetry" / "mod.rs").read_text()
     expect(f'"{unit_env["WAKEFUL_LOG"]}"' in telemetry, "wakeful.env.example: WAKEFUL_LOG is not the default")
@@ -190,11 +192,12 @@ def main(root: pathlib.Path, secrets: pathlib.Path) -> list[str]:
         made |= {generated["name"] for generated in said.get("configMapGenerator", [])}
         tags = [image["newTag"] for image in said["images"]]
         expect(tags == [version], f"{kustomization}: the image is not Cargo.toml's version")
-    for path in ["migrate/job.yaml", "api.yaml", "worker.yaml"]:
+    for path in ["migrate/job.yaml", "api.yaml", "worker.yaml", "cleaning.yaml"]:
         for thing in yaml.safe_load_all((folder / path).read_text()):
-            if thing["kind"] not in ("Deployment", "Job"):
+            if thing["kind"] not in ("Deployment", "Job", "CronJob"):
                 continue
-            pod = thing["spec"]["template"]["spec"]
+            of_pods = thing["spec"]["jobTemplate"]["spec"] if thing["kind"] == "CronJob" else thing["spec"]
+            pod = of_pods["template"]["spec"]
             (container,) = pod["containers"]
             env = {one["name"]: one["value"] for one in container["env"]}
             ports = {port["name"]: port["containerPort"] for port in container.get("ports", [])}

@@ -273,9 +273,39 @@ async fn the_owner_migrates_a_database_and_renews_the_roles() {
     let owner = database.as_role("wakeful_owner");
     // As if a later version brought a table.
     run(&owner, "create table later (x int)").await.expect("the owner makes tables");
+    let of_a_migration = "create function seen() returns bigint language sql set wakeful.space = '*' return (select count(*) from later)";
+    run(&owner, of_a_migration).await.expect("the owner makes functions that see all spaces");
     migrate(owner.clone()).await;
     run(&owner, ROLES).await.expect("the owner renews the rights");
     let runtime = database.as_role("wakeful_runtime");
     run(&runtime, "insert into later values (1)").await.expect("the runtime role uses the new table");
     assert!(is_denied(&runtime, "truncate later").await);
+}
+
+#[tokio::test]
+async fn an_owner_who_is_no_superuser_is_told_which_right_a_migration_needs_and_migrates_with_it() {
+    let database = Database::without_schema().await;
+    let name: String = database.value("select current_database()::text where $1 <> ''", "it").await;
+    let plain = name.replace("wakeful_test_", "plain_");
+    let makes = format!(
+        "create role {plain} login; alter database {name} owner to {plain}; alter schema public owner to {plain}"
+    );
+    run(&database.url, &makes).await.unwrap();
+    let url = database.as_role(&plain);
+    let migrate = || async {
+        let mut options = Options::new();
+        options.args = vec!["migrate".into(), "up".into()];
+        let (status, process) = options.spawn(&url).ended().await;
+        (status.code(), process.log())
+    };
+    let grant = format!("grant set on parameter wakeful.space to {plain}");
+    let (status, said) = migrate().await;
+    assert!(status == Some(6) && said.contains(&grant), "{said}");
+    let tables = "select count(*) from pg_tables where schemaname = $1 and tablename like 'conversation%'";
+    assert_eq!(database.value::<i64>(tables, "public").await, 0, "nothing was migrated");
+    run(&database.url, &grant).await.unwrap();
+    assert_eq!(migrate().await.0, Some(0));
+    assert!(database.value::<i64>(tables, "public").await > 0);
+    // A role with a right cannot be removed, and the server outlives this test.
+    run(&database.url, &format!("revoke set on parameter wakeful.space from {plain}")).await.unwrap();
 }

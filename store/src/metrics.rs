@@ -69,7 +69,7 @@ impl Store {
         registry.register("claimed_jobs", "Jobs that this process took from the queue", claimed.clone());
         registry.register(
             "claim_wait_seconds",
-            "The shortest wait of the jobs that one claim took, from ready to claimed",
+            "How long the newest job of a claim had been ready",
             waited.clone(),
         );
         registry.register(
@@ -79,7 +79,7 @@ impl Store {
         );
         registry.register(
             "commits_alone",
-            "Step commits outside of the committer: those with messages to send, a taken inbox or a blob, and those that it could not write",
+            "Step commits written one by one: those with messages to send, a taken inbox or a blob, and all while the committer has no connection",
             alone.clone(),
         );
     }

@@ -122,6 +122,7 @@ impl Store {
             served(&mut connection, newest, &missing(&applied)).await?;
             return Ok(0);
         }
+        may_set_space(&mut connection, &applied).await?;
         let serves = oldest(&mut connection).await?;
         if !leave_behind && serves.is_some_and(|oldest| oldest < OLDEST) {
             nobody_left_behind(&mut connection).await?;
@@ -192,6 +193,30 @@ impl Store {
 fn newest_unknown(applied: &[AppliedMigration]) -> Option<i64> {
     let unknown = applied.iter().filter(|one| !MIGRATIONS.version_exists(one.version));
     unknown.map(|one| one.version).max()
+}
+
+/// Some functions see all spaces (`set wakeful.space = '*'`). Postgres lets only a superuser, or who was given the right, make them.
+async fn may_set_space(connection: &mut PgConnection, applied: &[AppliedMigration]) -> Result<()> {
+    let missing = missing(applied);
+    let asks = MIGRATIONS
+        .iter()
+        .any(|one| missing.contains(&one.version) && one.sql.as_str().contains("set wakeful.space"));
+    if !asks {
+        return Ok(());
+    }
+    let right = sqlx::query!(
+        r#"select has_parameter_privilege('wakeful.space', 'set') as "granted!", quote_ident(current_user) as "role!""#
+    )
+    .fetch_one(connection)
+    .await?;
+    if right.granted {
+        return Ok(());
+    }
+    Err(Error::Schema(format!(
+        "the role {role} may not make functions that set wakeful.space, and nothing was migrated. A superuser gives it the right: \
+         grant set on parameter wakeful.space to {role}",
+        role = right.role
+    )))
 }
 
 fn missing(applied: &[AppliedMigration]) -> Vec<i64> {

@@ -66,6 +66,7 @@ impl Metrics {
         for end in ["closed", "stale", "no_agent", "no_key"] {
             drop(metrics.claims.get_or_create(&[("end", end)]));
         }
+        drop(metrics.commits.get_or_create(&[("result", "stale")]));
         for status in [
             SessionStatus::Completed,
             SessionStatus::WaitingInput,
