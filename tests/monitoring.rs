@@ -176,17 +176,47 @@ async fn while_the_database_is_away_the_process_lives_says_so_and_shows_no_old_n
     assert!(process.terminate().success());
 }
 
+/// An API and a worker, and a model that lets a step wait.
+struct Fleet {
+    _database: Database,
+    model: ModelServer,
+    api: Process,
+    worker: Process,
+    /// Where the worker answers.
+    monitoring: Client,
+}
+
+impl Fleet {
+    async fn new() -> Fleet {
+        let database = Database::new().await;
+        let model = ModelServer::turns(vec![Answer::text("Heard.")]).await;
+        model.hold();
+        let api = options(&model).arg("--roles=api").serve(&database).await;
+        let worker = options(&model).arg("--roles=worker").spawn(&database.url);
+        let monitoring = monitoring(&worker).await;
+        Fleet { _database: database, model, api, worker, monitoring }
+    }
+
+    /// The worker begins a step, and is asked to end. Returns the step's session.
+    async fn drain_at_work(&self) -> String {
+        let session = self.api.client().chat("c1", "Hello.").await;
+        self.model.asked(1).await;
+        self.worker.signal(libc::SIGTERM);
+        session["session_id"].as_str().unwrap().to_owned()
+    }
+
+    /// The model answers, and the worker ends after its step.
+    async fn finish(&self, session: &str) {
+        self.model.release();
+        self.api.client().wait_for(session, "completed").await;
+    }
+}
+
 #[tokio::test]
 async fn a_worker_that_drains_is_not_ready_until_its_last_step_has_ended() {
-    let database = Database::new().await;
-    let model = ModelServer::turns(vec![Answer::text("Heard.")]).await;
-    model.hold();
-    let api = options(&model).arg("--roles=api").serve(&database).await;
-    let worker = options(&model).arg("--roles=worker").spawn(&database.url);
-    let monitoring = monitoring(&worker).await;
-    let session = api.client().chat("c1", "Hello.").await;
-    model.asked(1).await;
-    worker.signal(libc::SIGTERM);
+    let fleet = Fleet::new().await;
+    let session = fleet.drain_at_work().await;
+    let monitoring = &fleet.monitoring;
     eventually("the worker to say that it drains", || async {
         let (status, said) = monitoring.get("/readyz").await;
         let drains = said["checks"]["draining"] == "draining";
@@ -194,11 +224,10 @@ async fn a_worker_that_drains_is_not_ready_until_its_last_step_has_ended() {
     })
     .await;
     assert_eq!(monitoring.get("/healthz").await.0, StatusCode::OK);
-    model.release();
-    api.client().wait_for(session["session_id"].as_str().unwrap(), "completed").await;
-    let (status, worker) = worker.ended().await;
+    fleet.finish(&session).await;
+    let (status, worker) = fleet.worker.ended().await;
     assert!(status.success(), "{}", worker.log());
-    assert!(api.terminate().success());
+    assert!(fleet.api.terminate().success());
 }
 
 #[tokio::test]
@@ -232,12 +261,7 @@ async fn drains(api: Process, roles: &str) {
 
 #[tokio::test]
 async fn the_command_for_health_checks_says_what_the_process_says() {
-    let database = Database::new().await;
-    let model = ModelServer::turns(vec![Answer::text("Heard.")]).await;
-    model.hold();
-    let api = options(&model).arg("--roles=api").serve(&database).await;
-    let worker = options(&model).arg("--roles=worker").spawn(&database.url);
-    let monitoring = monitoring(&worker).await;
+    let fleet = Fleet::new().await;
     let folder = tempfile::tempdir().unwrap();
     let ask = async |listen: &str| {
         let mut command = Program::command(folder.path());
@@ -246,23 +270,20 @@ async fn the_command_for_health_checks_says_what_the_process_says() {
         let said = [output.stdout, output.stderr].concat();
         (output.status.code(), String::from_utf8(said).unwrap())
     };
-    let listen = monitoring.url.trim_start_matches("http://").to_owned();
+    let listen = fleet.monitoring.url.trim_start_matches("http://").to_owned();
     let is_ready = || async { (ask(&listen).await == (Some(0), "ready\n".to_owned())).then_some(()) };
     eventually("the worker to be ready", is_ready).await;
-    let session = api.client().chat("c1", "Hello.").await;
-    model.asked(1).await;
-    worker.signal(libc::SIGTERM);
+    let session = fleet.drain_at_work().await;
     eventually("the worker to drain", || async {
         let (status, said) = ask(&listen).await;
         (status == Some(6) && said.contains("it is draining")).then_some(())
     })
     .await;
-    model.release();
-    api.client().wait_for(session["session_id"].as_str().unwrap(), "completed").await;
-    assert!(worker.ended().await.0.success());
+    fleet.finish(&session).await;
+    assert!(fleet.worker.ended().await.0.success());
     let (status, said) = ask(&listen).await;
     assert!(status == Some(6) && said.contains("nothing listens there"), "{said}");
-    assert!(api.terminate().success());
+    assert!(fleet.api.terminate().success());
 }
 
 #[tokio::test]

@@ -1,10 +1,9 @@
 //! A message is out, and its worker ends, or cannot write that down.
 
 use super::Office;
-use crate::support::eventually;
 use crate::support::proxy::{CutAt, Proxy};
+use crate::support::{eventually, outlast_the_leases};
 use serde_json::json;
-use std::time::Duration;
 
 /// Waits until so many messages are out.
 async fn sends(office: &Office, messages: usize) {
@@ -101,8 +100,7 @@ async fn a_message_that_went_out_while_the_database_was_away_for_longer_than_a_l
     proxy.refuse(true);
     proxy.cut();
     office.says("receipt it is done");
-    // The outage: longer than a statement waits for a connection, and then than a lease.
-    tokio::time::sleep(Duration::from_secs(14)).await;
+    outlast_the_leases(&process, &office.database, "An outcome was not recorded; trying again").await;
     proxy.refuse(false);
     office.is_done().await;
     assert_eq!(office.sent().len(), 1);

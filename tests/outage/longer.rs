@@ -2,9 +2,10 @@
 
 use super::options;
 use crate::support::proxy::Proxy;
-use crate::support::{Answer, Database, ModelServer};
+use crate::support::{Answer, Database, ModelServer, outlast_the_leases};
 use serde_json::json;
-use std::time::Duration;
+
+const TRIED: &str = "The commit failed; trying again";
 
 #[tokio::test]
 #[ignore = "slow: make soak"]
@@ -20,8 +21,7 @@ async fn a_reply_that_comes_while_the_database_is_away_for_longer_than_a_lease_i
     proxy.refuse(true);
     proxy.cut();
     model.release();
-    // The outage: longer than a commit waits for a connection, and than a lease.
-    tokio::time::sleep(Duration::from_secs(14)).await;
+    outlast_the_leases(&process, &database, TRIED).await;
     proxy.refuse(false);
     client.wait_for(&id, "completed").await;
     assert_eq!(model.bodies().len(), 1);
@@ -44,8 +44,7 @@ async fn a_guarded_call_that_ends_while_the_database_is_away_for_longer_than_a_l
     proxy.refuse(true);
     proxy.cut();
     std::fs::remove_file(options.path("hold-charge")).unwrap();
-    // The same outage as above.
-    tokio::time::sleep(Duration::from_secs(14)).await;
+    outlast_the_leases(&process, &database, TRIED).await;
     proxy.refuse(false);
     client.wait_for(&id, "completed").await;
     let uncertain =

@@ -72,3 +72,15 @@ pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, mut ask: i
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
+
+/// Lets an outage last until the leases of all jobs have ended, and the process has tried once more after that. `failed` is what it
+/// logs of a try that failed.
+pub async fn outlast_the_leases(process: &Process, database: &Database, failed: &str) {
+    let ended = "select coalesce(bool_and(run_at < clock_timestamp()), false) from jobs where $1 <> ''";
+    eventually("the leases to end", || async { database.value::<bool>(ended, "all").await.then_some(()) })
+        .await;
+    let tries = || process.log().matches(failed).count();
+    let before = tries();
+    // One may have begun before.
+    eventually("two more tries", || async { (tries() >= before + 2).then_some(()) }).await;
+}
