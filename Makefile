@@ -54,7 +54,7 @@ build:
 	$(CARGO) build $(BUILD) --all-targets
 
 # The ignored tests are the slow ones, the tests against peers, and the storm of many seeds.
-SLOW_TESTS = $(CARGO) test $(BUILD) --test main -- --ignored --skip peers:: --skip storm::as_many_seeds_as_one_likes $(ARGS)
+SLOW_TESTS = $(CARGO) test $(BUILD) --test main -- --ignored --skip peers:: --skip compare:: --skip storm::as_many_seeds_as_one_likes $(ARGS)
 
 .PHONY: test-slow
 test-slow: postgres with-postgres ## Run the slow tests, which `make test` leaves out
@@ -68,6 +68,13 @@ test-peers: postgres peers with-postgres ## Run the tests against servers that o
 	@# A run of no tests passes, and would hide that they were renamed.
 	@$(PEER_TESTS) --list 2>/dev/null | grep -q ': test$$' || { echo "There is no test of peers to run" >&2; exit 1; }
 	WAKEFUL_PEERS="$$PWD/.peers" $(WITH_POSTGRES) $(PEER_TESTS)
+
+# Three minutes: Absurd waits for two until it takes up what a killed worker had.
+.PHONY: compare-crash
+compare-crash: postgres with-postgres ## Kill agents that charge cards: Wakeful, Absurd, DBOS and LangGraph, which it installs
+	@scripts/setup compare-peers
+	WAKEFUL_PEERS="$$PWD/.peers/bench" WAKEFUL_TEST_TIMEOUT_S=300 $(WITH_POSTGRES) \
+		$(CARGO) test $(BUILD) --test main -- --ignored --nocapture compare:: $(ARGS)
 
 .PHONY: check-deploy
 check-deploy: ## Lint deploy/ with the linters of others, which it installs
@@ -135,7 +142,7 @@ sbom: ## Write the bill of materials of the binary, CycloneDX 1.5: [FILE=wakeful
 # Runs before an issue is called resolved.
 .PHONY: soak
 soak: ## What takes too long for every change: storms (SEEDS=n), peers, mutants, optional features, slow tests, licences
-	@scripts/check deny doc test-slow trial storm demo test-peers test-optional check-deploy mutants
+	@scripts/check deny doc test-slow trial storm demo test-peers test-optional compare-crash check-deploy mutants
 
 # Both commands select the same packages, so cargo compiles everything once, and without the failpoints of the tests.
 BENCH = $(CARGO) build --release --locked -p wakeful-bench -p wakeful --bin wakeful && \

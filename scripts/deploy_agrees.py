@@ -9,6 +9,7 @@ ROOT is the top of the tree, SECRETS a folder that deploy/make-secrets filled.
 Prints a line for each finding and exits 1 if there is any.
 """
 
+import json
 import pathlib
 import re
 import sys
@@ -90,6 +91,25 @@ def main(root: pathlib.Path, secrets: pathlib.Path) -> list[str]:
         known = name.startswith("OTEL_") or "__" in name or f'"{name}"' in telemetry
         expect(known, f"wakeful.env.example: the program does not read {name}")
 
+    # The API puts up to four bundles of the largest size into /tmp.
+    def holds_imports(what: str, size: str, limit_mb: int) -> None:
+        number, unit = re.fullmatch(r"(\d+)(\w+)", size).groups()
+        size_mb = int(number) * {"m": 1, "Mi": 1, "Gi": 1024}[unit]
+        expect(size_mb > 4 * limit_mb, f"{what}: /tmp has {size}, and imports may take 4 x {limit_mb} MB of it")
+
+    api = services["api"]
+    tmpfs = next(mount for mount in api["tmpfs"] if mount.startswith("/tmp:"))
+    default_mb = settings["server"]["import_limit_mb"]
+    limit_mb = int(api["environment"].get("WAKEFUL_SERVER__IMPORT_LIMIT_MB", default_mb))
+    holds_imports("compose", re.search(r"size=(\w+)", tmpfs).group(1), limit_mb)
+    pod = next(
+        one["spec"]["template"]["spec"]
+        for one in yaml.safe_load_all((deploy / "kubernetes" / "api.yaml").read_text())
+        if one["kind"] == "Deployment"
+    )
+    volume = next(one for one in pod["volumes"] if one["name"] == "tmp")
+    holds_imports("kubernetes", volume["emptyDir"]["sizeLimit"], default_mb)
+
     # Secrets: each *_FILE points at one that this service was given.
     for name, service in services.items():
         for key, value in service.get("environment", {}).items():
@@ -114,7 +134,7 @@ def main(root: pathlib.Path, secrets: pathlib.Path) -> list[str]:
         for port in service.get("ports", []):
             address, _, target = str(port).rpartition(":")
             expect(address.startswith("127.0.0.1:"), f"compose: {name} publishes {port} beyond loopback")
-            listens = {"api": listen, "prometheus": "9090"}
+            listens = {"api": listen, "grafana": "3000", "prometheus": "9090"}
             expect(listens.get(name) == target, f"compose: {name} publishes {port}, and nothing listens there")
     expect(
         unit_env["WAKEFUL_SERVER__LISTEN"] == f"127.0.0.1:{listen}",
@@ -131,6 +151,14 @@ def main(root: pathlib.Path, secrets: pathlib.Path) -> list[str]:
     for rules in prometheus["rule_files"]:
         mounted = any(rules in mount for mount in services["prometheus"]["volumes"])
         expect(mounted, f"compose: prometheus does not mount {rules}")
+    source = yaml.safe_load((deploy / "grafana" / "datasource.yaml").read_text())["datasources"][0]
+    asked = urlsplit(source["url"])
+    expect(asked.hostname in services and asked.port == 9090, f"grafana: the source {source['url']} is no service")
+    dashboard = json.loads((deploy / "grafana" / "wakeful.json").read_text())
+    for panel in dashboard["panels"]:
+        for target in panel.get("targets", []):
+            uid = target["datasource"]["uid"]
+            expect(uid == source["uid"], f"grafana: the panel {panel['title']} asks {uid}, and the source is {source['uid']}")
     otlp = collector["receivers"]["otlp"]["protocols"]["http"]["endpoint"].rsplit(":", 1)[1]
     endpoint = urlsplit(observability["OTEL_EXPORTER_OTLP_ENDPOINT"])
     expect(endpoint.hostname in services, f"observability.env: no service {endpoint.hostname}")

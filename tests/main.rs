@@ -21,6 +21,7 @@ mod bundle;
 mod cancel;
 mod chat;
 mod cli;
+mod compare;
 mod console;
 mod context;
 mod conversations;
@@ -50,6 +51,7 @@ mod idempotency;
 mod inbox;
 mod ingest;
 mod journal;
+mod large;
 mod leaks;
 #[cfg(feature = "legacy-redis")]
 mod legacy_chat;

@@ -304,7 +304,8 @@ fn named_in(text: &str) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for (at, _) in text.match_indices("wakeful_") {
         let name: String = text[at..].chars().take_while(|c| is_of_name(*c)).collect();
-        found.insert(name.trim_end_matches("_bucket").trim_end_matches("_count").to_owned());
+        let of_histogram = ["_bucket", "_count", "_sum"].iter().find_map(|part| name.strip_suffix(part));
+        found.insert(of_histogram.unwrap_or(&name).to_owned());
     }
     found
 }
@@ -329,6 +330,8 @@ async fn the_documents_and_the_alerts_name_the_metrics_that_there_are() {
     let used = named_in(&rules);
     assert!(used.is_subset(&shown), "{:?}", used.difference(&shown));
     assert!(used.len() > 10, "{used:?}");
+    let dashboard = named_in(&read("deploy/grafana/wakeful.json"));
+    assert_eq!(dashboard, shown, "the dashboard shows every metric");
     let alerts = |text: &str, before: &str| -> BTreeSet<String> {
         let begun = text.lines().filter_map(|line| line.trim_start().strip_prefix(before));
         begun.filter_map(|rest| rest.split('`').next()).map(str::to_owned).collect()

@@ -1,6 +1,7 @@
 //! Reads the journal in order, without a gap, and resolves its pointers. So a printed entry is complete by itself.
 #![deny(missing_docs)]
 
+use crate::page::Page;
 use crate::{Result, Store};
 use chrono::{DateTime, Utc};
 use serde::Serialize;
@@ -78,6 +79,20 @@ impl Store {
     /// # Errors
     /// [`crate::Error::Corrupt`] for a blob that is not JSON, [`crate::Error::Database`].
     pub async fn journal(&self, session_id: &str, after: i64, limit: i64) -> Result<Vec<JournalEntry>> {
+        Ok(self.journal_page(session_id, after, limit, i64::MAX).await?.items)
+    }
+
+    /// Like [`Store::journal`], but only as many entries as have about `bytes` bytes together, and at least one.
+    ///
+    /// # Errors
+    /// Like [`Store::journal`].
+    pub async fn journal_page(
+        &self,
+        session_id: &str,
+        after: i64,
+        limit: i64,
+        bytes: i64,
+    ) -> Result<Page<JournalEntry>> {
         // The page is read before the joins, with all that they need. A policy lets no function that may tell of its arguments, as
         // `->>` may, into an index condition; and Postgres, which expects a conversation to have few messages, takes its id
         // from one table and does without the number of another. Each entry would read all messages of its conversation.
@@ -98,26 +113,41 @@ impl Store {
                 order by e.seq
                 limit $3
             )
-            select e.seq as "seq!", e.ts as "ts!", e.type as "kind!", e.run_id, e.step_number, e.payload as "payload!",
-                r.content::text as "content?", i.content as "inbox_text?", c.name as "tool_name?",
-                b.bytes as "blob?", k.bytes as "sealed?"
-            from page e
-            left join sealed_blobs k on k.data_key = e.data_key and k.sha256 = e.sha256
-            left join conversation_records r
-                on r.conversation_id = e.conversation_id and r.message_number = e.message_number
-            left join session_inbox i on i.session_id = e.session_id and i.inbox_id = e.inbox_id
-            left join tool_calls c on c.session_id = e.session_id and c.call_id = e.call_id
-            left join blobs b on b.sha256 = e.sha256 and b.space_id = e.space_id
-            order by e.seq
+            select seq as "seq!", ts as "ts!", type as "kind!", run_id, step_number, payload as "payload!", content as "content?",
+                inbox_text as "inbox_text?", tool_name as "tool_name?", blob as "blob?", sealed as "sealed?", found as "found!"
+            from (
+                select whole.*, count(*) over () as found, row_number() over (order by seq) as place,
+                    sum(octet_length(payload::text) + coalesce(octet_length(content), 0) + coalesce(octet_length(inbox_text), 0)
+                        + coalesce(octet_length(blob), 0) + coalesce(octet_length(sealed), 0))
+                        over (order by seq rows unbounded preceding) as weighed
+                from (
+                    select e.seq, e.ts, e.type, e.run_id, e.step_number, e.payload, r.content::text as content,
+                        i.content as inbox_text, c.name as tool_name, b.bytes as blob, k.bytes as sealed
+                    from page e
+                    left join sealed_blobs k on k.data_key = e.data_key and k.sha256 = e.sha256
+                    left join conversation_records r
+                        on r.conversation_id = e.conversation_id and r.message_number = e.message_number
+                    left join session_inbox i on i.session_id = e.session_id and i.inbox_id = e.inbox_id
+                    left join tool_calls c on c.session_id = e.session_id and c.call_id = e.call_id
+                    left join blobs b on b.sha256 = e.sha256 and b.space_id = e.space_id
+                    -- Keeps Postgres from turning each message into text twice.
+                    offset 0
+                ) whole
+            ) weighed
+            where place = 1 or weighed <= $4
+            order by seq
             "#,
             session_id,
             after,
-            limit
+            limit,
+            bytes
         )
         .fetch_all(&self.pool)
         .await?;
+        let found = rows.first().map_or(0, |row| row.found);
         let seal = self.seal_of(session_id).await?;
-        rows.into_iter()
+        let entries: Result<Vec<JournalEntry>> = rows
+            .into_iter()
             .map(|row| {
                 let mut payload = seal.open_value(row.payload)?;
                 let sealed = row.sealed.map(|sealed| seal.open_bytes(sealed)).transpose()?;
@@ -147,6 +177,7 @@ impl Store {
                     payload,
                 })
             })
-            .collect()
+            .collect();
+        Ok(Page::of(entries?, found, limit))
     }
 }

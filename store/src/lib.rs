@@ -84,6 +84,7 @@ pub mod notify;
 pub mod outbox;
 pub mod outputs;
 pub mod overview;
+pub mod page;
 pub mod pause;
 mod pool;
 pub mod preflight;

@@ -29,6 +29,8 @@ pub struct NewMail {
     pub subject: String,
     pub subject_key: String,
     pub body_sha256: String,
+    /// Stands for the address that gets the answer. Mails with one key are counted together. `None`: nobody is answered.
+    pub answered_key: Option<String>,
     /// The mails that its headers name, in the form of [`NewMail::message_id`].
     pub answers: Vec<String>,
     pub joined: bool,
@@ -318,12 +320,13 @@ impl Store {
         let inserted = sqlx::query!(
             "insert into mails
                 (space_id, mailbox_id, message_id, conversation_id, session_id, from_address, subject, subject_key,
-                 body_sha256, answers, joined, dropped, sent_at)
-            values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)
+                 body_sha256, answers, joined, dropped, sent_at, answered_key)
+            values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)
             -- A copy that was dropped gives way to one that wakes a session.
             on conflict (space_id, mailbox_id, message_id) do update
                 set conversation_id = excluded.conversation_id, session_id = excluded.session_id,
-                    subject = excluded.subject, joined = excluded.joined, dropped = null
+                    subject = excluded.subject, joined = excluded.joined, answered_key = excluded.answered_key,
+                    dropped = null
                 where mails.dropped is not null and excluded.dropped is null",
             mail.space_id,
             mail.mailbox_id,
@@ -337,7 +340,8 @@ impl Store {
             &mail.answers,
             mail.joined,
             dropped,
-            mail.sent_at
+            mail.sent_at,
+            mail.answered_key.as_deref().map(|key| self.vault.mac(key))
         )
         .execute(tx)
         .await?;

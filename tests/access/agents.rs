@@ -162,3 +162,20 @@ async fn a_fork_under_a_token_of_one_space_has_no_tool_and_no_model_of_another_s
     let answer = request.json(&json!({"tools": ["write_file"], "start": false})).send().await.unwrap();
     assert_eq!(answer.status(), StatusCode::CREATED);
 }
+
+#[tokio::test]
+async fn copies_that_prove_a_fix_ask_no_model_that_the_token_may_not_use() {
+    let stage = Stage::new(&format!("{CONFIG}\nspaces = [\"acme\"]")).await;
+    stage.chat(TOKEN, "c1", json!({"text": "Hi"})).await;
+    let proof = |model: &str| {
+        json!({"verb": "retry", "filter": {"status": "failed"}, "reason": "mended", "prove": 1, "model": model,
+            "dry_run": true})
+    };
+    let token = stage.token(&["--scope", "operate", "--space", "bolt"]).await;
+    let (status, body) = stage.post(&token, "/v1/batches", &proof("openai/large")).await;
+    assert_eq!(status, StatusCode::FORBIDDEN, "{body}");
+    assert!(problem(&body).contains("bolt"), "{body}");
+    assert_eq!(stage.post(&token, "/v1/batches", &proof("openai/test")).await.0, StatusCode::OK);
+    let (status, body) = stage.post(TOKEN, "/v1/batches", &proof("openai/large")).await;
+    assert_eq!(status, StatusCode::OK, "{body}");
+}

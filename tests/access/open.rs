@@ -19,19 +19,15 @@ async fn a_wrong_bearer_is_refused_though_none_is_needed() {
     assert_eq!(stage.process.client().get("/v1/sessions").await.0, StatusCode::OK);
 }
 
+/// What proxies add to a request that they pass on.
+const PROXIES: [&str; 7] =
+    ["Forwarded", "X-Forwarded-For", "X-Real-IP", "Via", "X-Client-IP", "True-Client-IP", "CF-Connecting-IP"];
+
 #[tokio::test]
 async fn what_a_proxy_passes_on_is_not_this_machine() {
     let stage = Stage::on(Database::new().await, "", None).await;
     let reader = stage.token(&["--scope", "read"]).await;
-    for header in [
-        "Forwarded",
-        "X-Forwarded-For",
-        "X-Real-IP",
-        "Via",
-        "X-Client-IP",
-        "True-Client-IP",
-        "CF-Connecting-IP",
-    ] {
+    for header in PROXIES {
         let request = stage.process.client().get_request("/v1/sessions").header(header, "127.0.0.1");
         let (status, body) = send(request).await;
         assert_eq!(status, StatusCode::UNAUTHORIZED, "{header}: {body}");
@@ -43,6 +39,26 @@ async fn what_a_proxy_passes_on_is_not_this_machine() {
     let (status, body) = old(stage.process.client().get_request("/v1/sessions")).await;
     assert_eq!(status, StatusCode::FORBIDDEN, "{body}");
     assert_eq!(old(stage.request(&reader, Method::GET, "/v1/sessions")).await.0, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn the_console_takes_nobody_behind_a_proxy_for_this_machine() {
+    let stage = Stage::on(Database::new().await, "", None).await;
+    let page = || stage.process.client().get_request("/console/sessions");
+    assert_eq!(page().send().await.unwrap().status(), StatusCode::OK);
+    for header in PROXIES {
+        let answer = page().header(header, "127.0.0.1").send().await.unwrap();
+        assert!(is_refused(answer).await, "{header}");
+    }
+    assert!(is_refused(page().version(reqwest::Version::HTTP_10).send().await.unwrap()).await);
+}
+
+/// Whether a page shows nothing but that it is refused, or where to log in.
+async fn is_refused(answer: reqwest::Response) -> bool {
+    let status = answer.status();
+    let page = answer.text().await.unwrap();
+    let refused = matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN);
+    refused && !page.contains("name=\"word\"") || page.contains("name=\"token\"")
 }
 
 #[tokio::test]

@@ -53,6 +53,30 @@ async fn one_user_or_token_cannot_take_all_streams() {
 }
 
 #[tokio::test]
+async fn a_token_gets_no_more_streams_by_the_tokens_of_users_that_it_asks_for() {
+    let mut stage = Stage::new("").await;
+    let limits = [("WAKEFUL_SERVER__STREAMS", "8"), ("WAKEFUL_SERVER__USER_STREAMS", "2")];
+    let limited =
+        limits.iter().fold(stage.options.clone(), |options, (name, value)| options.env(name, *value));
+    stage.process = limited.serve(&stage.database).await;
+    let application = stage.token(&["--scope", "operate"]).await;
+    let mut held = Vec::new();
+    for user in ["u1", "u2", "u3"] {
+        let token = stage.user(&application, user).await;
+        let id = stage.chat(&token, user, json!({"text": "Hi"})).await;
+        for _ in 0..2 {
+            held.push(stream(&stage, &token, &id).await);
+        }
+    }
+    let statuses: Vec<u16> = held.iter().map(|response| response.status().as_u16()).collect();
+    assert_eq!(statuses, [200, 200, 200, 200, 429, 429], "half of all");
+    // Others have the other half.
+    let ann = stage.user(TOKEN, "ann").await;
+    let id = stage.chat(&ann, "c1", json!({"text": "Hi"})).await;
+    assert_eq!(stream(&stage, &ann, &id).await.status(), StatusCode::OK);
+}
+
+#[tokio::test]
 async fn a_stream_with_nothing_to_show_ends_with_the_token_that_opened_it() {
     let stage = Stage::new("").await;
     let made = stage.run(&["token", "create", "--scope", "operate"]).await;

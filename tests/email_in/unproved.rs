@@ -55,3 +55,37 @@ async fn one_sender_without_proof_gets_so_many_answers_an_hour_whatever_the_subj
     let id = taken(&client, mail("proved@x", "Really", PROVED, "It is me.")).await;
     assert_ne!(policy(&database, &id).await["reply"], Value::Null);
 }
+
+/// How many of 35 mails with these senders and headers are answered. `{n}` is the mail's number.
+async fn answered(from: &str, headers: &str) -> usize {
+    let (database, model) = (Database::new().await, says("Gladly.").await);
+    let process = options(&model).arg("--roles=api").serve(&database).await;
+    let client = process.client();
+    let mut answered = 0;
+    for number in 0..35 {
+        let of = |text: &str| text.replace("{n}", &number.to_string());
+        let text = mail(
+            &format!("m{number}@x"),
+            &format!("Subject {number}"),
+            &of(headers),
+            &format!("Text {number}"),
+        );
+        let text = text.replace("From: Ann <ann@example.com>", &format!("From: {}", of(from)));
+        assert!(text.contains(&of(from)), "{text}");
+        let id = taken(&client, text).await;
+        answered += usize::from(policy(&database, &id).await["reply"] != Value::Null);
+    }
+    answered
+}
+
+#[tokio::test]
+async fn nobody_makes_us_write_to_another_by_reply_to_or_by_many_names() {
+    let proved = format!("{PROVED}Reply-To: victim@elsewhere.example\r\n");
+    assert_eq!(answered("ann@example.com", &proved).await, 30, "a proved sender names another");
+    let reply_to = "Reply-To: Victim@example.com\r\n";
+    assert_eq!(answered("a{n}@example.com", reply_to).await, 30, "each mail has another sender");
+    assert_eq!(answered("victim+{n}@example.com", "").await, 30, "all of them are one person");
+    // A form on a web site writes for many people.
+    let form = format!("{PROVED}Reply-To: guest{{n}}@elsewhere.example\r\n");
+    assert_eq!(answered("ann@example.com", &form).await, 35);
+}

@@ -123,7 +123,8 @@ impl Store {
     /// the same subject that joined no conversation either. Mails in conversations do not count then: anybody
     /// can forge a sender, and forged mails must not silence people in their own conversation. For equal
     /// texts only the sender's own mails count, because several people may write the same. Also counts the
-    /// sender's mails that joined no conversation, whatever they are about.
+    /// sender's mails that joined no conversation, whatever they are about, and those, of any sender, whose answers went to
+    /// the same address.
     ///
     /// # Errors
     /// [`crate::Error::Database`].
@@ -131,25 +132,32 @@ impl Store {
         let row = sqlx::query!(
             r#"select count(*) filter (where is_of_it) as "mails!",
                 count(*) filter (where is_of_it and body_sha256 = any ($6) and from_address = $3) as "same_body!",
-                count(*) filter (where not joined and from_address = $3) as "of_sender!"
+                count(*) filter (where not joined and from_address = $3) as "of_sender!",
+                count(*) filter (where not joined and answered_key = any ($8)) as "answered!"
             from mails,
                 lateral (select ($7 and conversation_id = $4)
                     or (not $7 and not joined and from_address = $3 and subject_key = any ($5))) exchange (is_of_it)
             where space_id = $1 and mailbox_id = $2
                 and received_at > clock_timestamp() - interval '1 hour'
                 and dropped is null
-                and (is_of_it or (not joined and from_address = $3))"#,
+                and (is_of_it or (not joined and (from_address = $3 or answered_key = any ($8))))"#,
             mail.space_id,
             mail.mailbox_id,
             mail.from_address,
             mail.conversation_id,
             &self.vault.macs(&mail.subject_key),
             &self.vault.macs(&mail.body_sha256),
-            mail.joined
+            mail.joined,
+            &mail.answered_key.as_deref().map_or_else(Vec::new, |key| self.vault.macs(key))
         )
         .fetch_one(&self.intake)
         .await?;
-        Ok(Exchange { mails: row.mails, same_body: row.same_body, of_sender: row.of_sender })
+        Ok(Exchange {
+            mails: row.mails,
+            same_body: row.same_body,
+            of_sender: row.of_sender,
+            answered: row.answered,
+        })
     }
 
     /// The newest messages of the conversation, oldest first: incoming messages and outgoing mails.

@@ -1,5 +1,6 @@
 //! What was said before the session began: seeds that are no system prompt. The model sees them, and they have no number.
 
+use crate::page::PAGE_BYTES;
 use crate::{Result, Store};
 use chrono::{DateTime, Utc};
 use serde::Serialize;
@@ -18,19 +19,29 @@ pub struct EarlierMessage {
 }
 
 impl Store {
-    /// The newest `limit` messages from before the session, oldest first.
+    /// The newest `limit` messages from before the session, oldest first, and no more than have [`PAGE_BYTES`] together.
     ///
     /// # Errors
     /// [`crate::Error::Database`], [`crate::Error::Corrupt`].
     pub async fn earlier_messages(&self, session_id: &str, limit: i64) -> Result<Vec<EarlierMessage>> {
         let rows = sqlx::query!(
-            r#"select ordinal, role, content, "timestamp" as said_at
-            from session_seed_messages
-            where session_id = $1 and role <> 'system'
-            order by ordinal desc
-            limit $2"#,
+            r#"select ordinal as "ordinal!", role as "role!", content as "content!", "timestamp" as said_at
+            from (
+                select newest.*, row_number() over seeds as place, sum(octet_length(content)) over seeds as weighed
+                from (
+                    select ordinal, role, content, "timestamp"
+                    from session_seed_messages
+                    where session_id = $1 and role <> 'system'
+                    order by ordinal desc
+                    limit $2
+                ) newest
+                window seeds as (order by ordinal desc rows unbounded preceding)
+            ) weighed
+            where place = 1 or weighed <= $3
+            order by ordinal desc"#,
             session_id,
-            limit
+            limit,
+            PAGE_BYTES
         )
         .fetch_all(&self.pool)
         .await?;

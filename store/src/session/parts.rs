@@ -1,5 +1,6 @@
 //! Parts of a session as people see them: runs, messages, steps, calls, deliveries.
 
+use crate::page::{PAGE_BYTES, Page};
 use crate::{Error, Result, Store};
 use chrono::{DateTime, Utc};
 use serde::Serialize;
@@ -111,33 +112,45 @@ impl Store {
         .await?)
     }
 
-    /// The session's newest `limit` runs, oldest first.
+    /// The session's newest `limit` runs, oldest first, and no more than have [`PAGE_BYTES`] together.
     ///
     /// # Errors
     /// [`Error::Database`], [`Error::Corrupt`].
     pub async fn runs(&self, session_id: &str, limit: i64) -> Result<Vec<RunView>> {
         let rows = sqlx::query!(
             r#"
-            select r.run_id, r.status, r.prompt_message_number, used.steps as "steps!", used.input_tokens as "input_tokens!",
-                used.output_tokens as "output_tokens!", used.tool_calls as "tool_calls!", r.error, r.created_at,
-                r.started_at, r.completed_at, m.content::text as "prompt?",
-                i.content as "waiting?"
-            from session_runs r
-            cross join lateral used_by_run(r) used
-            left join conversation_records m
-                on m.conversation_id = r.conversation_id and m.message_number = r.prompt_message_number
-            left join lateral (
-                select content from session_inbox
-                where session_id = r.session_id and run_id = r.run_id
-                order by inbox_id
-                limit 1
-            ) i on r.prompt_message_number is null
-            where r.session_id = $1
-            order by r.created_at desc, r.run_id desc
-            limit $2
+            select run_id as "run_id!", status as "status!", prompt_message_number, steps as "steps!",
+                input_tokens as "input_tokens!", output_tokens as "output_tokens!", tool_calls as "tool_calls!", error,
+                created_at as "created_at!", started_at, completed_at, prompt as "prompt?", waiting as "waiting?"
+            from (
+                select newest.*, row_number() over runs as place,
+                    sum(coalesce(octet_length(prompt), 0) + coalesce(octet_length(waiting), 0)) over runs as weighed
+                from (
+                    select r.run_id, r.status, r.prompt_message_number, used.steps, used.input_tokens, used.output_tokens,
+                        used.tool_calls, r.error, r.created_at, r.started_at, r.completed_at, m.content::text as prompt,
+                        i.content as waiting
+                    from session_runs r
+                    cross join lateral used_by_run(r) used
+                    left join conversation_records m
+                        on m.conversation_id = r.conversation_id and m.message_number = r.prompt_message_number
+                    left join lateral (
+                        select content from session_inbox
+                        where session_id = r.session_id and run_id = r.run_id
+                        order by inbox_id
+                        limit 1
+                    ) i on r.prompt_message_number is null
+                    where r.session_id = $1
+                    order by r.created_at desc, r.run_id desc
+                    limit $2
+                ) newest
+                window runs as (order by created_at desc, run_id desc rows unbounded preceding)
+            ) weighed
+            where place = 1 or weighed <= $3
+            order by created_at desc, run_id desc
             "#,
             session_id,
-            limit
+            limit,
+            PAGE_BYTES
         )
         .fetch_all(&self.pool)
         .await?;
@@ -179,40 +192,53 @@ impl Store {
         before: Option<i64>,
         limit: i64,
     ) -> Result<Vec<MessageView>> {
-        self.messages_that_are(None, session_id, before, limit).await
+        Ok(self.messages_page(None, session_id, before, limit, i64::MAX).await?.items)
     }
 
-    /// Like [`Store::messages`], but only internal messages (`true`) or only the others (`false`). `None`:
-    /// all.
+    /// Like [`Store::messages`], but only internal messages (`true`) or only the others (`false`; `None`: all), and only as many as
+    /// have about `bytes` bytes together, and at least one.
     ///
     /// # Errors
     /// [`Error::Database`], [`Error::Corrupt`].
-    pub async fn messages_that_are(
+    pub async fn messages_page(
         &self,
         internal: Option<bool>,
         session_id: &str,
         before: Option<i64>,
         limit: i64,
-    ) -> Result<Vec<MessageView>> {
+        bytes: i64,
+    ) -> Result<Page<MessageView>> {
         let rows = sqlx::query!(
             r#"
-            select message_number, message_id, run_id, step_number, role, content::text as "content!", internal,
-                created_at
-            from conversation_records
-            where session_id = $1 and ($2::bigint is null or message_number < $2)
-                and ($4::boolean is null or internal = $4)
+            select message_number as "message_number!", message_id as "message_id!", run_id as "run_id!", step_number, role as "role!",
+                content as "content!", internal as "internal!", created_at as "created_at!", found as "found!"
+            from (
+                select m.*, count(*) over () as found, row_number() over (order by message_number desc) as place,
+                    sum(octet_length(content)) over (order by message_number desc) as weighed
+                from (
+                    select message_number, message_id, run_id, step_number, role, content::text as content, internal, created_at
+                    from conversation_records
+                    where session_id = $1 and ($2::bigint is null or message_number < $2)
+                        and ($4::boolean is null or internal = $4)
+                    order by message_number desc
+                    limit $3
+                ) m
+            ) weighed
+            where place = 1 or weighed <= $5
             order by message_number desc
-            limit $3
             "#,
             session_id,
             before,
             limit,
-            internal
+            internal,
+            bytes
         )
         .fetch_all(&self.pool)
         .await?;
+        let found = rows.first().map_or(0, |row| row.found);
         let seal = self.seal_of(session_id).await?;
-        rows.into_iter()
+        let messages: Result<Vec<MessageView>> = rows
+            .into_iter()
             .rev()
             .map(|row| {
                 let content = seal.open_json(row.content)?;
@@ -229,7 +255,8 @@ impl Store {
                     created_at: row.created_at,
                 })
             })
-            .collect()
+            .collect();
+        Ok(Page::of(messages?, found, limit))
     }
 
     /// The newest `limit` steps below `before`, oldest first.

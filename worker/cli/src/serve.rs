@@ -92,8 +92,11 @@ pub async fn run(app: &App, ctx: Arc<Ctx>, roles: &[Role], listeners: Listeners)
             info!(%address, "A monitoring system may ask here");
         }
         let (router, over) = (monitor::router(Arc::clone(&ctx), &names(roles)), over.clone());
-        let limits =
-            front::Limits { connections: MONITORING_CONNECTIONS, head: ctx.config.server.head_timeout };
+        let limits = front::Limits {
+            connections: MONITORING_CONNECTIONS,
+            head: ctx.config.server.head_timeout,
+            unread: front::UNREAD,
+        };
         tokio::spawn(async move { front::serve(listener, router, limits, over.cancelled()).await })
     });
     let signals = tokio::spawn(drain_on_signal(Arc::clone(&ctx)));

@@ -1,15 +1,13 @@
 //! Asks the API in this process, as the person who looks at the page would: with the same token, from the same address. So
 //! scopes, spaces and the audit hold here as they do outside.
 
-use crate::Console;
 use crate::recent::Reach;
 use crate::refusal::Refusal;
 use crate::text::{has_command, visible};
+use crate::{Console, Outside};
 use axum::body::{Body, Bytes, to_bytes};
-use axum::http::header::{
-    AUTHORIZATION, CONTENT_TYPE, FORWARDED, HOST, HeaderName, HeaderValue, ORIGIN, USER_AGENT,
-};
-use axum::http::{Extensions, HeaderMap, Method, Request, Response, StatusCode};
+use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderName, HeaderValue};
+use axum::http::{HeaderMap, Method, Request, Response, StatusCode};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -22,27 +20,54 @@ const ANSWER_BYTES: usize = 64 << 20;
 /// What stays as it is in a part of a path.
 const PART: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
 
+/// Headers of the page's request that say nothing of who asks: of its body, of what the browser has and takes, of the connection,
+/// and of what the page's own requests to the API have instead. All others reach the API, so that it finds out as much of the
+/// visitor, and of a proxy between, as if it had been asked itself.
+const OF_THE_PAGE: [&str; 26] = [
+    "accept",
+    "accept-charset",
+    "accept-encoding",
+    "accept-language",
+    "cache-control",
+    "connection",
+    "content-encoding",
+    "content-length",
+    "content-type",
+    "cookie",
+    "expect",
+    "idempotency-key",
+    "if-match",
+    "if-modified-since",
+    "if-none-match",
+    "if-range",
+    "if-unmodified-since",
+    "keep-alive",
+    "last-event-id",
+    "pragma",
+    "range",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+    "x-wakeful-space",
+];
+
 /// The API, for one visitor.
 #[derive(Clone)]
 pub(crate) struct Api {
     console: Arc<Console>,
     headers: HeaderMap,
-    /// Where the request comes from, as the front line found it.
-    extensions: Extensions,
+    outside: Outside,
     /// Whose recent answers will do.
     shares: Option<Reach>,
 }
 
 impl Api {
-    pub fn new(console: &Arc<Console>, outside: &HeaderMap, extensions: Extensions) -> Api {
-        let passes = |name: &HeaderName| {
-            [HOST, ORIGIN, FORWARDED, USER_AGENT, AUTHORIZATION].contains(name)
-                || name == "x-real-ip"
-                || name.as_str().starts_with("x-forwarded-")
-        };
-        let headers = outside.iter().filter(|(name, _)| passes(name));
+    pub fn new(console: &Arc<Console>, headers: &HeaderMap, outside: Outside) -> Api {
+        let passes = |name: &HeaderName| !OF_THE_PAGE.contains(&name.as_str());
+        let headers = headers.iter().filter(|(name, _)| passes(name));
         let headers = headers.map(|(name, value)| (name.clone(), value.clone())).collect();
-        Api { console: Arc::clone(console), headers, extensions, shares: None }
+        Api { console: Arc::clone(console), headers, outside, shares: None }
     }
 
     /// The API under another token.
@@ -154,7 +179,9 @@ impl Api {
             Refusal::new(StatusCode::BAD_REQUEST, format!("the address cannot be asked for: {error}"))
         })?;
         *request.headers_mut() = self.headers.clone();
-        *request.extensions_mut() = self.extensions.clone();
+        *request.extensions_mut() = self.outside.extensions.clone();
+        // A proxy without any setting is known by its HTTP/1.0 alone.
+        *request.version_mut() = self.outside.version;
         request.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         Ok(request)
     }

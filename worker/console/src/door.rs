@@ -35,7 +35,7 @@ struct Refused {
 pub(crate) async fn door(State(console): State<Arc<Console>>, mut request: Request, next: Next) -> Response {
     let outside = request.extensions_mut().remove::<Outside>().unwrap_or_default();
     let path = request.uri().path_and_query().map_or("/", |path| path.as_str());
-    let visit = Visit::of(&console, request.headers(), path, outside.0);
+    let visit = Visit::of(&console, request.headers(), path, outside);
     let looks = matches!(*request.method(), Method::GET | Method::HEAD);
     // A page that looks again by itself shows no note: it is for the page that the person was led to.
     let is_read = request.headers().get("sec-fetch-mode").is_none_or(|mode| mode.as_bytes() == b"navigate");

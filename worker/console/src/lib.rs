@@ -27,7 +27,7 @@ mod visit;
 use axum::Router;
 use axum::body::Body;
 use axum::http::uri::{PathAndQuery, Uri};
-use axum::http::{Extensions, Method, Request, Response, StatusCode};
+use axum::http::{Extensions, Method, Request, Response, StatusCode, Version};
 use axum::middleware::from_fn_with_state;
 use press::Presses;
 use recent::Recent;
@@ -63,8 +63,11 @@ pub(crate) struct Console {
 }
 
 /// What the front line knows of a request, before a router sees it.
-#[derive(Clone, Default)]
-pub(crate) struct Outside(Extensions);
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Outside {
+    extensions: Extensions,
+    version: Version,
+}
 
 /// The API with the console next to it. Below the base path both are there too. `guarded` puts the server's door before
 /// the pages, which bounds how long a form takes and what forms hold in memory.
@@ -111,7 +114,7 @@ impl Service<Request<Body>> for Mount {
         let Some(pages) = self.pages.clone() else { return Box::pin(self.api.clone().oneshot(request)) };
         if is_page {
             // The router changes the request's extensions, and the API has to see those from outside.
-            let outside = Outside(request.extensions().clone());
+            let outside = Outside { extensions: request.extensions().clone(), version: request.version() };
             request.extensions_mut().insert(outside);
             return Box::pin(pages.oneshot(request));
         }

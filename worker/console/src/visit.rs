@@ -1,15 +1,15 @@
 //! One request of a browser: who looks, in which theme, and what the last act left to say.
 
-use crate::Console;
 use crate::api::Api;
 use crate::frame::Frame;
 use crate::refusal::Refusal;
 use crate::seal::random_word;
+use crate::{Console, Outside};
 use axum::extract::FromRequestParts;
 use axum::http::header::{AUTHORIZATION, COOKIE, HOST, HeaderValue, ORIGIN};
 use axum::http::request::Parts;
 use axum::http::uri::Authority;
-use axum::http::{Extensions, HeaderMap, StatusCode};
+use axum::http::{HeaderMap, StatusCode};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
@@ -95,7 +95,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Visit {
 }
 
 impl Visit {
-    pub fn of(console: &Arc<Console>, headers: &HeaderMap, path: &str, outside: Extensions) -> Visit {
+    pub fn of(console: &Arc<Console>, headers: &HeaderMap, path: &str, outside: Outside) -> Visit {
         let transport = transport(headers);
         let now = chrono::Utc::now().timestamp();
         let sealed = |name: &str| {
@@ -337,7 +337,7 @@ mod tests {
         login.issued_at -= age;
         let sealed = console.seal.seal(LOCAL, &login).unwrap();
         let sent = headers(&[("host", "localhost"), ("cookie", &format!("{LOCAL}={sealed}"))]);
-        Visit::of(&console, &sent, "/console/", Extensions::new())
+        Visit::of(&console, &sent, "/console/", Outside::default())
     }
 
     #[test]

@@ -192,6 +192,9 @@ pub(super) async fn create(
         Some(model) => Some(crate::fork::known_model(&ctx, model.clone())?),
         None => None,
     };
+    if let (Some(model), false) = (&input.model, caller.everywhere) {
+        crate::fork::has_model(&ctx, caller.space(), model)?;
+    }
     // It is the space's whose sessions it takes, so that those who work there see it.
     let space = filter.space_id.clone().unwrap_or_else(|| caller.space().to_owned());
     let scope = Scope::of(&space);

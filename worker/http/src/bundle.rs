@@ -1,6 +1,6 @@
 //! Exports a session as a bundle, with a token of its own, and imports bundles.
 
-use crate::access::{Caller, named_space};
+use crate::access::{Caller, Who, named_space};
 use crate::audit::shown;
 use crate::body::Id;
 use crate::front::Peer;
@@ -18,9 +18,8 @@ use futures::TryStreamExt as _;
 use schemars::JsonSchema;
 use secrecy::ExposeSecret;
 use serde::Deserialize;
-use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::Relaxed;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use subtle::{Choice, ConstantTimeEq};
 use tempfile::NamedTempFile;
 use tokio::io::AsyncWriteExt as _;
@@ -108,7 +107,17 @@ const AT_A_TIME: u8 = 4;
 static CHECKS: Semaphore = Semaphore::const_new(AT_A_TIME as usize);
 
 /// The bytes of all bundles in temporary files of this process.
-static ON_DISK: AtomicU64 = AtomicU64::new(0);
+static ON_DISK: Mutex<OnDisk> = Mutex::new(OnDisk { all: 0, of_tokens: BTreeMap::new() });
+
+/// How many bytes of bundles there are, and how many each token of `wakeful token` has sent.
+struct OnDisk {
+    all: u64,
+    of_tokens: BTreeMap<String, u64>,
+}
+
+fn on_disk() -> MutexGuard<'static, OnDisk> {
+    ON_DISK.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Imports a bundle, plain or gzip: 201 with the new session, or 200 with a summary if `verify_only`.
 pub(super) async fn import(
@@ -120,7 +129,11 @@ pub(super) async fn import(
     let Query(query) = query?;
     let verify_only = flag("verify_only", query.verify_only.as_deref())?;
     let limits = ctx.config.server.import_limits();
-    let bundle = Spooled::read(body, limits).await?;
+    let token_id = match &caller.who {
+        Who::Token { token_id, .. } => Some(token_id.clone()),
+        _ => None,
+    };
+    let bundle = Spooled::read(body, limits, token_id).await?;
     let file = bundle.file.path();
     let _check = CHECKS.acquire().await.expect("nobody closes it");
     if verify_only {
@@ -138,18 +151,20 @@ struct Spooled {
     file: NamedTempFile,
     /// Its share of [`ON_DISK`].
     bytes: u64,
+    /// The token of who sends it.
+    token_id: Option<String>,
 }
 
 impl Spooled {
     /// Writes the body to a file.
-    async fn read(body: Body, limits: Limits) -> Result<Spooled, Problem> {
+    async fn read(body: Body, limits: Limits, token_id: Option<String>) -> Result<Spooled, Problem> {
         let failed = |error: std::io::Error| {
             error!(%error, "A bundle could not be put into a temporary file");
             Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "the request failed; the server's log says why")
         };
         let file = tempfile::Builder::new().prefix("wakeful-import-").tempfile().map_err(failed)?;
         let mut writer = tokio::fs::File::from_std(file.reopen().map_err(failed)?);
-        let mut bundle = Spooled { file, bytes: 0 };
+        let mut bundle = Spooled { file, bytes: 0, token_id };
         let mut body = body.into_data_stream();
         loop {
             let chunk = body.try_next().await;
@@ -170,11 +185,17 @@ impl Spooled {
             return Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, detail));
         }
         let room = limit * u64::from(AT_A_TIME);
-        let taken =
-            ON_DISK.fetch_update(Relaxed, Relaxed, |held| Some(held + more).filter(|held| *held <= room));
-        if taken.is_err() {
+        let mut on_disk = on_disk();
+        let of_token =
+            self.token_id.as_ref().map(|token_id| on_disk.of_tokens.get(token_id).copied().unwrap_or(0));
+        // One token gets half, so that it keeps out no other.
+        if on_disk.all + more > room || of_token.is_some_and(|held| held + more > room / 2) {
             let detail = "too many large imports are on their way; nothing was taken, try again later";
             return Err(Problem::unavailable(detail, 10));
+        }
+        on_disk.all += more;
+        if let Some(token_id) = &self.token_id {
+            *on_disk.of_tokens.entry(token_id.clone()).or_default() += more;
         }
         self.bytes += more;
         Ok(())
@@ -183,7 +204,16 @@ impl Spooled {
 
 impl Drop for Spooled {
     fn drop(&mut self) {
-        ON_DISK.fetch_sub(self.bytes, Relaxed);
+        let mut on_disk = on_disk();
+        on_disk.all -= self.bytes;
+        if let Some(token_id) = &self.token_id
+            && let Some(held) = on_disk.of_tokens.get_mut(token_id)
+        {
+            *held -= self.bytes;
+            if *held == 0 {
+                on_disk.of_tokens.remove(token_id);
+            }
+        }
     }
 }
 
@@ -245,4 +275,28 @@ fn exporting(path: &'static str) -> Operation {
         .proved_by(Proof::Own(&["internalToken"]))
         .answers_bytes(StatusCode::OK, "the bundle", "application/x-ndjson")
         .refuses(&[StatusCode::CONFLICT])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spooled(token_id: Option<&str>) -> Spooled {
+        Spooled { file: NamedTempFile::new().unwrap(), bytes: 0, token_id: token_id.map(str::to_owned) }
+    }
+
+    #[test]
+    fn one_token_gets_half_of_the_disk_for_imports() {
+        let refused = |bundle: &mut Spooled, more| bundle.grow(more, 10).is_err();
+        let (mut first, mut second, mut third) = (spooled(Some("a")), spooled(Some("a")), spooled(Some("a")));
+        assert!(!refused(&mut first, 10) && !refused(&mut second, 10));
+        assert!(refused(&mut third, 1), "a third bundle of this token");
+        let (mut other, mut of_admin) = (spooled(Some("b")), spooled(None));
+        assert!(!refused(&mut other, 10) && !refused(&mut of_admin, 10));
+        drop(other);
+        drop(first);
+        assert!(!refused(&mut third, 10));
+        drop((second, third, of_admin));
+        assert!(on_disk().all == 0 && on_disk().of_tokens.is_empty());
+    }
 }

@@ -5,9 +5,10 @@
 //! sender who stops is cut off within seconds. The first [`FREE`] bytes of a body count against nothing: the
 //! limit of connections bounds them, and most messages are no longer. What comes after that counts until the
 //! handler has answered. Callers with the token and strangers have their own sums, so strangers cannot keep
-//! out those with the token.
+//! out those with the token. Of the callers' sum one user gets at most a quarter and one token at most half, so none keeps out the
+//! others.
 
-use crate::access::{Caller, has_configured_token};
+use crate::access::{Caller, Who, has_configured_token};
 use crate::problem::Problem;
 use axum::Router;
 use axum::body::{Body, BodyDataStream, Bytes, HttpBody};
@@ -17,10 +18,11 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use futures::StreamExt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, timeout_at};
 use wakeful_engine::ctx::Ctx;
 
 /// The time that every body gets at first.
@@ -40,6 +42,46 @@ pub struct Door {
     ctx: Arc<Ctx>,
     known: Arc<Semaphore>,
     strangers: Arc<Semaphore>,
+    shares: Arc<Mutex<Shares>>,
+}
+
+/// What single callers may hold of the room for all of them. One that holds nothing has no entry for long.
+#[derive(Debug)]
+struct Shares {
+    /// The whole room, in units.
+    room: usize,
+    held: HashMap<Holder, Weak<Semaphore>>,
+}
+
+#[derive(Debug, PartialEq, Eq, Hash)]
+enum Holder {
+    Token(String),
+    User { space_id: String, user_id: String },
+}
+
+/// The entries among which those that hold nothing are not looked for.
+const FEW: usize = 1000;
+
+impl Shares {
+    /// The caller's share. `None`: it may take all.
+    fn of(&mut self, caller: &Caller) -> Option<Arc<Semaphore>> {
+        let (holder, part) = match &caller.who {
+            Who::ThisMachine | Who::Configuration => return None,
+            Who::Token { token_id, .. } => (Holder::Token(token_id.clone()), 2),
+            Who::User { user_id, .. } => {
+                (Holder::User { space_id: caller.space().to_owned(), user_id: user_id.clone() }, 4)
+            }
+        };
+        if self.held.len() > FEW {
+            self.held.retain(|_, share| share.strong_count() > 0);
+        }
+        if let Some(share) = self.held.get(&holder).and_then(Weak::upgrade) {
+            return Some(share);
+        }
+        let share = Arc::new(Semaphore::new(self.room / part));
+        self.held.insert(holder, Arc::downgrade(&share));
+        Some(share)
+    }
 }
 
 /// Why a body is refused.
@@ -63,8 +105,10 @@ impl Refusal {
 impl Door {
     pub fn new(ctx: Arc<Ctx>) -> Door {
         let room = (ctx.config.server.held_mb << 20) / UNIT;
-        let semaphore = || Arc::new(Semaphore::new(room.min(Semaphore::MAX_PERMITS)));
-        Door { ctx, known: semaphore(), strangers: semaphore() }
+        let room = room.min(Semaphore::MAX_PERMITS);
+        let semaphore = || Arc::new(Semaphore::new(room));
+        let shares = Arc::new(Mutex::new(Shares { room, held: HashMap::new() }));
+        Door { ctx, known: semaphore(), strangers: semaphore(), shares }
     }
 
     /// These routes, with the door before them.
@@ -75,25 +119,32 @@ impl Door {
 
 /// Passes a request on. Its body keeps the pace, and counts against the room.
 pub async fn held(State(door): State<Door>, request: Request, next: Next) -> Response {
+    if request.body().is_end_stream() {
+        return next.run(request).await;
+    }
     // Behind the guard, every caller is known.
-    let is_known =
-        request.extensions().get::<Caller>().is_some() || has_configured_token(&door.ctx, request.headers());
+    let caller = request.extensions().get::<Caller>();
+    let is_known = caller.is_some() || has_configured_token(&door.ctx, request.headers());
     let room = if is_known { &door.known } else { &door.strangers };
-    pass(Some(Arc::clone(room)), request, next).await
+    let share =
+        caller.and_then(|caller| door.shares.lock().unwrap_or_else(PoisonError::into_inner).of(caller));
+    // First the caller's own share: who waits for it holds nothing of the room.
+    let rooms = share.into_iter().chain([Arc::clone(room)]).collect();
+    pass(rooms, request, next).await
 }
 
 /// Passes a request on. Its body keeps the pace. The handler puts it into a file, so it counts against nothing.
 pub async fn spooled(request: Request, next: Next) -> Response {
-    pass(None, request, next).await
+    pass(Vec::new(), request, next).await
 }
 
-async fn pass(room: Option<Arc<Semaphore>>, request: Request, next: Next) -> Response {
+async fn pass(rooms: Vec<Arc<Semaphore>>, request: Request, next: Next) -> Response {
     if request.body().is_end_stream() {
         return next.run(request).await;
     }
     let is_sns = is_of_sns(request.headers());
     let state = Arc::new(Mutex::new(Hold::default()));
-    let request = request.map(|body| paced(body, room, Arc::clone(&state)));
+    let request = request.map(|body| paced(body, rooms, Arc::clone(&state)));
     let response = next.run(request).await;
     let refused = state.lock().unwrap_or_else(PoisonError::into_inner).refused;
     match refused {
@@ -117,13 +168,14 @@ pub(crate) fn is_of_sns(headers: &HeaderMap) -> bool {
 /// What a body holds until its request is answered, and why it was refused.
 #[derive(Debug, Default)]
 struct Hold {
-    permit: Option<OwnedSemaphorePermit>,
+    permits: Vec<OwnedSemaphorePermit>,
     refused: Option<Refusal>,
 }
 
 struct Paced {
     body: BodyDataStream,
-    room: Option<Arc<Semaphore>>,
+    /// The body counts against each of them, in this order.
+    rooms: Vec<Arc<Semaphore>>,
     hold: Arc<Mutex<Hold>>,
     until: Instant,
     /// Bytes that came, and units that were taken for them.
@@ -131,9 +183,9 @@ struct Paced {
     taken: usize,
 }
 
-fn paced(body: Body, room: Option<Arc<Semaphore>>, hold: Arc<Mutex<Hold>>) -> Body {
+fn paced(body: Body, rooms: Vec<Arc<Semaphore>>, hold: Arc<Mutex<Hold>>) -> Body {
     let until = Instant::now() + GRACE;
-    let paced = Paced { body: body.into_data_stream(), room, hold, until, came: 0, taken: 0 };
+    let paced = Paced { body: body.into_data_stream(), rooms, hold, until, came: 0, taken: 0 };
     Body::from_stream(futures::stream::unfold(Some(paced), |paced| async move {
         let mut paced = paced?;
         match paced.next().await {
@@ -159,20 +211,23 @@ impl Paced {
     /// Takes room for what came beyond the free bytes.
     async fn take_room(&mut self) -> Result<(), axum::BoxError> {
         let wanted = self.came.saturating_sub(FREE).div_ceil(UNIT);
-        let Some(room) = self.room.clone().filter(|_| wanted > self.taken) else { return Ok(()) };
+        if wanted <= self.taken || self.rooms.is_empty() {
+            return Ok(());
+        }
         let more = u32::try_from(wanted - self.taken).unwrap_or(u32::MAX);
         let began = Instant::now();
-        let Ok(Ok(permit)) = timeout(WAIT, room.acquire_many_owned(more)).await else {
-            return Err(self.refuse(Refusal::NoRoom));
-        };
+        let deadline = began + WAIT;
+        let mut permits = Vec::with_capacity(self.rooms.len());
+        for room in &self.rooms {
+            let Ok(Ok(permit)) = timeout_at(deadline, Arc::clone(room).acquire_many_owned(more)).await else {
+                return Err(self.refuse(Refusal::NoRoom));
+            };
+            permits.push(permit);
+        }
         // The sender could not send meanwhile.
         self.until += began.elapsed();
         self.taken = wanted;
-        let mut hold = self.hold.lock().unwrap_or_else(PoisonError::into_inner);
-        match &mut hold.permit {
-            Some(held) => held.merge(permit),
-            None => hold.permit = Some(permit),
-        }
+        self.hold.lock().unwrap_or_else(PoisonError::into_inner).permits.extend(permits);
         Ok(())
     }
 
@@ -206,7 +261,7 @@ mod tests {
     async fn read(body: Body, room: &Arc<Semaphore>) -> (Option<Refusal>, usize, Arc<Mutex<Hold>>) {
         let hold = Arc::new(Mutex::new(Hold::default()));
         let mut came = 0;
-        let mut body = paced(body, Some(Arc::clone(room)), Arc::clone(&hold)).into_data_stream();
+        let mut body = paced(body, vec![Arc::clone(room)], Arc::clone(&hold)).into_data_stream();
         while let Some(Ok(chunk)) = body.next().await {
             came += chunk.len();
         }
@@ -240,5 +295,24 @@ mod tests {
         assert_eq!(room.available_permits(), 64);
         let (refused, ..) = read(body(4, Duration::ZERO, true), &room).await;
         assert_eq!(refused, None);
+    }
+
+    #[test]
+    fn one_user_gets_a_quarter_of_the_room_one_token_half_and_the_configured_token_all() {
+        let mut shares = Shares { room: 64, held: HashMap::new() };
+        let user = |user_id: &str| Who::User { user_id: user_id.to_owned(), issuer: None };
+        let caller = |who: Who| Caller { who, ..Caller::of_installation(Who::Configuration) };
+        let room = |share: &Option<Arc<Semaphore>>| share.as_ref().map(|share| share.available_permits());
+        let ann = shares.of(&caller(user("ann")));
+        assert_eq!(room(&ann), Some(16));
+        let held = Arc::clone(ann.as_ref().unwrap()).try_acquire_many_owned(10).unwrap();
+        assert_eq!(room(&shares.of(&caller(user("ann")))), Some(6), "all her tokens share it");
+        assert_eq!(room(&shares.of(&caller(user("bob")))), Some(16));
+        assert!(shares.of(&caller(Who::Configuration)).is_none());
+        drop((held, ann));
+        for number in 0..3 * FEW {
+            drop(shares.of(&caller(user(&number.to_string()))));
+        }
+        assert!(shares.held.len() <= FEW + 1, "who holds nothing has no entry for long");
     }
 }

@@ -22,7 +22,7 @@ use wakeful_engine::telemetry::{self, names};
 use wakeful_store::fork::{ForkRequest, Forked, Model};
 use wakeful_store::session::SessionSummary;
 use wakeful_store::tree::Branch;
-use wakeful_workflow::agent::ToolDefinition;
+use wakeful_workflow::agent::{Agent, ToolDefinition};
 use wakeful_workflow::fork::{CutPoint, SystemPromptPatch};
 use wakeful_workflow::policy::ToolMode;
 
@@ -147,7 +147,7 @@ fn within_agent(ctx: &Ctx, own: &str, given: &Fork, parent: &SessionSummary) -> 
     let was_live = parent.policy.get("tool_mode").is_none_or(|mode| *mode == json!(ToolMode::Live));
     let beyond = if given.tools.iter().flatten().any(|tool| !agent.tools.contains(tool)) {
         "tools that it has not"
-    } else if given.model.as_ref().is_some_and(|id| *id != agent.model && !agent.fallback.contains(id)) {
+    } else if given.model.as_ref().is_some_and(|id| !asks(&agent, id)) {
         "a model that is not its own"
     } else if given.system_prompt_patch.is_some() {
         "another system prompt"
@@ -164,19 +164,32 @@ fn within_agent(ctx: &Ctx, own: &str, given: &Fork, parent: &SessionSummary) -> 
 /// Checks that a fork under a token of one space gets no tool and no model that only agents of other spaces have: those act and pay
 /// for others.
 fn within_space(ctx: &Ctx, space: &str, given: &Fork) -> Result<(), Problem> {
-    let names = ctx.config.agent_names_in(space);
-    let agents: Vec<_> = names.iter().filter_map(|name| ctx.config.agent(name).ok()).collect();
+    let agents = agents_in(ctx, space);
     let has_tool = |tool: &String| agents.iter().any(|agent| agent.tools.contains(tool));
-    let has_model =
-        |id: &String| agents.iter().any(|agent| agent.model == *id || agent.fallback.contains(id));
-    let beyond = match (given.tools.iter().flatten().find(|tool| !has_tool(tool)), &given.model) {
-        (Some(tool), _) => format!("the tool `{tool}`"),
-        (None, Some(id)) if !has_model(id) => format!("the model `{id}`"),
-        (None, _) => return Ok(()),
-    };
-    let beyond: String = beyond.chars().take(300).collect();
-    let detail = format!("this token is for the space {space}, and none of its agents has {beyond}");
-    Err(Problem::new(StatusCode::FORBIDDEN, detail))
+    if let Some(tool) = given.tools.iter().flatten().find(|tool| !has_tool(tool)) {
+        return Err(beyond_space(space, &format!("the tool `{tool}`")));
+    }
+    given.model.as_ref().map_or(Ok(()), |id| has_model(ctx, space, id))
+}
+
+/// Checks that an agent of this space has the model: a token of the space may ask no other.
+pub(crate) fn has_model(ctx: &Ctx, space: &str, id: &str) -> Result<(), Problem> {
+    let has = agents_in(ctx, space).iter().any(|agent| asks(agent, id));
+    if has { Ok(()) } else { Err(beyond_space(space, &format!("the model `{id}`"))) }
+}
+
+fn asks(agent: &Agent, id: &str) -> bool {
+    agent.model == id || agent.fallback.iter().any(|model| model == id)
+}
+
+fn agents_in(ctx: &Ctx, space: &str) -> Vec<Agent> {
+    ctx.config.agent_names_in(space).iter().filter_map(|name| ctx.config.agent(name).ok()).collect()
+}
+
+fn beyond_space(space: &str, what: &str) -> Problem {
+    let what: String = what.chars().take(300).collect();
+    let detail = format!("this token is for the space {space}, and none of its agents has {what}");
+    Problem::new(StatusCode::FORBIDDEN, detail)
 }
 
 pub(crate) fn known_model(ctx: &Ctx, id: String) -> Result<Model, Problem> {

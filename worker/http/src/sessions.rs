@@ -23,6 +23,7 @@ use wakeful_engine::ingest;
 use wakeful_engine::workspace::{Limits, changes, list_at};
 use wakeful_store::Error;
 use wakeful_store::event::JournalEntry;
+use wakeful_store::page::{PAGE_BYTES, Page};
 use wakeful_store::search::Behind;
 use wakeful_store::session::{
     CallView, DeliveryView, EarlierMessage, MessageView, RunView, SessionSummary, StepView,
@@ -194,14 +195,14 @@ pub async fn detail(store: &wakeful_store::Store, reach: &Reach, id: &str) -> Re
     let session = store.session_within(reach, id).await?;
     let mut body = serde_json::to_value(&session)
         .map_err(|error| Error::Corrupt { what: "session", reason: error.to_string() })?;
-    let messages = store.messages(id, None, PAGE).await?;
+    let messages = store.messages_page(None, id, None, PAGE, PAGE_BYTES).await?;
     let steps = store.steps(id, None, PAGE).await?;
-    let older_messages = older_page(&messages, PAGE, |first| first.message_number);
+    let older_messages = older_messages(&messages);
     let older_steps = older_page(&steps, PAGE, |first| first.step_number);
     if let Value::Object(fields) = &mut body {
         fields.insert("runs".to_owned(), json!(store.runs(id, PAGE).await?));
         fields.insert("earlier".to_owned(), json!(store.earlier_messages(id, PAGE).await?));
-        fields.insert("messages".to_owned(), json!(messages));
+        fields.insert("messages".to_owned(), json!(messages.items));
         fields.insert("messages_before".to_owned(), older_messages);
         fields.insert("steps".to_owned(), json!(steps));
         fields.insert("steps_before".to_owned(), older_steps);
@@ -235,12 +236,17 @@ pub(super) async fn messages(
 ) -> Answer {
     let query = of_session(&ctx, &caller, &id, query).await?;
     let limit = limit(query.limit)?;
-    let items = ctx.store.messages_that_are(query.internal, &id, query.cursor, limit).await?;
-    let next = older_page(&items, limit, |first| first.message_number);
+    let page = ctx.store.messages_page(query.internal, &id, query.cursor, limit, PAGE_BYTES).await?;
+    let next = older_messages(&page);
     // The oldest page is followed by what was said before the session.
     let earlier =
         if next.is_null() { ctx.store.earlier_messages(&id, PAGE_LIMIT).await? } else { Vec::new() };
-    Ok(Json(json!({"items": items, "next": next, "earlier": earlier})))
+    Ok(Json(json!({"items": page.items, "next": next, "earlier": earlier})))
+}
+
+/// The cursor of the page with older messages, or null.
+fn older_messages(page: &Page<MessageView>) -> Value {
+    page.items.first().filter(|_| page.more).map_or(Value::Null, |first| json!(first.message_number))
 }
 
 /// Steps below the cursor, oldest first; `next` leads to older ones.
@@ -273,9 +279,11 @@ pub(super) async fn events(
         // Numbers of entries have no gaps.
         (None, true) => (ctx.store.last_event_seq(&id).await? - limit).max(0),
     };
-    let items = ctx.store.journal(&id, after, limit).await?;
-    let next = if query.newest { Value::Null } else { next_page(&items, limit, |last| json!(last.seq)) };
-    page(&items, next)
+    let found = ctx.store.journal_page(&id, after, limit, PAGE_BYTES).await?;
+    // Of the newest, a page that ended by its bytes has the older ones, so there is a next page then.
+    let is_whole = !found.more || (query.newest && found.items.len() as i64 == limit);
+    let next = found.items.last().filter(|_| !is_whole).map_or(Value::Null, |last| json!(last.seq));
+    page(&found.items, next)
 }
 
 /// Compares two sessions turn by turn: [`wakeful_workflow::diff::Report`].

@@ -39,8 +39,9 @@ use wakeful_engine::ctx::Ctx;
 use wakeful_store::generation::LiveGeneration;
 use wakeful_store::queue::READS_EVERY;
 
-/// How many journal entries are read at once.
+/// How many journal entries are read at once, and about how many bytes: a client may read none of them, so that they stay in memory.
 const BATCH: i64 = 200;
+const BATCH_BYTES: i64 = 1 << 20;
 /// The last chunk's number when there is no chunk yet; the first chunk has number 0.
 const NONE: i64 = -1;
 /// How often the database is read while a model call is in progress, or after it could not be read.
@@ -159,7 +160,9 @@ impl Reader {
         // chunks.
         let known = self.generation.as_deref();
         let live = self.ctx.store.live_generation(self.follower.session_id(), known, self.chunk).await?;
-        let entries = self.ctx.store.journal(self.follower.session_id(), self.after, BATCH).await?;
+        let store = &self.ctx.store;
+        let page = store.journal_page(self.follower.session_id(), self.after, BATCH, BATCH_BYTES).await?;
+        let entries = page.items;
         for entry in &entries {
             self.after = entry.seq;
             if entry.kind == "GEN_COMPLETE" {
@@ -177,8 +180,8 @@ impl Reader {
             self.generation = None;
             self.shown = String::new();
         }
-        // With a full batch we are still far behind; the call in progress comes later.
-        if entries.len() as i64 == BATCH {
+        // With more to come we are still far behind; the call in progress comes later.
+        if page.more {
             return Ok(());
         }
         match live {

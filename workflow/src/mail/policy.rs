@@ -54,6 +54,8 @@ pub struct Exchange {
     pub same_body: i64,
     /// Mails of the same sender that joined no conversation, whatever they were about.
     pub of_sender: i64,
+    /// Mails of any sender that joined no conversation and whose answers go to the same address.
+    pub answered: i64,
 }
 
 /// A person may send "Yes." two or three times. Only a machine sends the same text more often.
@@ -77,16 +79,20 @@ pub fn loop_suspicion(exchange: Exchange, limit: i64) -> Vec<String> {
     reasons
 }
 
-/// The reason not to answer one more mail whose sender is not proved. Anybody can name a victim as the sender,
-/// with a new subject each time, and every answer would go to the victim.
+/// The reason not to answer one more mail of which nothing proves that whoever gets the answer has written it. Anybody can name a
+/// victim as the sender or in `Reply-To`, with a new subject each time, and every answer would go to the victim.
 pub fn sender_suspicion(exchange: Exchange, limit: i64) -> Option<String> {
-    (exchange.of_sender >= limit).then(|| {
-        format!(
-            "{} mails have come from this sender within an hour, none of them proved to be of a conversation, and \
-             email.sender_limit is {limit}",
-            exchange.of_sender + 1
-        )
-    })
+    let (count, what) = if exchange.of_sender >= limit {
+        (exchange.of_sender, "have come from this sender")
+    } else if exchange.answered >= limit {
+        (exchange.answered, "have asked for an answer to this address")
+    } else {
+        return None;
+    };
+    Some(format!(
+        "{} mails {what} within an hour, none of them proved to be of a conversation, and email.sender_limit is {limit}",
+        count + 1
+    ))
 }
 
 /// The policy of the mail's session: what it may do and where it replies. `proved` means that the sender is
@@ -112,20 +118,37 @@ pub fn of_session(
     }
 }
 
-/// Where replies to the mail go: to its `Reply-To` if that has the domain of `From` or if DMARC passed,
-/// otherwise to its `From`. `from` is the mailbox that answers. `reply_to` is the address that brings answers
-/// back into the conversation. `None` if the mail has no sender.
+/// Who gets the answer to the mail: its `Reply-To` if that has the domain of `From` or if DMARC passed, otherwise its `From`. `None`
+/// if the mail has no sender.
+pub fn answered(facts: &MailFacts, dmarc_passed: bool) -> Option<&Person> {
+    let sender = facts.from.as_ref()?;
+    let asked = facts.reply_to.first().filter(|asked| {
+        dmarc_passed || domain_of(&asked.address).eq_ignore_ascii_case(domain_of(&sender.address))
+    });
+    Some(asked.unwrap_or(sender))
+}
+
+/// The address in lower case, without what follows a `+` before the `@`: most servers deliver all of those to one person.
+pub fn person_of(address: &str) -> String {
+    let address = address.to_lowercase();
+    match address.rsplit_once('@') {
+        Some((local, domain)) => {
+            let person = local.split_once('+').map_or(local, |(person, _)| person);
+            format!("{person}@{domain}")
+        }
+        None => address,
+    }
+}
+
+/// How replies to the mail are sent. `from` is the mailbox that answers. `reply_to` is the address that brings answers back into
+/// the conversation. `None` if the mail has no sender.
 pub fn reply_route(
     facts: &MailFacts,
     from: &str,
     dmarc_passed: bool,
     reply_to: Option<String>,
 ) -> Option<ReplyRoute> {
-    let sender = facts.from.as_ref()?;
-    let asked = facts.reply_to.first().filter(|asked| {
-        dmarc_passed || domain_of(&asked.address).eq_ignore_ascii_case(domain_of(&sender.address))
-    });
-    let to = asked.unwrap_or(sender);
+    let to = answered(facts, dmarc_passed)?;
     let subject = facts.subject.trim();
     let is_reply = subject.get(..3).is_some_and(|mark| mark.eq_ignore_ascii_case("re:"));
     let subject = if is_reply { subject.to_owned() } else { format!("Re: {subject}") };
@@ -372,7 +395,7 @@ mod tests {
             [(0, 0, 0), (9, 0, 0), (10, 0, 1), (3, 2, 0), (3, 3, 1), (10, 3, 2)]
         {
             assert_eq!(
-                loop_suspicion(Exchange { mails, same_body, of_sender: 0 }, 10).len(),
+                loop_suspicion(Exchange { mails, same_body, ..Exchange::default() }, 10).len(),
                 reasons,
                 "{mails} {same_body}"
             );

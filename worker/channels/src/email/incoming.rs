@@ -178,6 +178,7 @@ async fn accept_in(
         subject: facts.subject.clone(),
         subject_key: hex::encode(Sha256::digest(subject_key(&facts.subject).as_bytes())),
         body_sha256: body_sha256.clone(),
+        answered_key: None,
         answers: facts.answers().map(id_key).collect(),
         joined: false,
         sent_at: facts.date.clone(),
@@ -210,6 +211,8 @@ async fn accept_in(
         }
         None => None,
     };
+    let answered = policy::answered(facts, dmarc_passed).map(|to| policy::person_of(&to.address));
+    mail.answered_key = answered.as_ref().map(|person| hex::encode(Sha256::digest(person)));
     let mut exchange = ctx.store.exchange(&mail).await?;
     // Do not count repeated texts here. Empty texts are no repetition, and two questions may have the same
     // answer.
@@ -217,7 +220,12 @@ async fn accept_in(
         exchange.same_body = 0;
     }
     let mut suspicion = policy::loop_suspicion(exchange, settings.loop_limit);
-    if !mail.joined && !dmarc_passed {
+    let is_answered = mail.from_address.as_deref().map(policy::person_of) == answered;
+    if dmarc_passed {
+        // Nobody but the sender wrote those, so they count against nobody else that he names.
+        exchange.of_sender = 0;
+    }
+    if !mail.joined && !(dmarc_passed && is_answered) {
         suspicion.extend(policy::sender_suspicion(exchange, settings.sender_limit));
     }
     let message = NewMessage {

@@ -5,6 +5,8 @@
 //! address holds the most, the one that has waited longest. If every connection is being served, the new one
 //! gets 503, unless it asks for the process's health: a few places are kept for that.
 //!
+//! A client that does not read its answer loses its connection after [`Limits::unread`]: the kernel sees that nothing leaves.
+//!
 //! The limit leaves descriptors for the database, for models and for deliveries, so a flood of connections
 //! stops no work.
 //!
@@ -26,6 +28,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use places::{Given, Place, Places};
+use rustix::net::sockopt;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::convert::Infallible;
 use std::future::poll_fn;
@@ -61,6 +64,9 @@ const NOT_ACCEPTED: Duration = Duration::from_millis(100);
 /// The fewest connections, however few descriptors there are.
 const FEWEST: usize = 16;
 
+/// The longest time in which a client reads nothing of what is there for it.
+pub const UNREAD: Duration = Duration::from_secs(30);
+
 /// Nothing may be loaded, and no page may show it in a frame.
 const NO_PAGE: &str = "default-src 'none'; frame-ancestors 'none'";
 
@@ -75,6 +81,8 @@ pub struct Limits {
     pub connections: usize,
     /// The longest wait for a request's whole head. A kept connection may be silent for as long.
     pub head: Duration,
+    /// The longest time in which a client takes nothing of an answer, whether it is silent or has vanished.
+    pub unread: Duration,
 }
 
 impl Limits {
@@ -97,7 +105,7 @@ impl Limits {
                 "There are descriptors for fewer connections than server.connections: raise `ulimit -n`"
             );
         }
-        Limits { connections, head }
+        Limits { connections, head, unread: UNREAD }
     }
 }
 
@@ -139,6 +147,10 @@ pub async fn serve(
                 continue;
             }
         };
+        // Without it, whoever asks for a large file and reads nothing keeps the connection and a piece of the file for good.
+        if let Err(error) = sockopt::set_tcp_user_timeout(&stream, limits.unread.as_millis() as u32) {
+            debug!(%error, "A client may leave its answer unread for as long as it likes");
+        }
         match Places::take(&places, peer.ip()) {
             Given::Place(place) => {
                 let served = connection(stream, router.clone(), place, limits.head, ending.clone());

@@ -1,11 +1,14 @@
 use super::*;
 use axum::routing::get;
+use futures::StreamExt as _;
 use std::net::SocketAddr;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::oneshot;
 
 const QUICK: &str = "/quick";
 const HELD: &str = "/held";
+/// Answers with more than the kernel's buffers hold, in pieces.
+const LARGE: &str = "/large";
 
 /// A server with these limits. [`HELD`] answers when `release` is sent.
 struct Server {
@@ -27,13 +30,19 @@ async fn server(connections: usize, head: Duration) -> Server {
     let router = Router::new()
         .route("/healthz", get(|| async { "well" }))
         .route(QUICK, get(|| async { "quick" }))
-        .route(HELD, get(held));
+        .route(HELD, get(held))
+        .route(LARGE, get(large));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (stop, stopped) = oneshot::channel();
-    let limits = Limits { connections, head };
+    let limits = Limits { connections, head, unread: Duration::from_secs(1) };
     let ended = tokio::spawn(serve(listener, router, limits, async { drop(stopped.await) }));
     Server { address, release, stop, ended }
+}
+
+async fn large() -> Body {
+    let piece = || Ok::<_, Infallible>(vec![b'x'; 1 << 20]);
+    Body::from_stream(futures::stream::repeat_with(piece).take(64))
 }
 
 const LONG: Duration = Duration::from_secs(3600);
@@ -71,6 +80,32 @@ async fn a_head_that_does_not_come_whole_and_a_silent_connection_are_closed() {
     server.release.send(true).unwrap();
     assert!(rest(held).await.ends_with("held"));
 }
+
+#[tokio::test]
+async fn who_does_not_read_a_large_answer_loses_the_connection() {
+    let server = server(1, LONG).await;
+    let mut unread = ask(server.address, LARGE).await;
+    let mut head = [0; 12];
+    unread.read_exact(&mut head).await.unwrap();
+    assert_eq!(&head, b"HTTP/1.1 200");
+    let began = std::time::Instant::now();
+    loop {
+        let answer = rest(ask(server.address, QUICK).await).await;
+        if answer.ends_with("quick") {
+            break;
+        }
+        assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
+        assert!(began.elapsed() < LONG_ENOUGH, "the place is held by one who does not read");
+        // The kernel tells nobody of a connection that it gives up.
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    // One who reads gets all of it.
+    let read = rest(ask(server.address, LARGE).await).await;
+    assert!(read.len() > 64 << 20, "{}", read.len());
+}
+
+/// Far beyond what the kernel needs to give up a connection.
+const LONG_ENOUGH: Duration = Duration::from_secs(20);
 
 #[tokio::test]
 async fn when_all_places_are_taken_the_one_that_waits_longest_gives_way() {

@@ -1,7 +1,8 @@
 //! How many streams each caller has, and which of them end because a token is no longer in force.
 //!
-//! A caller may not take the places of all others: a user gets `server.user_streams`, a token half of `server.streams`. The
-//! configured token and this machine get all.
+//! A caller may not take the places of all others: a user gets `server.user_streams`, a token half of `server.streams`. A token
+//! has asked for the tokens of users: their streams count as its own too, or it would take all places for users that it makes up.
+//! The configured token and this machine get all.
 //!
 //! A stream that shows nothing looks nothing up. So one query each [`LOOKS_EVERY`] asks for all tokens that have streams.
 
@@ -42,7 +43,7 @@ enum Holder {
 #[derive(Debug)]
 pub(crate) struct Place {
     callers: Arc<Callers>,
-    holder: Option<Holder>,
+    holders: Vec<Holder>,
     token_id: Option<String>,
     revoked: CancellationToken,
     expires_at: Option<DateTime<Utc>>,
@@ -58,25 +59,27 @@ impl Callers {
     /// # Errors
     /// The most that this caller may have.
     pub(super) fn enter(self: &Arc<Callers>, caller: &Caller) -> Result<Place, usize> {
-        let (holder, token_id) = match &caller.who {
+        let (user, token_id) = match &caller.who {
             Who::ThisMachine | Who::Configuration => (None, None),
-            Who::Token { token_id, .. } => (Some(Holder::Token(token_id.clone())), Some(token_id)),
+            Who::Token { token_id, .. } => (None, Some(token_id)),
             Who::User { user_id, issuer } => {
                 let (space_id, user_id) = (caller.space().to_owned(), user_id.clone());
                 (Some(Holder::User { space_id, user_id }), issuer.as_ref())
             }
         };
+        let holders: Vec<Holder> = user.into_iter().chain(token_id.cloned().map(Holder::Token)).collect();
         let mut open = self.open();
-        if let Some(holder) = &holder {
+        for holder in &holders {
             let most = match holder {
                 Holder::Token(_) => self.of_a_token,
                 Holder::User { .. } => self.of_a_user,
             };
-            let count = open.counts.entry(holder.clone()).or_default();
-            if *count >= most {
+            if open.counts.get(holder).is_some_and(|count| *count >= most) {
                 return Err(most);
             }
-            *count += 1;
+        }
+        for holder in &holders {
+            *open.counts.entry(holder.clone()).or_default() += 1;
         }
         let revoked = match token_id {
             Some(token_id) => {
@@ -88,7 +91,7 @@ impl Callers {
         };
         Ok(Place {
             callers: Arc::clone(self),
-            holder,
+            holders,
             token_id: token_id.cloned(),
             revoked,
             expires_at: caller.expires_at,
@@ -143,12 +146,12 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         let mut open = self.callers.open();
-        if let Some(holder) = &self.holder
-            && let Some(count) = open.counts.get_mut(holder)
-        {
-            *count -= 1;
-            if *count == 0 {
-                open.counts.remove(holder);
+        for holder in &self.holders {
+            if let Some(count) = open.counts.get_mut(holder) {
+                *count -= 1;
+                if *count == 0 {
+                    open.counts.remove(holder);
+                }
             }
         }
         if let Some(token_id) = &self.token_id

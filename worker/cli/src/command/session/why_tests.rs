@@ -364,7 +364,7 @@ fn a_failed_replay_is_not_told_to_be_retried() {
 
 #[test]
 fn a_repeated_text_has_another_remedy_than_too_many_mails() {
-    let many = Exchange { mails: 10, same_body: 3, of_sender: 0 };
+    let many = Exchange { mails: 10, same_body: 3, ..Exchange::default() };
     let reasons = wakeful_workflow::mail::policy::loop_suspicion(many, 10);
     let remedies: Vec<String> =
         reasons.into_iter().map(|reason| loop_finding(reason, "acme").remedy.unwrap()).collect();

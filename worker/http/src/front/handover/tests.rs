@@ -46,7 +46,7 @@ fn with_header(connections: usize, more: &str, bodies: Vec<Body>) -> Server {
     let listener = socket.listen(64).unwrap();
     let address = listener.local_addr().unwrap();
     let (stop, stopped) = oneshot::channel();
-    let limits = Limits { connections, head: Duration::from_secs(3600) };
+    let limits = Limits { connections, head: Duration::from_secs(3600), unread: Duration::from_secs(30) };
     let ended = tokio::spawn(serve(listener, router, limits, async { drop(stopped.await) }));
     Server { address, stop, ended }
 }

@@ -1,0 +1,80 @@
+//! Many large messages: a page and a stream end by their bytes, so nobody takes the memory of the API by what he has sent himself.
+
+use crate::support::{Client, Database, Options, Process};
+use futures::StreamExt;
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+
+const MESSAGES: usize = 40;
+/// Of each message. A request has at most 1 MiB.
+const BYTES: usize = 900 << 10;
+/// A page has 4 MiB of texts, and what stands around them.
+const PAGE: usize = 5 << 20;
+
+/// An API without a worker, and a session with large messages that wait.
+async fn crowded() -> (Database, Process, Client, String) {
+    let database = Database::new().await;
+    let process = Options::new().model("scripted/none").arg("--roles=api").serve(&database).await;
+    let client = process.client();
+    let mut session_id = String::new();
+    for number in 0..MESSAGES {
+        // Postgres compresses it to nearly nothing.
+        let text = format!("{number} {}", "long ".repeat(BYTES / 5));
+        session_id = client.chat("c1", &text).await["session_id"].as_str().expect("an id").to_owned();
+    }
+    (database, process, client, session_id)
+}
+
+fn peak_mb(process: &Process) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", process.pid())).unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() / 1024
+}
+
+#[tokio::test]
+async fn pages_of_large_messages_end_by_their_bytes_and_lead_to_the_next() {
+    let (_database, process, client, id) = crowded().await;
+    let before = peak_mb(&process);
+    let (mut cursor, mut seen) = (String::new(), BTreeSet::new());
+    loop {
+        let path = format!("/v1/sessions/{id}/events?limit=500{cursor}");
+        let text = client.get_request(&path).send().await.unwrap().text().await.unwrap();
+        assert!(text.len() < PAGE, "{} bytes", text.len());
+        let page: Value = serde_json::from_str(&text).unwrap();
+        seen.extend(page["items"].as_array().unwrap().iter().map(|entry| entry["seq"].as_i64().unwrap()));
+        match page["next"].as_i64() {
+            Some(next) => cursor = format!("&cursor={next}"),
+            None => break,
+        }
+    }
+    assert_eq!(seen.len() as i64, *seen.last().unwrap(), "no entry is left out");
+    assert!(seen.len() > MESSAGES, "{}", seen.len());
+    // The newest: what did not fit follows.
+    let (_, newest) = client.get(&format!("/v1/sessions/{id}/events?limit=30&newest=true")).await;
+    assert!(newest["next"].is_i64(), "{}", newest["next"]);
+    let (_, short) = client.get(&format!("/v1/sessions/{id}/events?limit=2&newest=true")).await;
+    assert_eq!((short["items"].as_array().unwrap().len(), &short["next"]), (2, &json!(null)));
+    let grown = peak_mb(&process) - before;
+    assert!(grown < 60, "the process grew by {grown} MB");
+}
+
+#[tokio::test]
+async fn who_opens_streams_of_large_messages_and_reads_nothing_takes_little_memory() {
+    let (_database, process, client, id) = crowded().await;
+    let before = peak_mb(&process);
+    let mut unread = Vec::new();
+    for _ in 0..4 {
+        let path = format!("/v1/sessions/{id}/stream");
+        let mut stream = Box::pin(client.get_request(&path).send().await.unwrap().bytes_stream());
+        // The first bytes show that it has looked.
+        stream.next().await.unwrap().unwrap();
+        unread.push(stream);
+    }
+    let grown = peak_mb(&process) - before;
+    assert!(grown < 60, "the process grew by {grown} MB");
+    drop(unread);
+    // One who reads gets all of them.
+    let events = client.stream(&id, None).await;
+    let received = events.filter(|event| std::future::ready(event.event == "message_received"));
+    assert_eq!(received.take(MESSAGES).count().await, MESSAGES);
+}
