@@ -11,8 +11,8 @@
 
 use crate::support::model::turns_since_user;
 use crate::support::{Answer, Database, ModelServer, Options};
-use serde_json::json;
-use std::collections::BTreeMap;
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -60,7 +60,7 @@ struct Outcome {
     charged_twice: usize,
     /// Charges of which the model was told that nobody knows whether they were made.
     unknown: usize,
-    /// Model calls, and how many of them asked the same again.
+    /// Model calls, and how many of them were asked for a reply that an agent had asked for before.
     calls: usize,
     repeated: usize,
     /// From the kill until the next process asks a model or charges, and until the last run ended.
@@ -113,7 +113,14 @@ impl Stage {
             *cards.entry(charge).or_default() += 1;
         }
         let calls = self.model.bodies();
-        let distinct = calls.iter().collect::<std::collections::BTreeSet<_>>().len();
+        // Not by their bytes: some write what they read back in another order.
+        let asked = calls.iter().map(|body| {
+            let body: Value = serde_json::from_str(body).expect("bodies are JSON");
+            let messages = body["messages"].as_array().expect("messages");
+            let agent = messages.iter().find(|message| message["role"] == "user").expect("a user");
+            (agent["content"].to_string(), turns_since_user(&body))
+        });
+        let distinct = asked.collect::<BTreeSet<_>>().len();
         let next_call = self.model.arrivals().into_iter().find(|at| *at > killed);
         Outcome {
             completed,
@@ -205,7 +212,10 @@ impl Peer {
 async fn of_peer(contestant: Contestant) -> Outcome {
     let stage = Stage::new(Database::without_schema().await).await;
     let mut first = Peer::start(contestant, &stage, true);
-    stage.until_the_kill().await;
+    tokio::select! {
+        () = stage.until_the_kill() => {}
+        ended = first.child.wait() => panic!("{} ended before the kill: {ended:?}", contestant.name()),
+    }
     let killed = Instant::now();
     first.child.kill().await.expect("it runs");
     let mut second = Peer::start(contestant, &stage, false);

@@ -2,6 +2,7 @@
 //! nothing opens what a backup holds. People and models read it as ever.
 
 mod doors;
+mod moved;
 mod stores;
 
 use crate::context::weighs_the_same_without_messages;

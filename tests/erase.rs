@@ -154,10 +154,12 @@ async fn traces(database: &Database, ann: &str, bob: &str) {
         values ('{bob}', 'r', 'default', '0000000000000001', 'k', '', 'a text', 'Bob''s error', '1', true),
             ('{ann}', 'r', 'default', '0000000000000001', 'k', '', 'a text', '{}', '1', true);
         insert into batches (batch_id, space_id, verb, filter, status, status_reason, rate, proof, actor_kind, actor,
-            request_sha256, members)
-        values ('batch_1', 'default', 'retry', '{{\"text\": \"{}\"}}', 'paused', '{}', 1,
-                '{{\"asked\": 1, \"text\": \"{}\", \"errors\": [{{\"text\": \"{}\"}}]}}', 'cli', 'x', '', 2),
-            ('batch_2', 'default', 'retry', '{{\"from\": \"Ann@example.com\"}}', 'paused', 'Bob''s', 1, null, 'cli', 'x', '', 1);
+            request_sha256, members, reason, decision)
+        values ('batch_1', 'default', 'resolve', '{{\"text\": \"{}\"}}', 'paused', '{}', 1,
+                '{{\"asked\": 1, \"text\": \"{}\", \"errors\": [{{\"text\": \"{}\"}}]}}', 'cli', 'x', '', 2, '{}',
+                '{{\"outcome\": \"happened\", \"result\": \"{}\"}}'),
+            ('batch_2', 'default', 'retry', '{{\"from\": \"Ann@example.com\"}}', 'paused', 'Bob''s', 1, null, 'cli', 'x', '', 1,
+                'Bob''s', null);
         insert into batch_members (batch_id, ordinal, space_id, session_id, stage, outcome, detail)
         values ('batch_1', 1, 'default', '{ann}', 0, 'acted', '{}'), ('batch_1', 2, 'default', '{bob}', 0, 'acted', 'Bob''s'),
             ('batch_2', 1, 'default', '{bob}', 0, 'acted', null);
@@ -175,8 +177,8 @@ async fn traces(database: &Database, ann: &str, bob: &str) {
                 now() + interval '1 day'),
             ('default', 'user Ann@example.com', '{}', 'POST /v1/x', '', 'c', now(), 202, '', now() + interval '1 day'),
             ('default', 'x', 'of bob', 'POST /v1/sessions/{bob}/retry', '', 'c', now(), 202, '', now() + interval '1 day')",
-        told(1), told(2), told(3), told(8), told(9), told(10), told(11), told(12), told(13), told(14), told(16), told(1), told(2),
-        told(3), told(8), told(9)
+        told(1), told(2), told(3), told(8), told(9), told(10), told(11), told(2), told(3), told(12), told(13), told(14), told(16), told(1),
+        told(2), told(3), told(8), told(9)
     );
     sqlx::raw_sql(AssertSqlSafe(sql)).execute(&database.pool).await.expect("the rows are made");
 }

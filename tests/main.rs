@@ -93,6 +93,7 @@ mod trial;
 mod trigger;
 mod troubles;
 mod upgrade;
+mod upkeep;
 mod warm;
 mod weight;
 mod workspaces;

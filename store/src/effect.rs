@@ -283,9 +283,10 @@ impl Store {
         let mut effects = Vec::with_capacity(rows.len());
         for row in rows {
             let arguments = match row.arguments {
-                Some(arguments) => Some(self.reveal_value(arguments).await),
+                Some(arguments) => Some(self.reveal_value(Some(&row.session_id), arguments).await),
                 None => None,
             };
+            let last_error = self.reveal_some(Some(&row.session_id), row.last_error).await;
             effects.push(UncertainEffect {
                 session_id: row.session_id,
                 effect_id: row.effect_id,
@@ -295,7 +296,7 @@ impl Store {
                 session_status: row.status,
                 name: row.name,
                 arguments,
-                last_error: self.reveal_some(row.last_error).await,
+                last_error,
                 began_at: row.began_at,
                 may_happen_until: row.may_happen_until,
                 told: row.told,

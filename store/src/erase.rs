@@ -10,6 +10,7 @@ mod holds;
 mod keys;
 mod plan;
 pub mod retention;
+mod tree;
 
 pub use holds::Hold;
 
@@ -23,6 +24,7 @@ use serde_json::json;
 use sha2::{Digest, Sha256};
 use sqlx::{AssertSqlSafe, PgConnection};
 use std::collections::BTreeMap;
+use tree::tree;
 use uuid::Uuid;
 
 /// The most rows that one transaction deletes from a log.
@@ -391,30 +393,6 @@ async fn find(tx: &mut PgConnection, space: &str, subject: &Subject) -> Result<E
         rows.insert("mails that no agent saw".to_owned(), dropped);
     }
     Ok(Erasure { conversations, sessions, rows, stays, ..Erasure::default() })
-}
-
-/// These conversations with their forks, the imports of their sessions, and all that came from those, in the order of their ids.
-async fn tree(tx: &mut PgConnection, roots: &[String]) -> Result<Vec<String>> {
-    Ok(sqlx::query_scalar!(
-        r#"with recursive tree (id) as (
-            select unnest($1::text[])
-            union
-            select found.conversation_id
-            from tree
-            cross join lateral (
-                select conversation_id from conversation_counters where parent_conversation_id = tree.id
-                union all
-                select copy.conversation_id
-                from conversation_sessions original
-                join conversation_sessions copy on copy.imported_from ->> 'session_id' = original.session_id
-                where original.conversation_id = tree.id
-            ) found
-        )
-        select id as "id!" from tree order by id"#,
-        roots
-    )
-    .fetch_all(tx)
-    .await?)
 }
 
 impl Erasure {

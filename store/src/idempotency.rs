@@ -96,7 +96,8 @@ impl Store {
                     // A sealed answer stands behind the ids of the sessions that it names.
                     let answer = match answer.split_once(' ') {
                         Some((ids, sealed)) if ids.starts_with("sess_") => {
-                            self.reveal(sealed.to_owned()).await
+                            // It is sealed by the key of the first.
+                            self.reveal(ids.split(',').next(), sealed.to_owned()).await
                         }
                         _ => answer,
                     };

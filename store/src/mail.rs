@@ -294,7 +294,8 @@ impl Store {
         .await?;
         tx.rollback().await?;
         for mail in &mut mails {
-            mail.subject = self.reveal(std::mem::take(&mut mail.subject)).await;
+            let subject = std::mem::take(&mut mail.subject);
+            mail.subject = self.reveal(mail.session_id.as_deref(), subject).await;
         }
         Ok(mails)
     }

@@ -161,11 +161,13 @@ impl Store {
         .await?;
         tx.rollback().await?;
         for one in &mut deliveries {
-            one.last_error = self.reveal_some(one.last_error.take()).await;
-            one.held_up_error = self.reveal_some(one.held_up_error.take()).await;
-            one.undelivered = self.reveal_value(one.undelivered.take()).await;
+            let of = Some(one.session_id.as_str());
+            one.last_error = self.reveal_some(of, one.last_error.take()).await;
+            // The one before it is of the same conversation, and so of the same key.
+            one.held_up_error = self.reveal_some(of, one.held_up_error.take()).await;
+            one.undelivered = self.reveal_value(of, one.undelivered.take()).await;
             if let Some(receipt) = one.receipt.take() {
-                one.receipt = Some(self.reveal_value(receipt).await);
+                one.receipt = Some(self.reveal_value(of, receipt).await);
             }
         }
         Ok(deliveries)

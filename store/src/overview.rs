@@ -201,7 +201,8 @@ impl Store {
                 count(*) filter (where run_at > now() and lease is null),
                 coalesce(extract(epoch from now() - min(run_at) filter (where run_at <= now())), 0)::float8
             from jobs
-            where runner = ''
+            -- Nothing is counted if another process has written this minute.
+            where runner = '' and not exists (select from queue_samples where at = date_trunc('minute', now()))
             on conflict (at) do nothing
             "#
         )

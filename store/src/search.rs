@@ -6,11 +6,13 @@
 //!
 //! Words, tools, senders, costs and failures are in tables of their own, which `index` fills beside the steps.
 
+mod behind;
 mod index;
 mod said;
 mod words;
 
-pub use index::{Behind, Indexed};
+pub use behind::Behind;
+pub use index::Indexed;
 pub(crate) use index::{LOCK, enter};
 
 use crate::pool::Transaction;

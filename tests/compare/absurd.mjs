@@ -11,8 +11,8 @@ const pg = require("pg");
 const number = (name) => Number(process.env[name]);
 const sessions = number("AGENT_SESSIONS");
 const between = number("AGENT_BETWEEN_MS");
-// The tests' server has no TLS, and this driver takes `prefer` for a demand.
-const url = process.env.AGENT_DATABASE_URL.replace(/sslmode=[^&]*/, "");
+// Without the parameters of our own driver.
+const [url] = process.env.AGENT_DATABASE_URL.split("?");
 const pool = new pg.Pool({ connectionString: url, max: 20 });
 const app = new Absurd({ db: pool, queueName: "agents" });
 

@@ -8,7 +8,8 @@ import urllib.request
 SESSIONS = int(os.environ["AGENT_SESSIONS"])
 BETWEEN_S = int(os.environ["AGENT_BETWEEN_MS"]) / 1000
 IS_FIRST = os.environ["AGENT_FIRST"] == "1"
-DATABASE_URL = os.environ["AGENT_DATABASE_URL"]
+# Without the parameters of our own driver, which others refuse.
+DATABASE_URL = os.environ["AGENT_DATABASE_URL"].partition("?")[0]
 
 
 def ask(messages: list[dict]) -> dict:

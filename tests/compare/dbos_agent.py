@@ -2,11 +2,16 @@
 
 import os
 import time
+from urllib.parse import unquote, urlsplit
 
 import agent
 from dbos import DBOS, SetWorkflowID
 
-url = agent.DATABASE_URL.replace("postgres://", "postgresql+psycopg://", 1)
+# A socket's folder is no host name to SQLAlchemy, as it is to libpq.
+given = urlsplit(agent.DATABASE_URL)
+place, _, port = given.netloc.rpartition("@")[2].partition(":")
+host = f"?host={unquote(place)}" + (f"&port={port}" if port else "")
+url = f"postgresql+psycopg://{given.username}@{given.path}{host}"
 DBOS(config={"name": "agents", "system_database_url": url, "log_level": "ERROR", "sys_db_pool_size": 20})
 
 

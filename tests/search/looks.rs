@@ -165,3 +165,44 @@ async fn a_session_in_which_nothing_happened_is_not_written_again() {
     store.send(&session_id, &more).await.unwrap();
     assert_eq!(due().await, 1, "something happened");
 }
+
+#[tokio::test]
+async fn a_session_that_only_waits_is_looked_at_less_often_and_is_found_as_soon_as_ever_when_it_goes_on() {
+    let database = Database::new().await;
+    let store = database.store().await;
+    let session_id = said(&store, "waits", None, "Is there a table?").await;
+    index(&store).await;
+    let run = async |sql: &'static str| {
+        sqlx::query(sql).bind(&session_id).execute(&database.pool).await.unwrap();
+    };
+    // It waits for ten minutes, behind a gate.
+    let mut tx = database.pool.begin().await.unwrap();
+    for sql in [
+        "select set_config('session_replication_role', 'replica', true), $1",
+        "update session_events set ts = ts - interval '10 minutes' where session_id = $1",
+        "update search_sessions set active_at = active_at - interval '10 minutes', due_at = clock_timestamp() where session_id = $1",
+    ] {
+        sqlx::query(sql).bind(&session_id).execute(&mut *tx).await.unwrap();
+    }
+    tx.commit().await.unwrap();
+    assert_eq!(store.index_sessions().await.unwrap().sessions, 0);
+    let later = "select due_at > clock_timestamp() + interval '200 seconds' from search_sessions where session_id = $1";
+    assert!(database.value::<bool>(later, &session_id).await, "it was silent for ten minutes");
+
+    let sweep =
+        "update search_progress set swept_at = clock_timestamp() - interval '11 seconds' where $1 <> ''";
+    run(sweep).await;
+    assert_eq!(store.index_sessions().await.unwrap().sessions, 0);
+    assert!(database.value::<bool>(later, &session_id).await, "still nothing happened");
+
+    // A step of it is committed. No id says so.
+    run("insert into session_events (session_id, seq, type, space_id)
+        select session_id, last_event_seq + 1, 'STEP', space_id from conversation_sessions where session_id = $1")
+    .await;
+    run("update conversation_sessions set last_event_seq = last_event_seq + 1 where session_id = $1").await;
+    run(sweep).await;
+    assert_eq!(store.index_sessions().await.unwrap().sessions, 1);
+    let soon =
+        "select due_at < clock_timestamp() + interval '4 seconds' from search_sessions where session_id = $1";
+    assert!(database.value::<bool>(soon, &session_id).await, "it is at work again");
+}

@@ -49,6 +49,29 @@ impl Database {
         Database::open(admin_url.to_owned(), name).await
     }
 
+    /// A database that sorts texts as ICU does, with this build's migrations. `None`: the server knows no ICU.
+    pub async fn sorted_by_icu() -> Option<Database> {
+        let admin_url = admin_url();
+        let name = format!("wakeful_test_{}", uuid_like());
+        let mut admin = connect(&admin_url).await;
+        let knows: bool =
+            sqlx::query_scalar("select exists (select from pg_collation where collprovider = 'i')")
+                .fetch_one(&mut admin)
+                .await
+                .expect("pg_collation");
+        if !knows {
+            return None;
+        }
+        let create =
+            format!("create database {name} template template0 locale_provider icu icu_locale 'en-x-icu'");
+        run(&mut admin, create).await;
+        let database = Database::open(admin_url, name).await;
+        let store = Store::connect(&database.url, 2, "wakeful test").await.expect("the test's database");
+        store.migrate(|_| {}).await.expect("the migrations apply");
+        store.close().await;
+        Some(database)
+    }
+
     /// Gives the database the roles of deploy/.
     pub async fn with_roles(&self) {
         // The tables change their owner, which may deadlock with what a server reads at this moment.

@@ -14,6 +14,7 @@ pub mod long;
 pub mod messengers;
 pub mod model;
 pub mod payloads;
+pub mod plans;
 pub mod process;
 pub mod program;
 pub mod proxy;

@@ -22,7 +22,7 @@ impl Store {
         let found = list.build_query_as::<Audited>().persistent(false);
         let mut found = found.fetch_all(&self.pool.of_installation()).await?;
         for row in &mut found {
-            row.reason = self.reveal_some(row.reason.take()).await;
+            row.reason = self.reveal_reason(row.target.as_deref(), row.reason.take()).await;
         }
         Ok(found)
     }

@@ -4,7 +4,7 @@
 //! [`Store`]. It asks here: the vaults of this process are known, as `[encryption]` is the process's. Without one nothing is
 //! asked.
 
-use super::token::{ID_CHARS, MARK};
+use super::token::MARK;
 use super::{Inner, SEALED, Seal, Vault, fields, hide};
 use crate::{Error, Result, Store};
 use serde_json::Value;
@@ -80,18 +80,6 @@ pub(crate) async fn seal_in_conversation(tx: &mut PgConnection, conversation_id:
     seal(&vaults, key_id.as_deref()).await
 }
 
-/// The keys that sealed values within a text name.
-fn keys_within(text: &str) -> Vec<String> {
-    let ids = text.match_indices(MARK).filter_map(|(at, _)| {
-        let from = at + MARK.len() + 2;
-        text.get(from..from + ID_CHARS)
-    });
-    let mut ids: Vec<String> = ids.map(str::to_owned).collect();
-    ids.sort_unstable();
-    ids.dedup();
-    ids
-}
-
 /// Returns whether one of these entries has words that an encrypted session would have to seal.
 pub(crate) fn has_words(events: &[Event]) -> bool {
     events.iter().any(|event| {
@@ -115,6 +103,18 @@ pub(crate) async fn reason_of_act(
     if vaults.is_empty() {
         return Ok(Some(reason.to_owned()));
     }
+    let key_id = key_of_target(connection, target).await?;
+    Ok(Some(match seal(&vaults, key_id.as_deref()).await {
+        Ok(seal) => seal.text(reason).into_owned(),
+        Err(_) => SEALED.to_owned(),
+    }))
+}
+
+/// The key of what an act is about: a session, a delivery or a conversation.
+async fn key_of_target(
+    connection: &mut PgConnection,
+    target: &str,
+) -> std::result::Result<Option<String>, sqlx::Error> {
     let key_id = sqlx::query_scalar!(
         r#"select data_key as "data_key?" from conversation_sessions where session_id = $1
         union all
@@ -126,12 +126,8 @@ pub(crate) async fn reason_of_act(
         target
     )
     .fetch_optional(connection)
-    .await?
-    .flatten();
-    Ok(Some(match seal(&vaults, key_id.as_deref()).await {
-        Ok(seal) => seal.text(reason).into_owned(),
-        Err(_) => SEALED.to_owned(),
-    }))
+    .await?;
+    Ok(key_id.flatten())
 }
 
 impl Store {
@@ -145,45 +141,56 @@ impl Store {
         if sealed { SEALED } else { words }
     }
 
-    /// Opens what stands in a row of several conversations, by the keys that the sealed values name. What cannot be opened is shown as a
+    /// Opens the words in a row of a list, by the key of the session that the row belongs to. Never by the key that a sealed value
+    /// names: whoever has one, out of a backup, could write it into a text of his own and read it here. What does not open is shown as a
     /// word.
-    pub(crate) async fn reveal(&self, text: String) -> String {
+    pub(crate) async fn reveal(&self, session_id: Option<&str>, text: String) -> String {
         if !text.contains(MARK) {
             return text;
         }
-        let mut open = text;
-        for id in keys_within(&open) {
-            if let Ok(seal) = self.vault.seal(Some(&id)).await
-                && let Ok(opened) = seal.open(open.clone())
-            {
-                open = opened;
-            }
-        }
-        hide(&open)
+        let seal = self.seal_of_list(session_id).await;
+        hide(&seal.open(text.clone()).unwrap_or(text))
     }
 
     /// Like [`Store::reveal`], for JSON.
-    pub(crate) async fn reveal_value(&self, value: Value) -> Value {
-        let text = value.to_string();
-        if !text.contains(MARK) {
+    pub(crate) async fn reveal_value(&self, session_id: Option<&str>, value: Value) -> Value {
+        if !value.to_string().contains(MARK) {
             return value;
         }
-        let mut open = value;
-        for id in keys_within(&text) {
-            if let Ok(seal) = self.vault.seal(Some(&id)).await
-                && let Ok(opened) = seal.open_value(open.clone())
-            {
-                open = opened;
-            }
-        }
+        let seal = self.seal_of_list(session_id).await;
+        let open = seal.open_value(value.clone()).unwrap_or(value);
         serde_json::from_str(&hide(&open.to_string())).unwrap_or_default()
     }
 
     /// Like [`Store::reveal`], for a text that may be missing.
-    pub(crate) async fn reveal_some(&self, text: Option<String>) -> Option<String> {
+    pub(crate) async fn reveal_some(&self, session_id: Option<&str>, text: Option<String>) -> Option<String> {
         match text {
-            Some(text) => Some(self.reveal(text).await),
+            Some(text) => Some(self.reveal(session_id, text).await),
             None => None,
+        }
+    }
+
+    /// Like [`Store::reveal_some`], for a reason that [`reason_of_act`] has written.
+    pub(crate) async fn reveal_reason(&self, target: Option<&str>, reason: Option<String>) -> Option<String> {
+        let reason = reason?;
+        if !reason.contains(MARK) {
+            return Some(reason);
+        }
+        let seal = match (self.pool.of_installation().acquire().await, target) {
+            (Ok(mut connection), Some(target)) => match key_of_target(&mut connection, target).await {
+                Ok(key_id) => self.vault.seal(key_id.as_deref()).await.unwrap_or_default(),
+                Err(_) => Seal::default(),
+            },
+            _ => Seal::default(),
+        };
+        Some(hide(&seal.open(reason.clone()).unwrap_or(reason)))
+    }
+
+    /// What opens the words of this session; nothing, if its key cannot be had.
+    async fn seal_of_list(&self, session_id: Option<&str>) -> Seal {
+        match session_id {
+            Some(session_id) => self.seal_of(session_id).await.unwrap_or_default(),
+            None => Seal::default(),
         }
     }
 

@@ -62,26 +62,28 @@ impl Store {
             marked.into_iter().map(|row| (row.name, row.space)).unzip();
         let mut tx = self.retention().await?;
         let unused = sqlx::query!(
-            r#"select b.sha256 as "sha256!", b.space_id as "space_id!"
+            r#"with found as materialized (
+                -- Of these blobs alone: all names that the logs have would be too many to compare each blob with.
+                select named[1] as sha256, rows.space_id
+                from (
+                    select space_id, concat(content::text, details::text) as text from conversation_records
+                    union all
+                    select space_id, content::text from deliveries
+                    union all
+                    select space_id, payload::text from session_events
+                    union all
+                    select space_id, attachments::text from session_inbox where attachments is not null
+                    union all
+                    select space_id, concat(outcome::text, receipt::text) from tool_calls
+                    union all
+                    select space_id, concat(prefix_sha256, state::text, initial_state::text) from conversation_sessions
+                ) rows
+                cross join lateral regexp_matches(rows.text, '[0-9a-f]{64}', 'g') as named
+                where rows.space_id = any($2) and named[1] = any($1)
+            )
+            select b.sha256 as "sha256!", b.space_id as "space_id!"
             from unnest($1::text[], $2::text[]) as b (sha256, space_id)
-            where (b.sha256, b.space_id) not in (
-                    select named[1], rows.space_id
-                    from (
-                        select space_id, concat(content::text, details::text) as text from conversation_records
-                        union all
-                        select space_id, content::text from deliveries
-                        union all
-                        select space_id, payload::text from session_events
-                        union all
-                        select space_id, attachments::text from session_inbox where attachments is not null
-                        union all
-                        select space_id, concat(outcome::text, receipt::text) from tool_calls
-                        union all
-                        select space_id, concat(prefix_sha256, state::text, initial_state::text) from conversation_sessions
-                    ) rows
-                    cross join lateral regexp_matches(rows.text, '[0-9a-f]{64}', 'g') as named
-                    where rows.space_id = any($2)
-                )"#,
+            where not exists (select from found where found.sha256 = b.sha256 and found.space_id = b.space_id)"#,
             &blobs,
             &spaces
         )
@@ -96,12 +98,14 @@ impl Store {
         sqlx::query!("lock table blobs in share row exclusive mode").execute(&mut *tx).await?;
         // Who begins a session takes no mark away.
         let deleted = sqlx::query!(
+            // "offset 0" has Postgres ask for each blob on its own: then it answers from the index of prefixes alone.
             "delete from blobs
-            where (sha256, space_id) in (select sha256, space_id from unnest($1::text[], $2::text[]) as b (sha256, space_id))
-                and touched_at = '-infinity'
+            using unnest($1::text[], $2::text[]) as b (sha256, space_id)
+            where blobs.sha256 = b.sha256 and blobs.space_id = b.space_id
+                and blobs.touched_at = '-infinity'
                 and not exists (
                     select from conversation_sessions s
-                    where s.space_id = blobs.space_id and s.prefix_sha256 = blobs.sha256
+                    where s.prefix_sha256 = blobs.sha256 and s.space_id = blobs.space_id offset 0
                 )",
             &blobs,
             &spaces

@@ -61,8 +61,8 @@ impl Store {
                 -- Earlier versions stored what a sender called a pack as one.
                 and not exists (
                     select from session_inbox i
-                    where i.space_id = b.space_id
-                        and i.attachments @> jsonb_build_array(jsonb_build_object('sha256', b.sha256))
+                    cross join lateral jsonb_path_query(i.attachments, '$[*].sha256') file
+                    where i.attachments is not null and file #>> '{}' = b.sha256 and i.space_id = b.space_id
                 )
             order by b.sha256, b.space_id"#,
             PACK_TYPE,
@@ -104,8 +104,8 @@ impl Store {
                 )
                 and not exists (
                     select from session_inbox i
-                    where i.space_id = b.space_id
-                        and i.attachments @> jsonb_build_array(jsonb_build_object('sha256', b.sha256))
+                    cross join lateral jsonb_path_query(i.attachments, '$[*].sha256') file
+                    where i.attachments is not null and file #>> '{}' = b.sha256 and i.space_id = b.space_id
                 )
             returning size"#,
             &names,

@@ -33,15 +33,28 @@ impl Store {
         let rows = sqlx::query!(
             r#"with named as (
                 select m.conversation_id, n.ordinal
+                -- "offset 0" has Postgres look for each id by the key, however many it expects. Without it a delivery's id is cut beside
+                -- the policy, for every delivery that there is.
                 from unnest($3::text[]) with ordinality n (id, ordinal)
-                join mails m on m.space_id = $1 and m.mailbox_id = $2 and m.message_id = n.id
-                where m.conversation_id is not null
+                cross join lateral (
+                    select conversation_id from mails
+                    where space_id = $1 and mailbox_id = $2 and message_id = n.id and conversation_id is not null
+                    offset 0
+                ) m
                 union all
                 select d.conversation_id, n.ordinal
-                from unnest($3::text[]) with ordinality n (id, ordinal)
-                join deliveries d on d.delivery_id = split_part(n.id, '@', 1) and d.channel = 'email'
-                join conversation_counters c on c.conversation_id = d.conversation_id
-                where c.space_id = $1 and c.mailbox_id = $2
+                from (
+                    select split_part(id, '@', 1) as id, ordinal
+                    from unnest($3::text[]) with ordinality given (id, ordinal) offset 0
+                ) n
+                cross join lateral (
+                    select conversation_id from deliveries where delivery_id = n.id and channel = 'email' offset 0
+                ) d
+                cross join lateral (
+                    select from conversation_counters
+                    where conversation_id = d.conversation_id and space_id = $1 and mailbox_id = $2
+                    offset 0
+                ) c
             )
             select
                 named.conversation_id as "conversation_id!",
@@ -138,7 +151,7 @@ impl Store {
                 lateral (select ($7 and conversation_id = $4)
                     or (not $7 and not joined and from_address = $3 and subject_key = any ($5))) exchange (is_of_it)
             where space_id = $1 and mailbox_id = $2
-                and received_at > clock_timestamp() - interval '1 hour'
+                and received_at > (select clock_timestamp() - interval '1 hour')
                 and dropped is null
                 and (is_of_it or (not joined and (from_address = $3 or answered_key = any ($8))))"#,
             mail.space_id,

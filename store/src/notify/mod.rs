@@ -120,7 +120,14 @@ async fn look_for_workers(tx: &mut PgConnection, beat: Duration) -> Result<()> {
     sqlx::query!(
         "with alone as (
             select exists (
-                select from jobs where runner = '' and lease is null and run_at < clock_timestamp() - make_interval(secs => $1)
+                -- Of each kind by the index. The time is read once: what changes within a statement cannot be looked up.
+                select from unnest(array['step', 'deliver']) kinds (kind)
+                cross join lateral (
+                    select from jobs
+                    where kind = kinds.kind and runner = '' and lease is null
+                        and run_at < (select clock_timestamp() - make_interval(secs => $1))
+                    limit 1
+                ) waits
             ) and not exists (
                 select from workers where beat_at > clock_timestamp() - make_interval(secs => $2) and drain_asked_at is null
             ) as alone

@@ -213,7 +213,7 @@ impl Store {
         .fetch_all(&self.pool)
         .await?;
         for row in &mut rows {
-            row.unsent = self.reveal_some(row.unsent.take()).await;
+            row.unsent = self.reveal_some(row.session_id.as_deref(), row.unsent.take()).await;
         }
         let mut ids: Vec<String> = rows.iter().filter_map(|row| row.session_id.clone()).collect();
         ids.sort_unstable();

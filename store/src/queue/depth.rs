@@ -68,7 +68,8 @@ impl Store {
         .fetch_all(&self.pool)
         .await?;
         for step in &mut steps {
-            step.last_error = self.reveal(std::mem::take(&mut step.last_error)).await;
+            let error = std::mem::take(&mut step.last_error);
+            step.last_error = self.reveal(Some(&step.session_id), error).await;
         }
         Ok(steps)
     }

@@ -61,7 +61,7 @@ impl Feed {
     }
 
     async fn send_to_apalis(&self, mut job: Job) {
-        job.last_error = self.store.reveal_some(job.last_error).await;
+        job.last_error = self.store.reveal_some(job.session_id.as_deref(), job.last_error.take()).await;
         // If sending fails, the drain began during the claim, and the queue has closed the channel. Give the job back.
         if let Err(mpsc::error::SendError(job)) = self.jobs.send(job).await {
             hand_over(&self.store, &job.lease).await;

@@ -164,16 +164,18 @@ impl Store {
         Ok(sqlx::query_as!(
             WorkerView,
             r#"
+            with holders as materialized (
+                -- Counted once, and not for each worker.
+                select worker_id, count(*) as leases from jobs
+                where lease is not null and run_at > clock_timestamp()
+                group by worker_id
+            )
             select w.worker_id, w.host, w.pid, w.version, w.concurrency, w.started_at,
                 extract(epoch from clock_timestamp() - w.beat_at)::float8 as "beat_age_s!",
-                (
-                    select count(*) from jobs
-                    where jobs.worker_id = w.worker_id
-                        and jobs.lease is not null
-                        and jobs.run_at > clock_timestamp()
-                ) as "leases!",
+                coalesce(holders.leases, 0) as "leases!",
                 w.schema_number, w.agents, w.drain_asked_at, w.drain_asked_by
             from workers w
+            left join holders on holders.worker_id = w.worker_id
             where w.beat_at > clock_timestamp() - interval '1 day'
             order by w.beat_at desc
             limit 500

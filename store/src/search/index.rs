@@ -5,14 +5,14 @@
 //! time after its id was made. So each look reads the ids of the last two seconds again, and every ten seconds a sweep reads those of the
 //! last minute. Others leave a row in `search_due`: a run that is opened again; a session of Absurd, whose ids say nothing of the time;
 //! and a bundle, which may be committed long after its ids were made. A session that is at work is looked at again after some seconds,
-//! until it rests and all of its messages are read.
+//! until it rests and all of its messages are read. One in which nothing happens is left alone for minutes: each sweep sees by the number
+//! of its last event whether it went on.
 
 use super::said::words;
 use super::words::WordVector;
 use crate::json::to_json;
 use crate::{Result, Store, failure, search::id_of};
 use chrono::{DateTime, TimeDelta, Utc};
-use serde::Serialize;
 use sqlx::PgConnection;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -41,6 +41,8 @@ const DISCOVERS_EVERY: TimeDelta = TimeDelta::seconds(2);
 
 /// A session that is at work is looked at again after as long as it was silent, but not before the first and not after the second.
 const AT_WORK: [Duration; 2] = [Duration::from_secs(3), Duration::from_secs(20)];
+/// If nothing happened since the last look, it may rest for so long: thousands may wait behind a gate. A sweep finds those that go on.
+const WAITS: Duration = Duration::from_secs(300);
 
 /// What one look did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -53,22 +55,13 @@ pub struct Indexed {
     pub more: bool,
 }
 
-/// How far the search is behind.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct Behind {
-    /// Sessions with messages that may not be found yet.
-    pub waiting: i64,
-    /// For how long the oldest of them has waited, in seconds.
-    pub behind_s: f64,
-}
-
 struct Due {
     session_id: String,
     space_id: String,
     through: i64,
     parts: i32,
     last: i64,
+    last_event_seq: i64,
     at_work: bool,
     cost_micros: i64,
     steps: i64,
@@ -84,6 +77,7 @@ impl Due {
     /// Seconds until the next look. `None`: the session rests, so the next look follows the next run.
     fn pause_s(&self) -> Option<f64> {
         let [least, most] = AT_WORK.map(|time| time.as_secs_f64());
+        let most = if self.unchanged { WAITS.as_secs_f64() } else { most };
         self.at_work.then(|| self.silent_s.clamp(least, most))
     }
 }
@@ -123,23 +117,6 @@ impl Store {
         tx.commit().await?;
         Ok(Indexed { ids: found.ids, sessions: due.len(), more })
     }
-
-    /// How far the search is behind.
-    ///
-    /// # Errors
-    /// [`crate::Error::Database`].
-    pub async fn search_behind(&self) -> Result<Behind> {
-        Ok(sqlx::query_as!(
-            Behind,
-            r#"select count(*) as "waiting!",
-                coalesce(extract(epoch from clock_timestamp() - min(h.due_at)), 0)::float8 as "behind_s!"
-            from search_sessions h
-            join conversation_sessions s using (session_id)
-            where h.due_at <= clock_timestamp()"#
-        )
-        .fetch_one(&self.pool)
-        .await?)
-    }
 }
 
 /// Has the next look read this session, whatever its ids are. Belongs into the transaction that writes the session.
@@ -163,7 +140,7 @@ async fn discover(tx: &mut PgConnection) -> Result<Found> {
         r#"select clock_timestamp() as "now!", run_id, session_id, recent_run_id, recent_session_id,
             swept_at <= clock_timestamp() - make_interval(secs => $1) or swept_at > clock_timestamp() as "sweeps!",
             (select count(*) from (
-                select from search_sessions where due_at <= clock_timestamp() limit $2
+                select from search_sessions where due_at <= (select clock_timestamp()) limit $2
             ) due) = $2 as "is_backlog!"
         from search_progress"#,
         SWEEPS_EVERY.as_seconds_f64(),
@@ -185,6 +162,9 @@ async fn discover(tx: &mut PgConnection) -> Result<Found> {
         let recent = (progress.recent_run_id, progress.recent_session_id);
         (now - MOSTLY, recent.0.max(progress.run_id), recent.1.max(progress.session_id))
     };
+    if sweeps {
+        wake_waiting(&mut *tx).await?;
+    }
     let newest = now + LATE;
     let read = sqlx::query!(
         r#"with runs as materialized (
@@ -251,22 +231,44 @@ async fn discover(tx: &mut PgConnection) -> Result<Found> {
     Ok(Found { ids: read.ids as usize, more: read.more })
 }
 
+/// Has sessions looked at in which something happened while they were to rest. It reads all of them, and writes only these.
+async fn wake_waiting(tx: &mut PgConnection) -> Result<()> {
+    sqlx::query!(
+        "update search_sessions set due_at = clock_timestamp()
+        where session_id = any(array(
+            select waits.session_id
+            from search_sessions waits
+            cross join lateral (
+                select last_event_seq from conversation_sessions where session_id = waits.session_id offset 0
+            ) s
+            where waits.due_at > (select clock_timestamp() + make_interval(secs => $1))
+                and s.last_event_seq is distinct from waits.last_event_seq
+        ))",
+        AT_WORK[1].as_secs_f64()
+    )
+    .execute(tx)
+    .await?;
+    Ok(())
+}
+
 async fn due(tx: &mut PgConnection) -> Result<Vec<Due>> {
     Ok(sqlx::query_as!(
         Due,
         r#"select h.session_id, h.space_id, h.through_message_number as through, h.parts, s.last_message_number as last,
-            s.status in ('queued', 'running') as "at_work!", s.total_cost_micros as cost_micros,
+            s.last_event_seq, s.status in ('queued', 'running') as "at_work!", s.total_cost_micros as cost_micros,
             s.total_turns::bigint as "steps!",
             (select count(*) from tool_calls c where c.session_id = s.session_id and c.status = 'failed') as "failed_calls!",
             a.active_at as "active_at!",
             extract(epoch from clock_timestamp() - a.active_at)::float8 as "silent_s!",
             s.data_key is not null as "sealed!",
             h.active_at is not distinct from a.active_at and h.through_message_number >= s.last_message_number
-                and h.steps = s.total_turns and h.cost_micros = s.total_cost_micros as "unchanged!"
+                and h.steps = s.total_turns and h.cost_micros = s.total_cost_micros
+                and h.last_event_seq is not distinct from s.last_event_seq as "unchanged!"
         -- The limit comes before the joins, and "offset 0" has Postgres look for each session by the key: it believes that a third of all
-        -- are due, and could read both tables from end to end.
+        -- are due, and could read both tables from end to end. The time is read once: what changes within a statement cannot be looked up
+        -- in an index.
         from (
-            select * from search_sessions where due_at <= clock_timestamp() order by due_at limit $1
+            select * from search_sessions where due_at <= (select clock_timestamp()) order by due_at limit $1
         ) h
         cross join lateral (
             select * from conversation_sessions where session_id = h.session_id offset 0
@@ -398,6 +400,7 @@ struct Marks {
     steps: Vec<i64>,
     failed_calls: Vec<i64>,
     active_at: Vec<DateTime<Utc>>,
+    last_event_seqs: Vec<i64>,
     /// Seconds until the next look. `None`: there is none.
     pauses_s: Vec<Option<f64>>,
 }
@@ -425,6 +428,7 @@ impl Marks {
         self.steps.push(one.steps);
         self.failed_calls.push(one.failed_calls);
         self.active_at.push(one.active_at);
+        self.last_event_seqs.push(one.last_event_seq);
         self.pauses_s.push(if is_full { Some(0.0) } else { one.pause_s() });
         Ok(is_full)
     }
@@ -447,11 +451,12 @@ impl Marks {
                 steps = d.steps,
                 failed_calls = d.failed_calls,
                 active_at = d.active_at,
+                last_event_seq = d.last_event_seq,
                 due_at = clock_timestamp() + make_interval(secs => d.pause_s),
                 indexed_at = clock_timestamp()
             from unnest($1::text[], $2::bigint[], $3::integer[], $4::text[], $5::text[], $6::bigint[], $7::bigint[],
-                $8::bigint[], $9::timestamptz[], $10::float8[]) as d (session_id, through, parts, tools, senders,
-                cost_micros, steps, failed_calls, active_at, pause_s)
+                $8::bigint[], $9::timestamptz[], $10::float8[], $11::bigint[]) as d (session_id, through, parts, tools, senders,
+                cost_micros, steps, failed_calls, active_at, pause_s, last_event_seq)
             where h.session_id = d.session_id",
             &self.session_ids,
             &self.through,
@@ -462,7 +467,8 @@ impl Marks {
             &self.steps,
             &self.failed_calls,
             &self.active_at,
-            &self.pauses_s as &[Option<f64>]
+            &self.pauses_s as &[Option<f64>],
+            &self.last_event_seqs
         )
         .execute(tx)
         .await?;

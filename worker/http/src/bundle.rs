@@ -1,9 +1,10 @@
 //! Exports a session as a bundle, with a token of its own, and imports bundles.
 
-use crate::access::{Caller, Who, named_space};
+use crate::access::{Caller, named_space};
 use crate::audit::shown;
 use crate::body::Id;
 use crate::front::Peer;
+use crate::holder::Holder;
 use crate::openapi::{Operation, Proof, of};
 use crate::problem::Problem;
 use crate::scope;
@@ -18,8 +19,8 @@ use futures::TryStreamExt as _;
 use schemars::JsonSchema;
 use secrecy::ExposeSecret;
 use serde::Deserialize;
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use subtle::{Choice, ConstantTimeEq};
 use tempfile::NamedTempFile;
 use tokio::io::AsyncWriteExt as _;
@@ -107,12 +108,13 @@ const AT_A_TIME: u8 = 4;
 static CHECKS: Semaphore = Semaphore::const_new(AT_A_TIME as usize);
 
 /// The bytes of all bundles in temporary files of this process.
-static ON_DISK: Mutex<OnDisk> = Mutex::new(OnDisk { all: 0, of_tokens: BTreeMap::new() });
+static ON_DISK: LazyLock<Mutex<OnDisk>> = LazyLock::new(Mutex::default);
 
-/// How many bytes of bundles there are, and how many each token of `wakeful token` has sent.
+/// How many bytes of bundles there are, and how many each caller has sent.
+#[derive(Default)]
 struct OnDisk {
     all: u64,
-    of_tokens: BTreeMap<String, u64>,
+    of_callers: HashMap<Holder, u64>,
 }
 
 fn on_disk() -> MutexGuard<'static, OnDisk> {
@@ -129,11 +131,7 @@ pub(super) async fn import(
     let Query(query) = query?;
     let verify_only = flag("verify_only", query.verify_only.as_deref())?;
     let limits = ctx.config.server.import_limits();
-    let token_id = match &caller.who {
-        Who::Token { token_id, .. } => Some(token_id.clone()),
-        _ => None,
-    };
-    let bundle = Spooled::read(body, limits, token_id).await?;
+    let bundle = Spooled::read(body, limits, Holder::of(&caller)).await?;
     let file = bundle.file.path();
     let _check = CHECKS.acquire().await.expect("nobody closes it");
     if verify_only {
@@ -151,20 +149,20 @@ struct Spooled {
     file: NamedTempFile,
     /// Its share of [`ON_DISK`].
     bytes: u64,
-    /// The token of who sends it.
-    token_id: Option<String>,
+    /// Who sends it, unless that is one who may take all.
+    holder: Option<Holder>,
 }
 
 impl Spooled {
     /// Writes the body to a file.
-    async fn read(body: Body, limits: Limits, token_id: Option<String>) -> Result<Spooled, Problem> {
+    async fn read(body: Body, limits: Limits, holder: Option<Holder>) -> Result<Spooled, Problem> {
         let failed = |error: std::io::Error| {
             error!(%error, "A bundle could not be put into a temporary file");
             Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "the request failed; the server's log says why")
         };
         let file = tempfile::Builder::new().prefix("wakeful-import-").tempfile().map_err(failed)?;
         let mut writer = tokio::fs::File::from_std(file.reopen().map_err(failed)?);
-        let mut bundle = Spooled { file, bytes: 0, token_id };
+        let mut bundle = Spooled { file, bytes: 0, holder };
         let mut body = body.into_data_stream();
         loop {
             let chunk = body.try_next().await;
@@ -186,16 +184,16 @@ impl Spooled {
         }
         let room = limit * u64::from(AT_A_TIME);
         let mut on_disk = on_disk();
-        let of_token =
-            self.token_id.as_ref().map(|token_id| on_disk.of_tokens.get(token_id).copied().unwrap_or(0));
-        // One token gets half, so that it keeps out no other.
-        if on_disk.all + more > room || of_token.is_some_and(|held| held + more > room / 2) {
+        let held = |holder: &Holder| on_disk.of_callers.get(holder).copied().unwrap_or(0);
+        let of_caller = self.holder.as_ref().map(held);
+        // One caller gets half, so that it keeps out no other.
+        if on_disk.all + more > room || of_caller.is_some_and(|held| held + more > room / 2) {
             let detail = "too many large imports are on their way; nothing was taken, try again later";
             return Err(Problem::unavailable(detail, 10));
         }
         on_disk.all += more;
-        if let Some(token_id) = &self.token_id {
-            *on_disk.of_tokens.entry(token_id.clone()).or_default() += more;
+        if let Some(holder) = &self.holder {
+            *on_disk.of_callers.entry(holder.clone()).or_default() += more;
         }
         self.bytes += more;
         Ok(())
@@ -206,12 +204,12 @@ impl Drop for Spooled {
     fn drop(&mut self) {
         let mut on_disk = on_disk();
         on_disk.all -= self.bytes;
-        if let Some(token_id) = &self.token_id
-            && let Some(held) = on_disk.of_tokens.get_mut(token_id)
+        if let Some(holder) = &self.holder
+            && let Some(held) = on_disk.of_callers.get_mut(holder)
         {
             *held -= self.bytes;
             if *held == 0 {
-                on_disk.of_tokens.remove(token_id);
+                on_disk.of_callers.remove(holder);
             }
         }
     }
@@ -282,7 +280,8 @@ mod tests {
     use super::*;
 
     fn spooled(token_id: Option<&str>) -> Spooled {
-        Spooled { file: NamedTempFile::new().unwrap(), bytes: 0, token_id: token_id.map(str::to_owned) }
+        let holder = token_id.map(|token_id| Holder::Token(token_id.to_owned()));
+        Spooled { file: NamedTempFile::new().unwrap(), bytes: 0, holder }
     }
 
     #[test]
@@ -297,6 +296,6 @@ mod tests {
         drop(first);
         assert!(!refused(&mut third, 10));
         drop((second, third, of_admin));
-        assert!(on_disk().all == 0 && on_disk().of_tokens.is_empty());
+        assert!(on_disk().all == 0 && on_disk().of_callers.is_empty());
     }
 }

@@ -8,7 +8,8 @@
 //! out those with the token. Of the callers' sum one user gets at most a quarter and one token at most half, so none keeps out the
 //! others.
 
-use crate::access::{Caller, Who, has_configured_token};
+use crate::access::{Caller, has_configured_token};
+use crate::holder::Holder;
 use crate::problem::Problem;
 use axum::Router;
 use axum::body::{Body, BodyDataStream, Bytes, HttpBody};
@@ -53,24 +54,16 @@ struct Shares {
     held: HashMap<Holder, Weak<Semaphore>>,
 }
 
-#[derive(Debug, PartialEq, Eq, Hash)]
-enum Holder {
-    Token(String),
-    User { space_id: String, user_id: String },
-}
-
 /// The entries among which those that hold nothing are not looked for.
 const FEW: usize = 1000;
 
 impl Shares {
     /// The caller's share. `None`: it may take all.
     fn of(&mut self, caller: &Caller) -> Option<Arc<Semaphore>> {
-        let (holder, part) = match &caller.who {
-            Who::ThisMachine | Who::Configuration => return None,
-            Who::Token { token_id, .. } => (Holder::Token(token_id.clone()), 2),
-            Who::User { user_id, .. } => {
-                (Holder::User { space_id: caller.space().to_owned(), user_id: user_id.clone() }, 4)
-            }
+        let holder = Holder::of(caller)?;
+        let part = match holder {
+            Holder::Token(_) => 2,
+            Holder::User { .. } => 4,
         };
         if self.held.len() > FEW {
             self.held.retain(|_, share| share.strong_count() > 0);
@@ -240,6 +233,7 @@ impl Paced {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::access::Who;
     use futures::stream;
     use std::convert::Infallible;
 

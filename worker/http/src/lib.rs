@@ -22,6 +22,7 @@ mod fork;
 pub mod front;
 pub mod guard;
 mod health;
+mod holder;
 mod idempotency;
 mod links;
 pub mod monitor;

@@ -220,21 +220,28 @@ pub fn route_after_answer(
     route
 }
 
+/// Values of `Precedence` that machines use.
+const BULK: [&str; 3] = ["bulk", "junk", "list"];
+/// Values of `Auto-Submitted` (RFC 3834, and RFC 5436 for the last).
+const AUTOMATIC: [&str; 3] = ["auto-generated", "auto-replied", "auto-notified"];
+
 /// Reasons to think that a machine wrote the mail: RFC 3834, and other marks of automatic mail.
 fn machine(facts: &MailFacts, rules: &MailboxRules) -> Vec<String> {
     let mut reasons = Vec::new();
     for (name, value) in &facts.machine_headers {
         let word = value.split([';', ' ', '\t', '(']).find(|word| !word.is_empty()).unwrap_or_default();
+        let is = |one: &&&str| word.eq_ignore_ascii_case(one);
         let tells = match name.as_str() {
             "auto-submitted" => !word.eq_ignore_ascii_case("no"),
-            "precedence" => ["bulk", "junk", "list"].iter().any(|one| word.eq_ignore_ascii_case(one)),
+            "precedence" => BULK.iter().any(|one| is(&one)),
             "x-auto-response-suppress" => !word.eq_ignore_ascii_case("none"),
             "x-loop" | "x-autoreply" | "x-autorespond" => true,
             _ => name.starts_with("list-"),
         };
         if tells {
-            let shown: String = value.trim().chars().take(60).collect();
-            reasons.push(format!("it has the header {name}: {shown}"));
+            // The reason is written to the log and in clear. So it quotes only words that the standards have, and none of the sender's.
+            let known = BULK.iter().chain(&AUTOMATIC).find(is).map(|word| format!(": {word}"));
+            reasons.push(format!("it has the header {name}{}", known.unwrap_or_default()));
         }
     }
     if facts.return_path.as_deref() == Some("") {

@@ -68,7 +68,9 @@ pub fn compose(from: Option<&Mailbox>, message: &Outbound<'_>) -> Result<Compose
     builder = threaded(builder, fields.thread).map_err(refused)?;
     // lettre would convert line ends one by one, each time moving the rest: minutes for a mebibyte of short
     // lines.
-    let body = fields.body.replace("\r\n", "\n").replace('\n', "\r\n");
+    // A lone CR is made a line end as well: some servers take it for one, and then text behind it could end the mail and say commands
+    // of SMTP.
+    let body = fields.body.replace("\r\n", "\n").replace('\r', "\n").replace('\n', "\r\n");
     let mail = builder.body(body).map_err(|error| refused(error.to_string()))?;
     Ok(Composed { envelope: mail.envelope().clone(), bytes: mail.formatted(), from_domain })
 }

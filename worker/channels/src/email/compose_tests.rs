@@ -156,3 +156,15 @@ fn a_body_of_short_lines_is_composed_in_one_go() {
     assert_eq!(written.len(), 2 * (1 << 19) + 4);
     assert!(written.ends_with("\r\n\r\na\r\nb"));
 }
+
+#[test]
+fn every_line_end_of_a_body_is_crlf_so_that_none_can_end_the_mail_early() {
+    let body = "Hi\r.\r\nMAIL FROM:<ceo@example.com>\nRCPT TO:<victim@example.net>\r\r\nDATA\r";
+    let mail = composed(&json!({"to": ["ann@example.com"], "subject": "s", "body": body}));
+    let rest = mail.replace("\r\n", "");
+    assert!(!rest.contains(['\r', '\n']), "{mail:?}");
+    assert!(mail.contains("MAIL FROM"), "{mail}");
+    let mut content = reply();
+    content["text"] = json!(body);
+    assert!(!composed(&content).replace("\r\n", "").contains(['\r', '\n']));
+}

@@ -26,10 +26,8 @@ pub(super) async fn run(ctx: Arc<Ctx>) {
     let Some(shortest) = agents.iter().map(|delay| delay.after_s).reduce(f64::min) else { return };
     let every = Duration::from_secs_f64(shortest.min(ctx.config.queue.heal_s as f64));
     loop {
-        for delay in &agents {
-            if let Err(error) = look(&ctx, *delay).await {
-                warn!(%error, "The search for runs that take long failed; trying again later");
-            }
+        if let Err(error) = look(&ctx, &agents).await {
+            warn!(%error, "The search for runs that take long failed; trying again later");
         }
         tokio::select! {
             () = tokio::time::sleep(queue::jittered(every)) => {}
@@ -38,12 +36,12 @@ pub(super) async fn run(ctx: Arc<Ctx>) {
     }
 }
 
-async fn look(ctx: &Ctx, delay: Delay<'_>) -> wakeful_store::Result<()> {
+async fn look(ctx: &Ctx, agents: &[Delay<'_>]) -> wakeful_store::Result<()> {
     let mut after = String::new();
     loop {
-        let sessions = ctx.store.untold(delay, &after, PAGE).await?;
-        for session_id in &sessions {
-            match ctx.store.tell_of_delay(session_id, delay).await {
+        let sessions = ctx.store.untold(agents, &after, PAGE).await?;
+        for (session_id, place) in &sessions {
+            match ctx.store.tell_of_delay(session_id, agents[*place]).await {
                 Ok(false) => {}
                 Ok(true) => {
                     info!(session.id = session_id, "Told the person that the run takes long");
@@ -57,7 +55,7 @@ async fn look(ctx: &Ctx, delay: Delay<'_>) -> wakeful_store::Result<()> {
             }
         }
         match sessions.last() {
-            Some(last) if sessions.len() as i64 == PAGE && !ctx.shutdown.draining.is_cancelled() => {
+            Some((last, _)) if sessions.len() as i64 == PAGE && !ctx.shutdown.draining.is_cancelled() => {
                 after.clone_from(last);
             }
             Some(_) | None => return Ok(()),

@@ -283,7 +283,8 @@ impl<'a> ToolRun<'a> {
             ToolEnd::Error(error) => failed(error.0),
             ToolEnd::Lost(reason) if effect == Effect::Idempotent => failed(reason),
             ToolEnd::Lost(reason) => {
-                warn!(session.id = %session_id, call.id = %call.call_id, reason, "A guarded call timed out or panicked");
+                let said = store.in_log(Some(session_id.as_str()), &reason);
+                warn!(session.id = %session_id, call.id = %call.call_id, reason = said, "A guarded call timed out or panicked");
                 return Ok(CallEnd::Uncertain { known: false, why: Some(reason) });
             }
         };

@@ -298,9 +298,20 @@ pub(super) fn remove_all(path: &Path) -> io::Result<()> {
 fn make_writable(path: &Path) {
     use std::os::unix::fs::PermissionsExt as _;
     let _ = fs::set_permissions(path, fs::Permissions::from_mode(0o700));
-    for entry in fs::read_dir(path).into_iter().flatten().flatten() {
+    if let Ok(dir) = Dir::open_ambient_dir(path, ambient_authority()) {
+        make_folders_writable(&dir);
+    }
+}
+
+/// By handles, which lead nowhere else: a program that a tool has left may put a link in the place of a folder meanwhile.
+fn make_folders_writable(dir: &Dir) {
+    use cap_std::fs::PermissionsExt as _;
+    for entry in dir.entries().into_iter().flatten().flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            make_writable(&entry.path());
+            let _ = dir.set_permissions(entry.file_name(), cap_std::fs::Permissions::from_mode(0o700));
+            if let Ok(below) = dir.open_dir(entry.file_name()) {
+                make_folders_writable(&below);
+            }
         }
     }
 }

@@ -112,7 +112,7 @@ impl Workspaces {
             && !held.path.exists()
         {
             let planted = seed.plant(&held, self.git.as_ref(), &self.settings.limits).await;
-            let index = planted.map_err(|why| not_planted(&held.session_id, why))?;
+            let index = planted.map_err(|why| not_planted(store, &held.session_id, why))?;
             (state.index, state.clean, seeded) = (Some(index), false, true);
         }
         drop(state);
@@ -187,12 +187,12 @@ impl Workspaces {
         let spool = restore::spool(store, &held.session_id, target, &held.state_folder(), &bounds).await;
         let spool = match spool {
             Ok(spool) => spool,
-            Err(error) => return Err(not_restored(&held.session_id, error)),
+            Err(error) => return Err(not_restored(store, &held.session_id, error)),
         };
         let on_host = Arc::clone(held);
         let restored = tokio::task::spawn_blocking(move || on_host.restore(&spool, tree, &bounds)).await;
         let restored = restored.map_err(|error| unreadable(&error.to_string()))?;
-        let index = restored.map_err(|error| not_restored(&held.session_id, error))?;
+        let index = restored.map_err(|error| not_restored(store, &held.session_id, error))?;
         debug!(session.id = held.session_id, files = target.files, bytes = target.bytes, elapsed = ?started.elapsed(),
             "Restored the workspace");
         (state.index, state.clean) = (Some(index), true);
@@ -224,7 +224,7 @@ impl Workspaces {
         let made = match looking.await {
             Ok(Ok(Some(made))) => made,
             Ok(Ok(None)) => return Ok(None),
-            Ok(Err(fault)) => return Err(not_kept(&held.session_id, fault)),
+            Ok(Err(fault)) => return Err(not_kept(store, &held.session_id, fault)),
             Err(error) => {
                 return Err(NotReady::Refused(format!("The files could not be kept: {error}.")));
             }
@@ -275,29 +275,42 @@ async fn put(store: &Store, session_id: &str, packed: &pack::Packed) -> Result<(
     store.put_pack(session_id, &hex::encode(packed.sha256), &packed.bytes).await.map_err(NotReady::Store)
 }
 
-fn not_kept(session_id: &str, fault: Fault) -> NotReady {
-    warn!(session.id = session_id, %fault, "The workspace was not stored");
+// What these say may name files or quote them.
+
+fn not_kept(store: &Store, session_id: &str, fault: Fault) -> NotReady {
+    let said = fault.to_string();
+    warn!(
+        session.id = session_id,
+        fault = store.in_log(Some(session_id), &said),
+        "The workspace was not stored"
+    );
     NotReady::Refused(match fault {
         Fault::Refused(why) => why,
         Fault::Changed | Fault::Io(_) | Fault::GivenUp => format!("The files could not be kept: {fault}."),
     })
 }
 
-fn not_restored(session_id: &str, error: Unreadable) -> NotReady {
-    warn!(session.id = session_id, %error, "The workspace was not restored");
+fn not_restored(store: &Store, session_id: &str, error: Unreadable) -> NotReady {
+    let said = error.to_string();
+    warn!(
+        session.id = session_id,
+        error = store.in_log(Some(session_id), &said),
+        "The workspace was not restored"
+    );
     match error {
         Unreadable::Store(error) if error.is_transient() => NotReady::Store(error),
         error => unreadable(&error.to_string()),
     }
 }
 
-fn not_planted(session_id: &str, why: NotPlanted) -> NotReady {
+fn not_planted(store: &Store, session_id: &str, why: NotPlanted) -> NotReady {
     let why = match why {
         // The step waits, and says so at its gate.
         NotPlanted::Away(why) => return NotReady::SeedAway(why),
         NotPlanted::Refused(why) => why,
     };
-    warn!(session.id = session_id, why, "A workspace did not get what it begins with");
+    let said = store.in_log(Some(session_id), &why);
+    warn!(session.id = session_id, why = said, "A workspace did not get what it begins with");
     NotReady::Refused(format!(
         "The files that this agent's sessions begin with cannot be copied: {why}. Tell the user that the files cannot be \
          reached now."

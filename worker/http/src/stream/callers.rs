@@ -7,6 +7,7 @@
 //! A stream that shows nothing looks nothing up. So one query each [`LOOKS_EVERY`] asks for all tokens that have streams.
 
 use crate::access::{Caller, Who};
+use crate::holder::Holder;
 use chrono::{DateTime, Utc};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -33,12 +34,6 @@ struct Open {
     tokens: HashMap<String, (CancellationToken, usize)>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum Holder {
-    Token(String),
-    User { space_id: String, user_id: String },
-}
-
 /// A caller's place for one stream. Dropping it frees the place.
 #[derive(Debug)]
 pub(crate) struct Place {
@@ -59,15 +54,12 @@ impl Callers {
     /// # Errors
     /// The most that this caller may have.
     pub(super) fn enter(self: &Arc<Callers>, caller: &Caller) -> Result<Place, usize> {
-        let (user, token_id) = match &caller.who {
+        let (token_id, issuer) = match &caller.who {
             Who::ThisMachine | Who::Configuration => (None, None),
-            Who::Token { token_id, .. } => (None, Some(token_id)),
-            Who::User { user_id, issuer } => {
-                let (space_id, user_id) = (caller.space().to_owned(), user_id.clone());
-                (Some(Holder::User { space_id, user_id }), issuer.as_ref())
-            }
+            Who::Token { token_id, .. } => (Some(token_id), None),
+            Who::User { issuer, .. } => (issuer.as_ref(), issuer.clone()),
         };
-        let holders: Vec<Holder> = user.into_iter().chain(token_id.cloned().map(Holder::Token)).collect();
+        let holders: Vec<Holder> = Holder::of(caller).into_iter().chain(issuer.map(Holder::Token)).collect();
         let mut open = self.open();
         for holder in &holders {
             let most = match holder {
