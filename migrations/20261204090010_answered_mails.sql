@@ -2,4 +2,4 @@
 -- for them.
 
 alter table mails add column answered_key text;
-comment on column mails.answered_key is 'Stands for the address that gets the answer; null for a mail that was dropped, and for older ones.';
+comment on column mails.answered_key is 'Stands for the address that gets the answer; null for a mail that was dropped or has no sender, and for older ones.';

@@ -223,6 +223,29 @@ async fn a_hundred_uncertain_effects_are_resolved_by_one_request_each_once_thoug
 }
 
 #[tokio::test]
+async fn a_batch_that_lost_its_result_to_an_erasure_resolves_no_call_with_nothing() {
+    let shop = Shop::new().await;
+    shop.interrupted(1, 1).await;
+    let api = shop.api().await;
+    let client = api.client();
+    let body = json!({"verb": "resolve", "filter": {"tool": "charge"}, "outcome": "happened", "result": RESULT,
+        "reason": "the bank has them"});
+    let (status, made) = client.post("/v1/batches", &body).await;
+    assert_eq!(status, StatusCode::CREATED, "{made}");
+    // As the erasure of a conversation of one of its members leaves it.
+    shop.run_sql("update batches set decision = decision - 'result', reason = null").await;
+    let worker = shop.worker("");
+    let id = made["batch_id"].as_str().unwrap();
+    let batch = ended(&client, id).await;
+    assert_eq!(batch["counts"]["refused"], made["members"], "{batch}");
+    for member in all(&client, &format!("/v1/batches/{id}/members?limit=60")).await {
+        assert!(member["detail"].as_str().unwrap().contains("was erased"), "{member}");
+    }
+    assert_eq!(shop.count(RESOLVED).await, 0);
+    assert!(worker.terminate().success() && api.terminate().success());
+}
+
+#[tokio::test]
 async fn messages_that_were_not_sent_are_sent_again_once_by_one_command() {
     const MAILS: usize = 12;
     let shop = Shop::new().await;

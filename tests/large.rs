@@ -49,11 +49,15 @@ async fn pages_of_large_messages_end_by_their_bytes_and_lead_to_the_next() {
     }
     assert_eq!(seen.len() as i64, *seen.last().unwrap(), "no entry is left out");
     assert!(seen.len() > MESSAGES, "{}", seen.len());
-    // The newest: what did not fit follows.
-    let (_, newest) = client.get(&format!("/v1/sessions/{id}/events?limit=30&newest=true")).await;
-    assert!(newest["next"].is_i64(), "{}", newest["next"]);
-    let (_, short) = client.get(&format!("/v1/sessions/{id}/events?limit=2&newest=true")).await;
-    assert_eq!((short["items"].as_array().unwrap().len(), &short["next"]), (2, &json!(null)));
+    // Of the newest, those stay away that are older.
+    for (limit, fewer) in [(30, true), (2, false)] {
+        let (_, newest) = client.get(&format!("/v1/sessions/{id}/events?limit={limit}&newest=true")).await;
+        let shown: Vec<i64> =
+            newest["items"].as_array().unwrap().iter().map(|entry| entry["seq"].as_i64().unwrap()).collect();
+        let last = seen.len() as i64;
+        assert_eq!(shown, (last - shown.len() as i64 + 1..=last).collect::<Vec<_>>());
+        assert_eq!((shown.len() < limit, &newest["next"]), (fewer, &json!(null)));
+    }
     let grown = peak_mb(&process) - before;
     assert!(grown < 60, "the process grew by {grown} MB");
 }

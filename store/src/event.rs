@@ -93,6 +93,33 @@ impl Store {
         limit: i64,
         bytes: i64,
     ) -> Result<Page<JournalEntry>> {
+        self.entries(session_id, after, limit, bytes, false).await
+    }
+
+    /// The newest entries, in their order: up to `limit`, and only as many as have about `bytes` bytes together, and at least one.
+    ///
+    /// # Errors
+    /// Like [`Store::journal`], and [`crate::Error::NotFound`].
+    pub async fn newest_entries(
+        &self,
+        session_id: &str,
+        limit: i64,
+        bytes: i64,
+    ) -> Result<Vec<JournalEntry>> {
+        // Numbers of entries have no gaps.
+        let after = (self.last_event_seq(session_id).await? - limit).max(0);
+        Ok(self.entries(session_id, after, limit, bytes, true).await?.items)
+    }
+
+    /// A page that is cut at its end, or at its beginning if it is `of_newest`.
+    async fn entries(
+        &self,
+        session_id: &str,
+        after: i64,
+        limit: i64,
+        bytes: i64,
+        of_newest: bool,
+    ) -> Result<Page<JournalEntry>> {
         // The page is read before the joins, with all that they need. A policy lets no function that may tell of its arguments, as
         // `->>` may, into an index condition; and Postgres, which expects a conversation to have few messages, takes its id
         // from one table and does without the number of another. Each entry would read all messages of its conversation.
@@ -116,10 +143,10 @@ impl Store {
             select seq as "seq!", ts as "ts!", type as "kind!", run_id, step_number, payload as "payload!", content as "content?",
                 inbox_text as "inbox_text?", tool_name as "tool_name?", blob as "blob?", sealed as "sealed?", found as "found!"
             from (
-                select whole.*, count(*) over () as found, row_number() over (order by seq) as place,
+                select whole.*, count(*) over () as found, row_number() over page as place,
                     sum(octet_length(payload::text) + coalesce(octet_length(content), 0) + coalesce(octet_length(inbox_text), 0)
                         + coalesce(octet_length(blob), 0) + coalesce(octet_length(sealed), 0))
-                        over (order by seq rows unbounded preceding) as weighed
+                        over page as weighed
                 from (
                     select e.seq, e.ts, e.type, e.run_id, e.step_number, e.payload, r.content::text as content,
                         i.content as inbox_text, c.name as tool_name, b.bytes as blob, k.bytes as sealed
@@ -133,6 +160,7 @@ impl Store {
                     -- Keeps Postgres from turning each message into text twice.
                     offset 0
                 ) whole
+                window page as (order by case when $5 then -seq else seq end rows unbounded preceding)
             ) weighed
             where place = 1 or weighed <= $4
             order by seq
@@ -140,7 +168,8 @@ impl Store {
             session_id,
             after,
             limit,
-            bytes
+            bytes,
+            of_newest
         )
         .fetch_all(&self.pool)
         .await?;

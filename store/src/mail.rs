@@ -29,7 +29,7 @@ pub struct NewMail {
     pub subject: String,
     pub subject_key: String,
     pub body_sha256: String,
-    /// Stands for the address that gets the answer. Mails with one key are counted together. `None`: nobody is answered.
+    /// Stands for the address that gets the answer. Mails with one key are counted together. `None`: it has no sender, or is dropped.
     pub answered_key: Option<String>,
     /// The mails that its headers name, in the form of [`NewMail::message_id`].
     pub answers: Vec<String>,

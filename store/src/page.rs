@@ -1,7 +1,7 @@
 //! Lists that end by their bytes too: a page of large texts would take the memory of a process that serves many.
 #![deny(missing_docs)]
 
-/// How many bytes of texts a page of a session has at most, unless the caller says something else.
+/// How many bytes of texts a page of a session has at most, as the API gives it.
 pub const PAGE_BYTES: i64 = 4 << 20;
 
 /// Part of a list.

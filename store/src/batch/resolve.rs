@@ -27,6 +27,9 @@ pub struct BulkDecision {
     pub tell: bool,
 }
 
+/// It was given when the batch was made. An erasure takes it, if an erased session was a member.
+const NO_RESULT: &str = "the result that it would get was erased with a session of this batch";
+
 impl BulkDecision {
     /// The decision about one effect. `None`: there is no such outcome.
     fn resolution(&self) -> Option<Resolution> {
@@ -152,6 +155,12 @@ impl Store {
             Some(EffectKind::Delivery) => Effect::Delivery(id.clone()),
             None => return Err(corrupt()),
         };
+        if matches!(effect, Effect::Call(_)) && decision.outcome == "happened" && decision.result.is_none() {
+            return Err(Error::Refused {
+                session_id: member.session_id.clone(),
+                reason: NO_RESULT.to_owned(),
+            });
+        }
         let decision = Decision {
             effect,
             resolution: decision.resolution().ok_or_else(corrupt)?,

@@ -17,15 +17,15 @@ pub(super) async fn tree(tx: &mut PgConnection, roots: &[String]) -> Result<Vec<
             select found.id
             from tree
             -- "offset 0" has Postgres look for each by its index, however many it expects.
-            left join lateral (
-                select conversation_id from conversation_counters where parent_conversation_id = tree.id offset 0
-            ) fork on true
-            left join lateral (
-                select session_id from conversation_sessions where conversation_id = tree.id offset 0
-            ) original on true
-            left join imported on imported.original = original.session_id
-            cross join lateral (values (fork.conversation_id), (imported.conversation_id)) found (id)
-            where found.id is not null
+            cross join lateral (
+                (select conversation_id as id from conversation_counters where parent_conversation_id = tree.id offset 0)
+                union all
+                select imported.conversation_id
+                from (
+                    select session_id from conversation_sessions where conversation_id = tree.id offset 0
+                ) original
+                join imported on imported.original = original.session_id
+            ) found
         )
         select id as "id!" from tree order by id"#,
         roots

@@ -1,6 +1,5 @@
 //! What was said before the session began: seeds that are no system prompt. The model sees them, and they have no number.
 
-use crate::page::PAGE_BYTES;
 use crate::{Result, Store};
 use chrono::{DateTime, Utc};
 use serde::Serialize;
@@ -19,11 +18,16 @@ pub struct EarlierMessage {
 }
 
 impl Store {
-    /// The newest `limit` messages from before the session, oldest first, and no more than have [`PAGE_BYTES`] together.
+    /// The newest `limit` messages from before the session, oldest first, and no more than have about `bytes` bytes together.
     ///
     /// # Errors
     /// [`crate::Error::Database`], [`crate::Error::Corrupt`].
-    pub async fn earlier_messages(&self, session_id: &str, limit: i64) -> Result<Vec<EarlierMessage>> {
+    pub async fn earlier_messages(
+        &self,
+        session_id: &str,
+        limit: i64,
+        bytes: i64,
+    ) -> Result<Vec<EarlierMessage>> {
         let rows = sqlx::query!(
             r#"select ordinal as "ordinal!", role as "role!", content as "content!", "timestamp" as said_at
             from (
@@ -41,7 +45,7 @@ impl Store {
             order by ordinal desc"#,
             session_id,
             limit,
-            PAGE_BYTES
+            bytes
         )
         .fetch_all(&self.pool)
         .await?;

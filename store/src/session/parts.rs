@@ -1,6 +1,6 @@
 //! Parts of a session as people see them: runs, messages, steps, calls, deliveries.
 
-use crate::page::{PAGE_BYTES, Page};
+use crate::page::Page;
 use crate::{Error, Result, Store};
 use chrono::{DateTime, Utc};
 use serde::Serialize;
@@ -112,11 +112,11 @@ impl Store {
         .await?)
     }
 
-    /// The session's newest `limit` runs, oldest first, and no more than have [`PAGE_BYTES`] together.
+    /// The session's newest `limit` runs, oldest first, and no more than have about `bytes` bytes together.
     ///
     /// # Errors
     /// [`Error::Database`], [`Error::Corrupt`].
-    pub async fn runs(&self, session_id: &str, limit: i64) -> Result<Vec<RunView>> {
+    pub async fn runs(&self, session_id: &str, limit: i64, bytes: i64) -> Result<Vec<RunView>> {
         let rows = sqlx::query!(
             r#"
             select run_id as "run_id!", status as "status!", prompt_message_number, steps as "steps!",
@@ -150,7 +150,7 @@ impl Store {
             "#,
             session_id,
             limit,
-            PAGE_BYTES
+            bytes
         )
         .fetch_all(&self.pool)
         .await?;

@@ -58,9 +58,12 @@ struct Shares {
 const FEW: usize = 1000;
 
 impl Shares {
-    /// The caller's share. `None`: it may take all.
-    fn of(&mut self, caller: &Caller) -> Option<Arc<Semaphore>> {
-        let holder = Holder::of(caller)?;
+    /// What the caller's bodies count against; nothing, if it may take all.
+    fn of(&mut self, caller: &Caller) -> Vec<Arc<Semaphore>> {
+        Holder::all(caller).into_iter().map(|holder| self.share(holder)).collect()
+    }
+
+    fn share(&mut self, holder: Holder) -> Arc<Semaphore> {
         let part = match holder {
             Holder::Token(_) => 2,
             Holder::User { .. } => 4,
@@ -69,11 +72,11 @@ impl Shares {
             self.held.retain(|_, share| share.strong_count() > 0);
         }
         if let Some(share) = self.held.get(&holder).and_then(Weak::upgrade) {
-            return Some(share);
+            return share;
         }
         let share = Arc::new(Semaphore::new(self.room / part));
         self.held.insert(holder, Arc::downgrade(&share));
-        Some(share)
+        share
     }
 }
 
@@ -119,10 +122,11 @@ pub async fn held(State(door): State<Door>, request: Request, next: Next) -> Res
     let caller = request.extensions().get::<Caller>();
     let is_known = caller.is_some() || has_configured_token(&door.ctx, request.headers());
     let room = if is_known { &door.known } else { &door.strangers };
-    let share =
-        caller.and_then(|caller| door.shares.lock().unwrap_or_else(PoisonError::into_inner).of(caller));
-    // First the caller's own share: who waits for it holds nothing of the room.
-    let rooms = share.into_iter().chain([Arc::clone(room)]).collect();
+    // First the caller's own shares: who waits for one holds nothing of the room.
+    let mut rooms = caller.map_or_else(Vec::new, |caller| {
+        door.shares.lock().unwrap_or_else(PoisonError::into_inner).of(caller)
+    });
+    rooms.push(Arc::clone(room));
     pass(rooms, request, next).await
 }
 
@@ -294,18 +298,24 @@ mod tests {
     #[test]
     fn one_user_gets_a_quarter_of_the_room_one_token_half_and_the_configured_token_all() {
         let mut shares = Shares { room: 64, held: HashMap::new() };
-        let user = |user_id: &str| Who::User { user_id: user_id.to_owned(), issuer: None };
+        let user = |user_id: &str, issuer: Option<&str>| Who::User {
+            user_id: user_id.to_owned(),
+            issuer: issuer.map(str::to_owned),
+        };
         let caller = |who: Who| Caller { who, ..Caller::of_installation(Who::Configuration) };
-        let room = |share: &Option<Arc<Semaphore>>| share.as_ref().map(|share| share.available_permits());
-        let ann = shares.of(&caller(user("ann")));
-        assert_eq!(room(&ann), Some(16));
-        let held = Arc::clone(ann.as_ref().unwrap()).try_acquire_many_owned(10).unwrap();
-        assert_eq!(room(&shares.of(&caller(user("ann")))), Some(6), "all her tokens share it");
-        assert_eq!(room(&shares.of(&caller(user("bob")))), Some(16));
-        assert!(shares.of(&caller(Who::Configuration)).is_none());
+        let rooms = |shares: &[Arc<Semaphore>]| -> Vec<usize> {
+            shares.iter().map(|share| share.available_permits()).collect()
+        };
+        let ann = shares.of(&caller(user("ann", Some("app"))));
+        assert_eq!(rooms(&ann), [16, 32], "her own, and that of the token that asked for hers");
+        let held: Vec<_> =
+            ann.iter().map(|share| Arc::clone(share).try_acquire_many_owned(10).unwrap()).collect();
+        assert_eq!(rooms(&shares.of(&caller(user("ann", None)))), [6], "all her tokens share it");
+        assert_eq!(rooms(&shares.of(&caller(user("bob", Some("app"))))), [16, 22]);
+        assert!(shares.of(&caller(Who::Configuration)).is_empty());
         drop((held, ann));
         for number in 0..3 * FEW {
-            drop(shares.of(&caller(user(&number.to_string()))));
+            drop(shares.of(&caller(user(&number.to_string(), None))));
         }
         assert!(shares.held.len() <= FEW + 1, "who holds nothing has no entry for long");
     }

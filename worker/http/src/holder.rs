@@ -10,6 +10,16 @@ pub(crate) enum Holder {
 }
 
 impl Holder {
+    /// The caller, and for a user the token that asked for the user's token: it would have all places for users that it makes up. Nobody
+    /// for this machine and the configured token, which may take all.
+    pub fn all(caller: &Caller) -> Vec<Holder> {
+        let issuer = match &caller.who {
+            Who::User { issuer, .. } => issuer.clone().map(Holder::Token),
+            _ => None,
+        };
+        Holder::of(caller).into_iter().chain(issuer).collect()
+    }
+
     /// `None`: this machine or the configured token, which may take all.
     pub fn of(caller: &Caller) -> Option<Holder> {
         match &caller.who {

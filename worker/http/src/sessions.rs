@@ -200,8 +200,8 @@ pub async fn detail(store: &wakeful_store::Store, reach: &Reach, id: &str) -> Re
     let older_messages = older_messages(&messages);
     let older_steps = older_page(&steps, PAGE, |first| first.step_number);
     if let Value::Object(fields) = &mut body {
-        fields.insert("runs".to_owned(), json!(store.runs(id, PAGE).await?));
-        fields.insert("earlier".to_owned(), json!(store.earlier_messages(id, PAGE).await?));
+        fields.insert("runs".to_owned(), json!(store.runs(id, PAGE, PAGE_BYTES).await?));
+        fields.insert("earlier".to_owned(), json!(store.earlier_messages(id, PAGE, PAGE_BYTES).await?));
         fields.insert("messages".to_owned(), json!(messages.items));
         fields.insert("messages_before".to_owned(), older_messages);
         fields.insert("steps".to_owned(), json!(steps));
@@ -239,8 +239,11 @@ pub(super) async fn messages(
     let page = ctx.store.messages_page(query.internal, &id, query.cursor, limit, PAGE_BYTES).await?;
     let next = older_messages(&page);
     // The oldest page is followed by what was said before the session.
-    let earlier =
-        if next.is_null() { ctx.store.earlier_messages(&id, PAGE_LIMIT).await? } else { Vec::new() };
+    let earlier = if next.is_null() {
+        ctx.store.earlier_messages(&id, PAGE_LIMIT, PAGE_BYTES).await?
+    } else {
+        Vec::new()
+    };
     Ok(Json(json!({"items": page.items, "next": next, "earlier": earlier})))
 }
 
@@ -271,18 +274,14 @@ pub(super) async fn events(
 ) -> Answer {
     let query = of_session(&ctx, &caller, &id, query).await?;
     let limit = limit(query.limit)?;
-    let after = match (query.cursor, query.newest) {
-        (Some(_), true) => {
+    if query.newest {
+        if query.cursor.is_some() {
             return Err(Problem::bad_request("`newest` begins where it has to: leave `cursor` out"));
         }
-        (cursor, false) => cursor.unwrap_or(0),
-        // Numbers of entries have no gaps.
-        (None, true) => (ctx.store.last_event_seq(&id).await? - limit).max(0),
-    };
-    let found = ctx.store.journal_page(&id, after, limit, PAGE_BYTES).await?;
-    // Of the newest, a page that ended by its bytes has the older ones, so there is a next page then.
-    let is_whole = !found.more || (query.newest && found.items.len() as i64 == limit);
-    let next = found.items.last().filter(|_| !is_whole).map_or(Value::Null, |last| json!(last.seq));
+        return page(&ctx.store.newest_entries(&id, limit, PAGE_BYTES).await?, Value::Null);
+    }
+    let found = ctx.store.journal_page(&id, query.cursor.unwrap_or(0), limit, PAGE_BYTES).await?;
+    let next = found.items.last().filter(|_| found.more).map_or(Value::Null, |last| json!(last.seq));
     page(&found.items, next)
 }
 

@@ -67,7 +67,7 @@ pub(super) async fn stream(
     let follower = followers.follow(&id, &caller).map_err(|no_place| match no_place {
         NoPlace::Full => Problem::unavailable("all streams of events are taken (server.streams)", 5),
         NoPlace::OfCaller(most) => Problem::too_many(
-            format!("{most} streams of this caller are open, and it gets no more (server.user_streams of a user, half of server.streams of a token)"),
+            format!("{most} streams of this caller are open, and it gets no more (server.user_streams of a user, half of server.streams of a token and of all users whose tokens it asked for)"),
             5,
         ),
     })?;
@@ -87,6 +87,7 @@ pub(super) async fn stream(
         caller,
         follower,
         after: last.or(query.after).unwrap_or(0),
+        limit: BATCH,
         generation: None,
         chunk: NONE,
         shown: String::new(),
@@ -106,6 +107,8 @@ struct Reader {
     follower: Follower,
     /// The number of the last journal entry that was sent.
     after: i64,
+    /// How many entries the next look reads: fewer after large ones, because Postgres weighs all that it finds.
+    limit: i64,
     /// The model call whose chunks are being sent, and the number of the last chunk sent.
     generation: Option<String>,
     chunk: i64,
@@ -161,8 +164,11 @@ impl Reader {
         let known = self.generation.as_deref();
         let live = self.ctx.store.live_generation(self.follower.session_id(), known, self.chunk).await?;
         let store = &self.ctx.store;
-        let page = store.journal_page(self.follower.session_id(), self.after, BATCH, BATCH_BYTES).await?;
+        let page =
+            store.journal_page(self.follower.session_id(), self.after, self.limit, BATCH_BYTES).await?;
         let entries = page.items;
+        let is_cut = page.more && (entries.len() as i64) < self.limit;
+        self.limit = if is_cut { entries.len() as i64 } else { (2 * self.limit).min(BATCH) };
         for entry in &entries {
             self.after = entry.seq;
             if entry.kind == "GEN_COMPLETE" {

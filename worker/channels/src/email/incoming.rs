@@ -225,7 +225,8 @@ async fn accept_in(
         // Nobody but the sender wrote those, so they count against nobody else that he names.
         exchange.of_sender = 0;
     }
-    if !mail.joined && !(dmarc_passed && is_answered) {
+    let is_proved = mail.joined || (dmarc_passed && is_answered);
+    if !is_proved {
         suspicion.extend(policy::sender_suspicion(exchange, settings.sender_limit));
     }
     let message = NewMessage {

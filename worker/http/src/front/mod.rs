@@ -28,7 +28,6 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use places::{Given, Place, Places};
-use rustix::net::sockopt;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::convert::Infallible;
 use std::future::poll_fn;
@@ -148,7 +147,10 @@ pub async fn serve(
             }
         };
         // Without it, whoever asks for a large file and reads nothing keeps the connection and a piece of the file for good.
-        if let Err(error) = sockopt::set_tcp_user_timeout(&stream, limits.unread.as_millis() as u32) {
+        #[cfg(target_os = "linux")]
+        if let Err(error) =
+            rustix::net::sockopt::set_tcp_user_timeout(&stream, limits.unread.as_millis() as u32)
+        {
             debug!(%error, "A client may leave its answer unread for as long as it likes");
         }
         match Places::take(&places, peer.ip()) {

@@ -35,7 +35,7 @@ async fn server(connections: usize, head: Duration) -> Server {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (stop, stopped) = oneshot::channel();
-    let limits = Limits { connections, head, unread: Duration::from_secs(1) };
+    let limits = Limits { connections, head, unread: Duration::from_secs(5) };
     let ended = tokio::spawn(serve(listener, router, limits, async { drop(stopped.await) }));
     Server { address, release, stop, ended }
 }

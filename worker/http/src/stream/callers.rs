@@ -54,12 +54,12 @@ impl Callers {
     /// # Errors
     /// The most that this caller may have.
     pub(super) fn enter(self: &Arc<Callers>, caller: &Caller) -> Result<Place, usize> {
-        let (token_id, issuer) = match &caller.who {
-            Who::ThisMachine | Who::Configuration => (None, None),
-            Who::Token { token_id, .. } => (Some(token_id), None),
-            Who::User { issuer, .. } => (issuer.as_ref(), issuer.clone()),
+        let token_id = match &caller.who {
+            Who::ThisMachine | Who::Configuration => None,
+            Who::Token { token_id, .. } => Some(token_id),
+            Who::User { issuer, .. } => issuer.as_ref(),
         };
-        let holders: Vec<Holder> = Holder::of(caller).into_iter().chain(issuer.map(Holder::Token)).collect();
+        let holders = Holder::all(caller);
         let mut open = self.open();
         for holder in &holders {
             let most = match holder {

@@ -23,8 +23,8 @@ pub(super) async fn show(store: &Store, output: &Output, id: &str, full: bool) -
     let detail = wakeful_http::sessions::detail(store, &Reach::default(), id).await?;
     let session = store.session(None, id).await?;
     let shown = Shown {
-        runs: store.runs(id, NEWEST).await?,
-        earlier: store.earlier_messages(id, NEWEST).await?,
+        runs: store.runs(id, NEWEST, i64::MAX).await?,
+        earlier: store.earlier_messages(id, NEWEST, i64::MAX).await?,
         messages: store.messages(id, None, NEWEST).await?,
         steps: store.steps(id, None, NEWEST).await?,
         calls: store.calls(id).await?,
