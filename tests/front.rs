@@ -143,20 +143,13 @@ fn webhook(kind: usize, bytes: usize) -> String {
     head + &"x".repeat(bytes)
 }
 
-/// The process's peak memory, in MiB.
-fn peak_mib(process: &Process) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", process.pid())).unwrap();
-    let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() / 1024
-}
-
 #[tokio::test]
 #[ignore = "slow: make soak"]
 async fn bodies_that_stop_are_closed_and_take_a_bounded_memory() {
     let (database, model) = (Database::new().await, says("Gladly.").await);
     let process = options(&model).serve(&database).await;
     is_well(&process).await;
-    let idle = peak_mib(&process);
+    let idle = process.peak_mib();
     // 180 MiB in all. What comes buys time, so a longer half would be held for longer.
     let bytes = 600 << 10;
     let mut stalled = Vec::new();
@@ -181,7 +174,7 @@ async fn bodies_that_stop_are_closed_and_take_a_bounded_memory() {
         let refused = ["HTTP/1.1 408", "HTTP/1.1 429"].iter().any(|status| said.starts_with(status));
         assert!(said.is_empty() || refused, "{said}");
     }
-    let grown = peak_mib(&process) - idle;
+    let grown = process.peak_mib() - idle;
     assert!(grown < 150, "it grew by {grown} MiB");
 }
 

@@ -25,16 +25,10 @@ async fn crowded() -> (Database, Process, Client, String) {
     (database, process, client, session_id)
 }
 
-fn peak_mb(process: &Process) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", process.pid())).unwrap();
-    let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() / 1024
-}
-
 #[tokio::test]
 async fn pages_of_large_messages_end_by_their_bytes_and_lead_to_the_next() {
     let (_database, process, client, id) = crowded().await;
-    let before = peak_mb(&process);
+    let before = process.peak_mib();
     let (mut cursor, mut seen) = (String::new(), BTreeSet::new());
     loop {
         let path = format!("/v1/sessions/{id}/events?limit=500{cursor}");
@@ -58,14 +52,14 @@ async fn pages_of_large_messages_end_by_their_bytes_and_lead_to_the_next() {
         assert_eq!(shown, (last - shown.len() as i64 + 1..=last).collect::<Vec<_>>());
         assert_eq!((shown.len() < limit, &newest["next"]), (fewer, &json!(null)));
     }
-    let grown = peak_mb(&process) - before;
+    let grown = process.peak_mib() - before;
     assert!(grown < 60, "the process grew by {grown} MB");
 }
 
 #[tokio::test]
 async fn who_opens_streams_of_large_messages_and_reads_nothing_takes_little_memory() {
     let (_database, process, client, id) = crowded().await;
-    let before = peak_mb(&process);
+    let before = process.peak_mib();
     let mut unread = Vec::new();
     for _ in 0..4 {
         let path = format!("/v1/sessions/{id}/stream");
@@ -74,7 +68,7 @@ async fn who_opens_streams_of_large_messages_and_reads_nothing_takes_little_memo
         stream.next().await.unwrap().unwrap();
         unread.push(stream);
     }
-    let grown = peak_mb(&process) - before;
+    let grown = process.peak_mib() - before;
     assert!(grown < 60, "the process grew by {grown} MB");
     drop(unread);
     // One who reads gets all of them.

@@ -10,13 +10,19 @@ async fn stream(stage: &Stage, token: &str, id: &str) -> Response {
     stage.request(token, Method::GET, &format!("/v1/sessions/{id}/stream")).send().await.unwrap()
 }
 
-#[tokio::test]
-async fn one_user_or_token_cannot_take_all_streams() {
+/// A server with eight streams, two of them for one user.
+async fn few_streams() -> Stage {
     let mut stage = Stage::new("").await;
     let limits = [("WAKEFUL_SERVER__STREAMS", "8"), ("WAKEFUL_SERVER__USER_STREAMS", "2")];
     let limited =
         limits.iter().fold(stage.options.clone(), |options, (name, value)| options.env(name, *value));
     stage.process = limited.serve(&stage.database).await;
+    stage
+}
+
+#[tokio::test]
+async fn one_user_or_token_cannot_take_all_streams() {
+    let stage = few_streams().await;
     let ann = stage.user(TOKEN, "ann").await;
     let id = stage.chat(&ann, "c1", json!({"text": "Hi"})).await;
     let mut held = Vec::new();
@@ -54,11 +60,7 @@ async fn one_user_or_token_cannot_take_all_streams() {
 
 #[tokio::test]
 async fn a_token_gets_no_more_streams_by_the_tokens_of_users_that_it_asks_for() {
-    let mut stage = Stage::new("").await;
-    let limits = [("WAKEFUL_SERVER__STREAMS", "8"), ("WAKEFUL_SERVER__USER_STREAMS", "2")];
-    let limited =
-        limits.iter().fold(stage.options.clone(), |options, (name, value)| options.env(name, *value));
-    stage.process = limited.serve(&stage.database).await;
+    let stage = few_streams().await;
     let application = stage.token(&["--scope", "operate"]).await;
     let mut held = Vec::new();
     for user in ["u1", "u2", "u3"] {

@@ -14,13 +14,6 @@ fn cpu_s(process: &Process) -> f64 {
     (fields[11].parse::<f64>().unwrap() + fields[12].parse::<f64>().unwrap()) / ticks
 }
 
-/// The process's peak memory, in MiB.
-fn peak_mib(process: &Process) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", process.pid())).unwrap();
-    let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() / 1024
-}
-
 #[tokio::test]
 async fn hostile_shapes_are_answered_within_two_seconds_and_256_mib() {
     let (database, model) = (Database::new().await, says("Gladly.").await);
@@ -88,7 +81,7 @@ async fn hostile_shapes_are_answered_within_two_seconds_and_256_mib() {
                 Err(error) if error.is_request() => 413,
                 Err(error) => panic!("{what}: {error}"),
             };
-        let (cpu, peak) = (cpu_s(&process) - before, peak_mib(&process));
+        let (cpu, peak) = (cpu_s(&process) - before, process.peak_mib());
         println!("{what}: {status}, {cpu:.2} s of CPU, at most {peak} MiB so far");
         assert!(expected.contains(&status), "{what}: {status}");
         assert!(cpu <= 2.0, "{what}: {cpu} s");

@@ -210,6 +210,13 @@ impl Process {
         assert_eq!(sent, 0, "the process takes signals");
     }
 
+    /// The most memory that the process has had so far, in MiB.
+    pub fn peak_mib(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).expect("it runs");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("its peak");
+        line.split_whitespace().next().and_then(|kib| kib.parse::<u64>().ok()).expect("a number") / 1024
+    }
+
     /// How often the process's thread of this name has slept or waited.
     pub fn pauses_of(&self, thread: &str) -> u64 {
         let named =

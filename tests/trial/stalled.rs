@@ -2,19 +2,12 @@
 
 use super::{is_whole, share};
 use crate::support::messengers::{SLACK_SECRET, TELEGRAM_SECRET, WEBHOOK_SECRET};
-use crate::support::{Answer, Database, ModelServer, Options, Process};
+use crate::support::{Answer, Database, ModelServer, Options};
 use futures::future::join_all;
 use reqwest::StatusCode;
 use std::time::{Duration, Instant};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
-
-/// Memory in MiB, by its name in the process's status.
-fn memory(process: &Process, name: &str) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", process.pid())).unwrap();
-    let line = status.lines().find(|line| line.starts_with(name)).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() / 1024
-}
 
 /// The beginnings of requests, each with what its door wants to see first.
 fn beginnings() -> Vec<(&'static str, String)> {
@@ -104,8 +97,7 @@ async fn stalled_connections_of_every_kind_leave_health_and_memory_alone() {
     // The best of three: a machine that does other things at the moment is not under trial.
     let well = async || asked().await.min(asked().await).min(asked().await);
     well().await;
-    let (idle, address) =
-        (memory(&process, "VmHWM:"), process.url().trim_start_matches("http://").to_owned());
+    let (idle, address) = (process.peak_mib(), process.url().trim_start_matches("http://").to_owned());
     let (each, mut held, mut slowest) = (share(500), Vec::new(), Duration::ZERO);
     for (kind, text) in beginnings() {
         let streams = join_all((0..each).map(|_| begun(&address, &text))).await;
@@ -114,7 +106,7 @@ async fn stalled_connections_of_every_kind_leave_health_and_memory_alone() {
         slowest = slowest.max(well().await);
     }
     slowest = slowest.max(well().await);
-    let grown = memory(&process, "VmHWM:").saturating_sub(idle);
+    let grown = process.peak_mib().saturating_sub(idle);
     println!("{} connections: memory grew by {grown} MiB, /healthz took {slowest:?} at most", held.len());
     // 30 KiB for each connection: 20 of them have come in, the others are buffers and the state of the request, which takes more
     // room in a build without optimisation. A megabyte was announced.

@@ -274,10 +274,7 @@ fn participants<'a>(people: impl Iterator<Item = &'a Person>, rules: &MailboxRul
     let mut participants: Vec<String> = Vec::new();
     for person in people {
         let address = person.address.to_lowercase();
-        let plain = match address.split_once('+').zip(address.rsplit_once('@')) {
-            Some(((local, _), (_, domain))) => format!("{local}@{domain}"),
-            None => address.clone(),
-        };
+        let plain = person_of(&address);
         let ours = rules
             .own
             .iter()
@@ -322,6 +319,19 @@ mod tests {
         {
             let facts = MailFacts { machine_headers: vec![(name.into(), value.into())], ..mail() };
             assert!(extract(&facts, &rules()).machine.is_empty(), "{name}: {value}");
+        }
+    }
+
+    #[test]
+    fn the_reason_quotes_no_words_of_the_sender() {
+        for (name, value, said) in [
+            ("auto-submitted", "auto-replied (a secret)", "it has the header auto-submitted: auto-replied"),
+            ("precedence", "Bulk", "it has the header precedence: bulk"),
+            ("x-loop", "secret@example.org", "it has the header x-loop"),
+            ("auto-submitted", "secret", "it has the header auto-submitted"),
+        ] {
+            let facts = MailFacts { machine_headers: vec![(name.into(), value.into())], ..mail() };
+            assert_eq!(extract(&facts, &rules()).machine, [said]);
         }
     }
 
