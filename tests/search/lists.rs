@@ -58,6 +58,8 @@ async fn a_page_of_each_list_reads_little_more_than_it_shows() {
     let [space, long, batch, of_batch] = [&space, &long, &batch, &of_batch].map(String::as_str);
     let [deliveries, notifications, mails, members, messages, journal] =
         [&deliveries, &notifications, &mails, &members, &messages, &journal].map(String::as_str);
+    let bytes = wakeful_store::page::PAGE_BYTES.to_string();
+    let bytes = bytes.as_str();
     let open = "array['queued', 'running']";
     let uncertain = |space| {
         let unset = [none; 6];
@@ -65,9 +67,10 @@ async fn a_page_of_each_list_reads_little_more_than_it_shows() {
     };
     // Space, statement, values. The space `tiny` has rows of long ago, or none at all.
     let given: Vec<(&str, &str, Vec<&str>)> = vec![
-        (space, journal, vec![long, "700", "50"]),
-        (space, messages, vec![long, none, "50", none]),
-        (space, messages, vec![long, none, "50", "true"]),
+        (space, journal, vec![long, "700", "50", bytes, "false"]),
+        (space, journal, vec![long, "700", "50", bytes, "true"]),
+        (space, messages, vec![long, none, "50", none, bytes]),
+        (space, messages, vec![long, none, "50", "true", bytes]),
         ("large", deliveries, vec!["'large'", none, none, none, none, none, "false", none, "50", "true"]),
         ("tiny", deliveries, vec!["'tiny'", none, none, none, none, none, "false", none, "50", "true"]),
         (

@@ -36,8 +36,11 @@ pub fn shipped(words: &str) -> String {
 pub async fn explain(database: &Database, role: &str, space: &str, text: &str, values: &[&str]) -> Value {
     let mut text = text.to_owned();
     for (n, value) in values.iter().enumerate().rev() {
-        text = text.replace(&format!("${}", n + 1), value);
+        let parameter = format!("${}", n + 1);
+        assert!(text.contains(&parameter), "no {parameter} for {value} in {text}");
+        text = text.replace(&parameter, value);
     }
+    assert!(!text.contains('$'), "a parameter lacks its value in {text}");
     let mut tx = database.pool.begin().await.unwrap();
     let settings = format!(
         "set local role {role}; set local wakeful.space = '{space}'; set local enable_seqscan = off;
