@@ -55,6 +55,7 @@ mod large;
 mod leaks;
 #[cfg(feature = "legacy-redis")]
 mod legacy_chat;
+mod mcp;
 mod messenger;
 mod monitoring;
 mod notify;

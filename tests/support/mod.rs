@@ -11,6 +11,7 @@ pub mod folder;
 pub mod git;
 mod git_identity;
 pub mod long;
+pub mod mcp;
 pub mod messengers;
 pub mod model;
 pub mod payloads;

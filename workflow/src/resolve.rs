@@ -70,7 +70,7 @@ impl Resolution {
                      It is not run again by itself. If it is still wanted, make it again as a new call.",
                 ),
             ),
-            Resolution::LetModelDecide => (CallStatus::Uncertain, outcome_unknown()),
+            Resolution::LetModelDecide => (CallStatus::Uncertain, outcome_unknown(None)),
             Resolution::Approved => return (CallStatus::Invoked, None),
             Resolution::Declined => (CallStatus::Failed, declined(by, reason)),
         };
@@ -109,13 +109,14 @@ fn declined(by: Option<&str>, reason: Option<&str>) -> CallOutcome {
     ))
 }
 
-/// The result of a call that may or may not have taken effect.
-pub(crate) fn outcome_unknown() -> CallOutcome {
-    error(
-        "OUTCOME UNKNOWN. The call was started and the worker stopped before it reported back. It may have taken \
-         effect and it may not have; nobody can tell from here. Do not treat it as done, do not treat it as failed, \
-         and do not simply repeat it. Check by other means, or tell the user that the outcome is unknown.",
-    )
+/// The result of a call that may or may not have taken effect. `why` is what is known; without it, its worker stopped.
+pub(crate) fn outcome_unknown(why: Option<&str>) -> CallOutcome {
+    let why = why.unwrap_or("The call was started and the worker stopped before it reported back.");
+    error(&format!(
+        "OUTCOME UNKNOWN. {why} It may have taken effect and it may not have; nobody can tell from here. Do not treat \
+         it as done, do not treat it as failed, and do not simply repeat it. Check by other means, or tell the user \
+         that the outcome is unknown."
+    ))
 }
 
 fn error(text: &str) -> CallOutcome {

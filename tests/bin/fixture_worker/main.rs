@@ -10,11 +10,14 @@
 //! | `FIXTURE_NEXT` | `reserve` has one more required argument, as in a later version |
 //! | `FIXTURE_ALLOCATIONS` | counts its allocations in this file, see `allocations.rs` |
 //! | `FIXTURE_POST`, `FIXTURE_SENT`, `FIXTURE_POST_SAYS` | sends mail by its own channel, see `post.rs` |
+//!
+//! `fixture_worker mcp-server FOLDER` is a server whose tools a worker can have: see `mcp_server.rs`.
 
 mod allocations;
 mod fetch;
 #[path = "../../support/folder.rs"]
 mod folder;
+mod mcp_server;
 mod misbehave;
 mod post;
 mod repository;
@@ -119,6 +122,18 @@ async fn hold(tool: &str) {
 }
 
 fn main() -> ExitCode {
+    let mut arguments = std::env::args_os().skip(1);
+    if let (Some("mcp-server"), Some(folder)) =
+        (arguments.next().as_ref().and_then(|a| a.to_str()), arguments.next())
+    {
+        return match mcp_server::run(folder.as_ref()) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("mcp-server: {error}");
+                ExitCode::FAILURE
+            }
+        };
+    }
     if let Err(error) = allocations::count_in_file() {
         eprintln!("fixture_worker: FIXTURE_ALLOCATIONS: {error}");
         return ExitCode::FAILURE;

@@ -92,14 +92,22 @@ impl App {
         crate::command::main(self)
     }
 
-    /// Returns every tool: the built-in ones and those that were added.
+    /// Returns every tool: the built-in ones, those that were added, and the pinned ones of the configuration's MCP servers.
     ///
     /// # Errors
-    /// When two tools have the same name, or a schema is invalid.
-    pub(crate) fn registry(&self) -> anyhow::Result<Registry> {
+    /// When two tools have the same name, a schema is invalid, or the file of a server's tools is missing.
+    pub(crate) fn registry(&self, config: &Config) -> anyhow::Result<Registry> {
         let mut registry = Registry::built_in()?;
         for tool in &self.tools {
             registry.register(Arc::clone(tool))?;
+        }
+        for server in config.mcp.values() {
+            let of_server = |error: &dyn std::fmt::Display| Invalid(format!("mcp.{}: {error}", server.name));
+            for tool in wakeful_mcp::tools(server).map_err(|error| of_server(&error))? {
+                let registered = registry.register(tool);
+                registered
+                    .map_err(|error| of_server(&format!("{}: {error}", server.definitions.display())))?;
+            }
         }
         Ok(registry)
     }
@@ -122,7 +130,7 @@ impl App {
     /// # Errors
     /// Those of [`App::context`] about tools and channels.
     pub(crate) fn capabilities(&self, config: &Config) -> anyhow::Result<Capabilities> {
-        let (tools, channels) = (self.registry()?, self.channels(config)?);
+        let (tools, channels) = (self.registry(config)?, self.channels(config)?);
         let providers = self.providers.iter().map(|(name, _)| name.as_str());
         Ok(capabilities(config, &tools, providers, channels.keys().map(String::as_str)))
     }
@@ -176,7 +184,7 @@ impl App {
         url: &str,
         channels: BTreeMap<String, Arc<dyn Channel>>,
     ) -> anyhow::Result<Arc<Ctx>> {
-        let tools = self.registry()?;
+        let tools = self.registry(&config)?;
         for name in config.agent_names() {
             if let Ok(agent) = config.agent(&name) {
                 let known = tools.definitions(&agent.tools);

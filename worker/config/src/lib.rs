@@ -30,6 +30,7 @@ mod files;
 pub mod herald;
 pub mod mail_out;
 pub mod mailboxes;
+pub mod mcp;
 pub mod messenger;
 pub mod notify;
 mod price;
@@ -101,6 +102,8 @@ pub struct Config {
     pub chat: chat::Chat,
     pub messenger: messenger::Messenger,
     pub herald: herald::Herald,
+    /// By name.
+    pub mcp: BTreeMap<String, mcp::Mcp>,
     pub absurd: absurd::Absurd,
     /// By name.
     pub schedules: BTreeMap<String, cron::Schedule>,

@@ -45,6 +45,7 @@ pub(super) fn read(table: Table, added: &[&str]) -> (Config, Vec<Problem>) {
         chat: super::chat::read(root.section("chat")),
         messenger: super::messenger::read(root.section("messenger")),
         herald: super::herald::read(root.section("herald")),
+        mcp: super::mcp::read(root.sections("mcp")),
         absurd: super::absurd::read(root.section("absurd")),
         schedules: BTreeMap::new(),
         workspace: workspace(root.section("workspace")),

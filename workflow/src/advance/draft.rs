@@ -155,6 +155,7 @@ impl<'a> Draft<'a> {
             match ending {
                 CallEnd::Settled(status, outcome) => self.record_result(&call, status, outcome),
                 CallEnd::Uncertain { known, why } => {
+                    let told = outcome_unknown(why.as_deref());
                     if !known {
                         self.journal_uncertain(&call, why);
                     }
@@ -163,7 +164,7 @@ impl<'a> Draft<'a> {
                         // the model.
                         self.leave_open(&call, CallStatus::Uncertain);
                     } else {
-                        self.record_result(&call, CallStatus::Uncertain, outcome_unknown());
+                        self.record_result(&call, CallStatus::Uncertain, told);
                     }
                 }
                 CallEnd::Asked(_) if asked.is_some() => {

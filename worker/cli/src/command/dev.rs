@@ -242,10 +242,11 @@ fn apply_dev_defaults(config: &mut Config, app: &App, home: &Home) -> anyhow::Re
     if config.agents.is_empty() {
         config.agents.insert(DEFAULT_AGENT.to_owned(), AgentSettings::default());
     }
+    let tools = app.registry(config)?;
     if let Some(agent) = config.agents.get_mut(DEFAULT_AGENT)
         && agent.tools.is_none()
     {
-        agent.tools = Some(app.registry()?.names().map(str::to_owned).collect());
+        agent.tools = Some(tools.names().map(str::to_owned).collect());
     }
     if config.email.maildir.is_none() && config.email.smtp.is_none() {
         // All mail goes to a local folder, so agents may write to any address.

@@ -16,6 +16,7 @@ mod erase;
 mod errors;
 mod mail;
 mod manual;
+mod mcp;
 mod migrate;
 mod notification;
 mod output;
@@ -149,6 +150,8 @@ enum Command {
     Worker(worker::Args),
     /// List the mails that came in, and what became of each.
     Mail(mail::Args),
+    /// List the tools of MCP servers, and ask the servers for them.
+    Mcp(mcp::Args),
     /// Show what is configured, and where.
     Config(config::Args),
     /// Print a script that completes commands in a shell: `wakeful completions bash > /etc/bash_completion.d/wakeful`.
@@ -260,6 +263,7 @@ fn run(app: App, cli: Cli, matches: &clap::ArgMatches) -> anyhow::Result<Exit> {
             Command::Trigger(args) => trigger::run(config, args).await,
             Command::Worker(args) => worker::run(config, args).await,
             Command::Mail(args) => mail::run(config, args).await,
+            Command::Mcp(args) => mcp::run(config, args).await,
             Command::Config(args) => config::run(&config, &args),
             Command::Completions(args) => manual::completions(&args),
             Command::Man(args) => manual::pages(&args),

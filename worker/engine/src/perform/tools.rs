@@ -133,7 +133,7 @@ impl Drop for Running<'_> {
 enum ToolEnd {
     Output(ToolOutput),
     Error(ToolError),
-    /// The tool returned nothing: it timed out or panicked.
+    /// Nobody knows what the call did: it timed out or panicked, or the tool says so.
     Lost(String),
 }
 
@@ -197,11 +197,11 @@ impl<'a> ToolRun<'a> {
             return end_of_output(not_carried_out(&call.name));
         }
         if let Some(refusal) = refusal(self.ctx, self.session, self.agent, call) {
-            return failed(refusal.0);
+            return failed(refusal.text);
         }
         match self.invoke(call).await {
             ToolEnd::Output(output) => end_of_output(output),
-            ToolEnd::Error(error) => failed(error.0),
+            ToolEnd::Error(error) => failed(error.text),
             ToolEnd::Lost(reason) => failed(reason),
         }
     }
@@ -217,7 +217,7 @@ impl<'a> ToolRun<'a> {
             return Ok(if may_have_run {
                 CallEnd::Uncertain { known: false, why: None }
             } else {
-                failed(refusal.0)
+                failed(refusal.text)
             });
         }
         let (effect, status) = match self.session.call(&call.call_id) {
@@ -225,12 +225,12 @@ impl<'a> ToolRun<'a> {
             None => (Effect::Guarded, CallStatus::Invoked),
         };
         if let Some(refusal) = self.bring_files(call).await? {
-            return Ok(failed(refusal.0));
+            return Ok(failed(refusal.text));
         }
         match effect {
             Effect::Pure => Ok(match self.invoke(call).await {
                 ToolEnd::Output(output) => end_of_output(output),
-                ToolEnd::Error(error) => failed(error.0),
+                ToolEnd::Error(error) => failed(error.text),
                 ToolEnd::Lost(reason) => failed(reason),
             }),
             Effect::Idempotent | Effect::Guarded => self.run_effect(call, effect, status, running).await,
@@ -280,11 +280,11 @@ impl<'a> ToolRun<'a> {
         let ended = self.invoke(call).await;
         let ending = match ended {
             ToolEnd::Output(output) => end_of_output(output),
-            ToolEnd::Error(error) => failed(error.0),
+            ToolEnd::Error(error) => failed(error.text),
             ToolEnd::Lost(reason) if effect == Effect::Idempotent => failed(reason),
             ToolEnd::Lost(reason) => {
                 let said = store.in_log(Some(session_id.as_str()), &reason);
-                warn!(session.id = %session_id, call.id = %call.call_id, reason = said, "A guarded call timed out or panicked");
+                warn!(session.id = %session_id, call.id = %call.call_id, reason = said, "Nobody knows what a guarded call did");
                 return Ok(CallEnd::Uncertain { known: false, why: Some(reason) });
             }
         };
@@ -372,11 +372,13 @@ impl<'a> ToolRun<'a> {
         let watched = self.ctx.watchdog.watch(self.lease.token, what, limit, running);
         let began = Instant::now();
         let ran = tokio::time::timeout(limit, watched).await;
+        let returned = matches!(ran, Ok(Ok(_)));
         let (kind, ran) = match ran {
             Ok(Ok(Ok(output))) => {
                 self.ctx.metrics.tool_ran(&call.name, "ok", began.elapsed());
                 return ToolEnd::Output(output);
             }
+            Ok(Ok(Err(error))) if error.outcome_unknown => ("outcome_unknown", ToolEnd::Lost(error.text)),
             Ok(Ok(Err(error))) => ("tool_error", ToolEnd::Error(error)),
             Ok(Err(panic)) => {
                 let text = panic_text(&*panic);
@@ -392,7 +394,7 @@ impl<'a> ToolRun<'a> {
         };
         telemetry::failed(&span, kind);
         self.ctx.metrics.tool_ran(&call.name, kind, began.elapsed());
-        if let ToolEnd::Lost(_) = &ran {
+        if !returned {
             self.note_lost(call);
         }
         ran
@@ -403,7 +405,7 @@ impl<'a> ToolRun<'a> {
 pub(crate) fn refusal(ctx: &Ctx, session: &Session, agent: &Agent, call: &ToolCall) -> Option<ToolError> {
     if let Some(raw) = &call.malformed {
         let shown: String = raw.chars().take(500).collect();
-        return Some(ToolError(format!(
+        return Some(ToolError::new(format!(
             "The arguments were not a JSON object, or were nested too deep, so the tool did not run. Call it again with valid JSON. Received: {shown}"
         )));
     }
@@ -415,7 +417,7 @@ pub(crate) fn refusal(ctx: &Ctx, session: &Session, agent: &Agent, call: &ToolCa
         || ctx.plugins.tools.get(&call.name).is_none()
         || (prefix.is_some() && definition.is_none())
     {
-        return Some(ToolError(format!(
+        return Some(ToolError::new(format!(
             "There is no tool named {:?}. The tools are: {}.",
             call.name,
             agent.tools.join(", ")

@@ -37,7 +37,7 @@ pub use export::dropped_spans;
 pub use metrics::Metrics;
 
 const DEFAULT_FILTER: &str =
-    "info,apalis=warn,sqlx=warn,hyper=warn,h2=warn,reqwest=warn,rustls=warn,tower=warn";
+    "info,apalis=warn,sqlx=warn,hyper=warn,h2=warn,reqwest=warn,rmcp=warn,rustls=warn,tower=warn";
 
 /// Longest time that the process waits at its end for the last spans to be sent.
 const FLUSH: Duration = Duration::from_secs(2);

@@ -45,7 +45,7 @@ impl Tool for AskUser {
         let Arguments { question } = parse_arguments(arguments)?;
         let question = question.trim();
         if question.is_empty() {
-            return Err(ToolError("The question is empty. Ask it in a full sentence.".into()));
+            return Err(ToolError::new("The question is empty. Ask it in a full sentence."));
         }
         Ok(ToolOutput { question: Some(question.to_owned()), ..ToolOutput::default() }.without_nul())
     }

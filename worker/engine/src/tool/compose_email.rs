@@ -67,40 +67,40 @@ fn compose(call: &ToolCallContext, arguments: Arguments) -> Result<ToolOutput, T
     let to = recipients("to", &arguments.to, &mut seen)?;
     let cc = recipients("cc", &arguments.cc, &mut seen)?;
     if to.is_empty() {
-        return Err(ToolError("The email has no recipient. Give at least one address in `to`.".into()));
+        return Err(ToolError::new("The email has no recipient. Give at least one address in `to`."));
     }
     if seen.len() > MAX_RECIPIENTS {
-        return Err(ToolError(format!(
+        return Err(ToolError::new(format!(
             "The email has {} recipients; at most {MAX_RECIPIENTS} are allowed. Send it to fewer.",
             seen.len()
         )));
     }
     if let Some(stranger) = seen.iter().find(|address| !call.may_write_to(address)) {
-        return Err(ToolError(format!(
+        return Err(ToolError::new(format!(
             "Mail to {stranger} is not allowed here, and nothing was sent. Whom this agent may write to is in its \
              configuration (`recipients`) and cannot be changed from within the conversation."
         )));
     }
     let subject = arguments.subject.trim();
     if subject.is_empty() {
-        return Err(ToolError("The subject is empty. Say in a few words what the email is about.".into()));
+        return Err(ToolError::new("The subject is empty. Say in a few words what the email is about."));
     }
     if subject.chars().count() > MAX_SUBJECT_CHARS {
-        return Err(ToolError(format!(
+        return Err(ToolError::new(format!(
             "The subject is longer than {MAX_SUBJECT_CHARS} characters. Shorten it."
         )));
     }
     // A line break would end the header, and the rest would be read as further headers.
     if subject.chars().any(char::is_control) {
-        return Err(ToolError(
-            "The subject has a line break or another control character. Use one line.".into(),
+        return Err(ToolError::new(
+            "The subject has a line break or another control character. Use one line.",
         ));
     }
     if arguments.body.trim().is_empty() {
-        return Err(ToolError("The body is empty. Write the text of the email.".into()));
+        return Err(ToolError::new("The body is empty. Write the text of the email."));
     }
     if arguments.body.len() > MAX_BODY_BYTES {
-        return Err(ToolError(format!("The body is larger than {MAX_BODY_BYTES} bytes. Shorten it.")));
+        return Err(ToolError::new(format!("The body is larger than {MAX_BODY_BYTES} bytes. Shorten it.")));
     }
     let content = format!("The email to {} is queued and will be sent soon.", seen.join(", "));
     let details =
@@ -116,7 +116,7 @@ fn recipients(field: &str, addresses: &[String], seen: &mut Vec<String>) -> Resu
         let plain = !address.chars().any(|c| c.is_control() || c.is_whitespace());
         if !plain || !is_address(address) {
             let shown: String = address.chars().take(80).collect();
-            return Err(ToolError(format!(
+            return Err(ToolError::new(format!(
                 "{shown:?} in `{field}` is no email address. Give plain addresses such as \"ann@example.com\"."
             )));
         }

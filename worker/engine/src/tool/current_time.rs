@@ -53,10 +53,9 @@ fn render(now: DateTime<Utc>, utc_offset: Option<&str>) -> Result<String, ToolEr
         }
         Some(offset) => {
             let Some(offset) = parse_offset(offset) else {
-                return Err(ToolError(
+                return Err(ToolError::new(
                     "The utc_offset is not of the form \"+02:00\" or \"-05:30\", between -14:00 and +14:00. Give \
-                     it in that form, or leave it out for UTC."
-                        .into(),
+                     it in that form, or leave it out for UTC.",
                 ));
             };
             let local = now.with_timezone(&offset);

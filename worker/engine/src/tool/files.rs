@@ -155,7 +155,7 @@ where
 {
     match tokio::task::spawn_blocking(work).await {
         Ok(result) => result.map(ToolOutput::without_nul).map_err(ToolError::without_nul),
-        Err(error) => Err(ToolError(format!("The file could not be handled: {error}."))),
+        Err(error) => Err(ToolError::new(format!("The file could not be handled: {error}."))),
     }
 }
 
@@ -191,7 +191,7 @@ fn read_rehearsed(files: &[WrittenFile], path: &str) -> Result<ToolOutput, ToolE
         return Err(nothing(path));
     };
     let Some(content) = &file.content else {
-        return Err(ToolError(format!(
+        return Err(ToolError::new(format!(
             "{path:?} cannot be read in a dry run: the messages do not hold what was written to it."
         )));
     };
@@ -202,7 +202,7 @@ fn read_rehearsed(files: &[WrittenFile], path: &str) -> Result<ToolOutput, ToolE
 }
 
 fn nothing(path: &str) -> ToolError {
-    ToolError(format!("There is no file {path:?} in the workspace."))
+    ToolError::new(format!("There is no file {path:?} in the workspace."))
 }
 
 /// Returns `bytes` as text. `truncated` is the size of the whole file if `bytes` is only its start.
@@ -220,13 +220,13 @@ fn text_of(path: &str, mut bytes: Vec<u8>, truncated: bool) -> Result<String, To
     if let Err(error) = std::str::from_utf8(&bytes) {
         let valid = error.valid_up_to();
         if !truncated || error.error_len().is_some() {
-            return Err(ToolError(format!(
+            return Err(ToolError::new(format!(
                 "{path:?} is not UTF-8 text: byte {valid} belongs to no character. Only text can be read."
             )));
         }
         bytes.truncate(valid);
     }
-    String::from_utf8(bytes).map_err(|error| ToolError(format!("{path:?} is not UTF-8 text: {error}.")))
+    String::from_utf8(bytes).map_err(|error| ToolError::new(format!("{path:?} is not UTF-8 text: {error}.")))
 }
 
 fn write(
@@ -259,7 +259,7 @@ fn check_size(content: &[u8]) -> Result<(), ToolError> {
     if content.len() <= MAX_WRITE_BYTES {
         return Ok(());
     }
-    Err(ToolError(format!(
+    Err(ToolError::new(format!(
         "The content has {} bytes; at most {MAX_WRITE_BYTES} can be written at once. Split it into several files.",
         content.len()
     )))
@@ -270,7 +270,7 @@ fn named_file(path: &str) -> Result<(PathBuf, PathBuf), ToolError> {
     let relative = relative(path)?;
     match (relative.file_name(), relative.parent()) {
         (Some(name), Some(folder)) => Ok((name.into(), folder.into())),
-        (_, _) => Err(ToolError(format!("{path:?} names no file."))),
+        (_, _) => Err(ToolError::new(format!("{path:?} names no file."))),
     }
 }
 
@@ -359,11 +359,10 @@ fn open_workspace(workspace: &Workspace) -> Result<Option<Dir>, ToolError> {
                 return made.map(Some).map_err(|error| workspace_fault(&error));
             }
             if workspace.expected {
-                return Err(ToolError(
+                return Err(ToolError::new(
                     "This session's files are not on this host: they were written on another one, or their folder \
                      was removed. Nothing was read or written. Tell the user that the files cannot be reached from \
-                     here."
-                        .into(),
+                     here.",
                 ));
             }
             Ok(None)
@@ -385,14 +384,14 @@ fn make_private(folder: &Path) -> io::Result<()> {
 
 /// Leaves out the workspace's path: the model has no use for a path of the host.
 fn workspace_fault(error: &io::Error) -> ToolError {
-    ToolError(format!("The workspace could not be opened: {error}."))
+    ToolError::new(format!("The workspace could not be opened: {error}."))
 }
 
 /// Checks `path` and returns it as a relative path of plain names.
 fn relative(path: &str) -> Result<PathBuf, ToolError> {
     let refuse = |why: &str| {
         let shown: String = path.chars().take(120).collect();
-        Err(ToolError(format!(
+        Err(ToolError::new(format!(
             "The path {shown:?} {why}. Give a path relative to the workspace, for example \"notes/today.md\"."
         )))
     };
@@ -434,17 +433,17 @@ fn regular_file(path: &str, kind: cap_std::fs::FileType) -> Result<(), ToolError
     } else {
         "neither a file nor a folder"
     };
-    Err(ToolError(format!("{path:?} is {what}; only plain files can be read and written.")))
+    Err(ToolError::new(format!("{path:?} is {what}; only plain files can be read and written.")))
 }
 
 fn io_fault(verb: &str, path: &str, error: &io::Error) -> ToolError {
     // cap-std reports an escape as `PermissionDenied` without an error code of the system.
     if error.kind() == ErrorKind::PermissionDenied && error.raw_os_error().is_none() {
-        return ToolError(format!(
+        return ToolError::new(format!(
             "{path:?} leads out of the workspace. Only files inside it can be {verb}."
         ));
     }
-    ToolError(format!("{path:?} could not be {verb}: {error}."))
+    ToolError::new(format!("{path:?} could not be {verb}: {error}."))
 }
 
 #[cfg(test)]

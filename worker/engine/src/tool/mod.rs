@@ -243,28 +243,41 @@ impl ToolOutput {
     }
 }
 
-/// The text that the model gets when a call fails: a plain sentence, and what to do instead.
+/// Why a call failed. The model gets the text: a plain sentence, and what to do instead.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
+#[error("{text}")]
 #[non_exhaustive]
-pub struct ToolError(pub String);
+pub struct ToolError {
+    /// What the model reads.
+    pub text: String,
+    /// Nobody knows whether the call took effect.
+    pub outcome_unknown: bool,
+}
 
 impl ToolError {
-    /// Creates an error. `text` goes to the model.
+    /// The call failed and had no effect, or the text says which. `text` goes to the model.
     pub fn new(text: impl Into<String>) -> Self {
-        ToolError(text.into())
+        ToolError { text: text.into(), outcome_unknown: false }
+    }
+
+    /// The call may have taken effect and may not have: for instance, its request was sent, and no answer came. `why` says so in
+    /// words for the model. A [`Effect::Guarded`] call is then uncertain, as one whose worker died: it is not run again, and
+    /// the agent's `on_uncertain` decides whether the model goes on or a person says what happened. For other effects this
+    /// is an ordinary error.
+    pub fn outcome_unknown(why: impl Into<String>) -> Self {
+        ToolError { text: why.into(), outcome_unknown: true }
     }
 
     /// Replaces every NUL by U+FFFD.
     pub fn without_nul(self) -> Self {
-        ToolError(without_nul(self.0))
+        ToolError { text: without_nul(self.text), ..self }
     }
 }
 
 /// Reads validated arguments into a tool's own struct.
 fn parse_arguments<T: serde::de::DeserializeOwned>(arguments: Value) -> Result<T, ToolError> {
     serde_json::from_value(arguments)
-        .map_err(|error| ToolError(format!("The arguments do not fit this tool's schema: {error}.")))
+        .map_err(|error| ToolError::new(format!("The arguments do not fit this tool's schema: {error}.")))
 }
 
 #[cfg(test)]

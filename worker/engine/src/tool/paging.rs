@@ -47,7 +47,7 @@ pub(super) fn amount(bytes: Option<usize>) -> usize {
 /// Refuses an offset that is not below the size `whole` of `what`.
 pub(super) fn check_offset(what: impl Display, offset: usize, whole: usize) -> Result<(), ToolError> {
     if offset >= whole {
-        return Err(ToolError(format!(
+        return Err(ToolError::new(format!(
             "{what} has {whole} bytes, so nothing is at {offset}. Begin below that."
         )));
     }

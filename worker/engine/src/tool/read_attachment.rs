@@ -45,7 +45,7 @@ impl Tool for ReadAttachment {
                 files.iter().zip(1..).map(|(one, number)| format!("{number}. {}", one.file_name)).collect();
             let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
             let shown: String = file.chars().take(80).collect();
-            return Err(ToolError(format!(
+            return Err(ToolError::new(format!(
                 "There is no file {shown:?} here. The files of this conversation: {known}."
             )));
         };
@@ -53,7 +53,7 @@ impl Tool for ReadAttachment {
         paging::check_offset(format_args!("{:?}", file.file_name), offset, file.bytes)?;
         let part = call.outputs.attachment(file, offset, paging::amount(bytes)).await?;
         let Some(part) = part.filter(|part| !looks_binary(&part.text)) else {
-            return Err(ToolError(format!(
+            return Err(ToolError::new(format!(
                 "{:?} ({}) is no text and cannot be read here. Ask its sender what it says.",
                 file.file_name, file.media_type
             )));
@@ -118,7 +118,7 @@ mod tests {
     async fn read(arguments: Value) -> Result<String, String> {
         let context = ToolCallContext { outputs: Arc::new(Three), ..context(Path::new("none"), false) };
         let read = ReadAttachment.call(&context, arguments).await;
-        read.map(|output| output.content).map_err(|error| error.0)
+        read.map(|output| output.content).map_err(|error| error.text)
     }
 
     #[tokio::test]

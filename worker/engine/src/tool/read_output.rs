@@ -41,7 +41,7 @@ impl Tool for ReadOutput {
         let Arguments { call_id, offset, bytes } = parse_arguments(arguments)?;
         let call_id = CallId::from(call_id);
         let Some(slice) = call.outputs.read(&call_id, offset, paging::amount(bytes)).await? else {
-            return Err(ToolError(format!(
+            return Err(ToolError::new(format!(
                 "No call of this conversation with the id {call_id:?} has a result. Take the id as it is shown there."
             )));
         };
@@ -79,7 +79,7 @@ impl Outputs for StoredOutputs {
         let read = self.store.tool_output(&self.session_id, call_id, offset, bytes).await;
         read.map_err(|error| {
             warn!(session.id = %self.session_id, call.id = %call_id, %error, "An output could not be read");
-            ToolError("The output cannot be read now. Try again.".to_owned())
+            ToolError::new("The output cannot be read now. Try again.".to_owned())
         })
     }
 
@@ -87,7 +87,7 @@ impl Outputs for StoredOutputs {
         let read = self.store.attachments(&self.session_id).await;
         read.map_err(|error| {
             warn!(session.id = %self.session_id, %error, "A session's attachments could not be read");
-            ToolError("The files cannot be read now. Try again.".to_owned())
+            ToolError::new("The files cannot be read now. Try again.".to_owned())
         })
     }
 
@@ -100,7 +100,7 @@ impl Outputs for StoredOutputs {
         let read = self.store.attachment(&self.session_id, &file.sha256, offset, bytes).await;
         read.map_err(|error| {
             warn!(session.id = %self.session_id, blob = %file.sha256, %error, "An attachment could not be read");
-            ToolError("The file cannot be read now. Try again.".to_owned())
+            ToolError::new("The file cannot be read now. Try again.".to_owned())
         })
     }
 }
@@ -134,7 +134,7 @@ mod tests {
     async fn read(arguments: Value) -> Result<String, String> {
         let context = ToolCallContext { outputs: Arc::new(Ten), ..context(Path::new("none"), false) };
         let read = ReadOutput.call(&context, arguments).await;
-        read.map(|output| output.content).map_err(|error| error.0)
+        read.map(|output| output.content).map_err(|error| error.text)
     }
 
     #[tokio::test]

@@ -196,7 +196,7 @@ impl Registry {
     fn entry(&self, name: &str) -> Result<&Entry, ToolError> {
         self.tools.get(name).ok_or_else(|| {
             let shown = clip(name, 80);
-            ToolError(format!("There is no tool `{shown}`{}.", self.hint(name))).without_nul()
+            ToolError::new(format!("There is no tool `{shown}`{}.", self.hint(name))).without_nul()
         })
     }
 
@@ -224,7 +224,7 @@ impl Registry {
 /// The list of all violations.
 pub fn fits(tool: &ToolDefinition, arguments: &Value) -> Result<(), String> {
     match jsonschema::validator_for(&tool.parameters) {
-        Ok(validator) => violations(&tool.name, &validator, arguments).map_err(|error| error.0),
+        Ok(validator) => violations(&tool.name, &validator, arguments).map_err(|error| error.text),
         // An invalid schema cannot check anything.
         Err(_) => Ok(()),
     }
@@ -235,7 +235,7 @@ fn violations(name: &str, validator: &Validator, arguments: &Value) -> Result<()
         return Ok(());
     }
     let violations: Vec<String> = validator.iter_errors(arguments).map(|error| describe(&error)).collect();
-    if violations.is_empty() { Ok(()) } else { Err(ToolError(refusal(name, &violations))) }
+    if violations.is_empty() { Ok(()) } else { Err(ToolError::new(refusal(name, &violations))) }
 }
 
 fn is_valid_name(name: &str) -> bool {

@@ -30,7 +30,7 @@ impl Draft<'_> {
                         self.journal_uncertain(&call, None);
                     }
                     executed += 1;
-                    self.record_result(&call, CallStatus::Uncertain, outcome_unknown());
+                    self.record_result(&call, CallStatus::Uncertain, outcome_unknown(None));
                 }
                 Some(Call { status, outcome: Some(outcome), .. }) => {
                     executed += 1;

@@ -160,9 +160,14 @@ impl Desk<'_> {
             thread: Vec::new(),
         };
         let agent = task.settings.agent.as_deref();
-        let new =
-            new_session::of_trigger(self.config, &self.app.registry()?, conversation_id, agent, trigger)
-                .map_err(|cannot| Usage(cannot.to_string()))?;
+        let new = new_session::of_trigger(
+            self.config,
+            &self.app.registry(self.config)?,
+            conversation_id,
+            agent,
+            trigger,
+        )
+        .map_err(|cannot| Usage(cannot.to_string()))?;
         Ok(NewSession { trigger_type: format!("{TRIGGER_PREFIX}{queue}"), ..new })
     }
 

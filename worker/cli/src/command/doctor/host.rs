@@ -23,7 +23,7 @@ pub(super) fn check(app: &App, config: &Config, report: &mut Report) {
 
 /// Checks each agent's model and tools, and returns the models in use.
 fn agents(app: &App, config: &Config, report: &mut Report) -> Vec<String> {
-    let tools = match app.registry() {
+    let tools = match app.registry(config) {
         Ok(tools) => tools,
         Err(error) => {
             report.problem(

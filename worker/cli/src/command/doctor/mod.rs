@@ -5,6 +5,7 @@ mod blobs;
 mod fleet;
 mod host;
 mod keys;
+mod mcp;
 mod system;
 mod upgrade;
 
@@ -105,15 +106,17 @@ pub(super) async fn run(app: App, mut config: Config, args: Args) -> anyhow::Res
             "correct it: `wakeful serve` does not start with it",
         );
     }
-    let (server, database, mail, users) = tokio::join!(
+    let (server, database, mail, users, mcp) = tokio::join!(
         system::server(&config),
         system::database(&config, args.since),
         system::mail(&config),
-        system::users(&config)
+        system::users(&config),
+        mcp::check(&config)
     );
     report.checks.extend(server.checks);
     report.checks.extend(users.checks);
     report.checks.extend(mail.checks);
+    report.checks.extend(mcp.checks);
     report.checks.extend(database.checks);
     finish(&args, &report)
 }

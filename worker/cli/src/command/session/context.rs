@@ -37,7 +37,7 @@ pub(super) async fn context(
     // If the configuration names no model, as with `wakeful dev`, use the session's own.
     let session = store.session(None, &args.id).await?;
     let config = Config { fallback_model: Some(session.model_id), ..config.clone() };
-    let (registry, models) = (app.registry()?, app.models(&config)?);
+    let (registry, models) = (app.registry(&config)?, app.models(&config)?);
     let part = if args.raw { Part::Request } else { Part::Messages };
     let read = store.hydrate(&args.id).await?;
     let view = view((&config, &registry, &models), &read, args.strategy, part);

@@ -54,7 +54,7 @@ pub(super) async fn new(
     };
     // If the configuration names no model, as with `wakeful dev`, use the conversation's own.
     let config = Config { fallback_model: before.map(|session| session.model_id), ..config.clone() };
-    let new = new_session::of_chat(&config, &app.registry()?, conversation_id, agent.as_deref())
+    let new = new_session::of_chat(&config, &app.registry(&config)?, conversation_id, agent.as_deref())
         .map_err(|cannot| Usage(cannot.to_string()))?;
     let new = NewSession { repository_id: args.repository, ..new };
     let begun = store.restart(&new, args.client_key.as_deref()).await?;

@@ -123,6 +123,6 @@ fn unready(why: NotReady) -> Result<Option<ToolError>, Unperformed> {
     match why {
         NotReady::Store(error) => Err(error.into()),
         NotReady::SeedAway(why) => Err(Unperformed::SeedAway(why)),
-        NotReady::Refused(why) => Ok(Some(ToolError(why))),
+        NotReady::Refused(why) => Ok(Some(ToolError::new(why))),
     }
 }

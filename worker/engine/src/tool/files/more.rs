@@ -163,7 +163,7 @@ impl Tool for SearchFiles {
         let pattern = RegexBuilder::new(&pattern)
             .size_limit(PATTERN_BYTES)
             .build()
-            .map_err(|error| ToolError(format!("The pattern cannot be used: {error}")))?;
+            .map_err(|error| ToolError::new(format!("The pattern cannot be used: {error}")))?;
         blocking(move || search(&workspace, &pattern, path.as_deref(), &stop)).await
     }
 
@@ -193,7 +193,7 @@ fn folder(workspace: &Workspace, path: Option<&str>) -> Result<Option<(Dir, Path
     match dir.open_dir(&below) {
         Ok(opened) => Ok(Some((opened, below))),
         Err(error) if error.kind() == ErrorKind::NotFound => {
-            Err(ToolError(format!("There is no folder {asked:?} in the workspace.")))
+            Err(ToolError::new(format!("There is no folder {asked:?} in the workspace.")))
         }
         Err(error) => Err(io_fault("read", asked, &error)),
     }
@@ -284,20 +284,20 @@ fn edit(
     let mode = FILE_MODE | (metadata.permissions().mode() & 0o111);
     let text = read_text(&parent, &name, MAX_WRITE_BYTES as u64).map_err(fault)?;
     let text = text.ok_or_else(|| {
-        ToolError(format!(
+        ToolError::new(format!(
             "{path:?} is larger than {MAX_WRITE_BYTES} bytes, which is the most that can be edited."
         ))
     })?;
-    let text = String::from_utf8(text).map_err(|_| ToolError(format!("{path:?} is not UTF-8 text.")))?;
+    let text = String::from_utf8(text).map_err(|_| ToolError::new(format!("{path:?} is not UTF-8 text.")))?;
     let edited = match times(&text, old) {
         Times::Never => {
-            return Err(ToolError(format!(
+            return Err(ToolError::new(format!(
                 "{path:?} does not have this text. Read the file, and give it exactly."
             )));
         }
         Times::Once => text.replacen(old.as_str(), new, 1),
         Times::More => {
-            return Err(ToolError(format!(
+            return Err(ToolError::new(format!(
                 "{path:?} has this text more than once. Give more of what is around it."
             )));
         }
@@ -379,7 +379,7 @@ mod tests {
 
     async fn run(tool: &dyn Tool, root: &Path, arguments: Value) -> Result<String, String> {
         let output = tool.call(&context(root, true), arguments).await;
-        output.map(|output| output.content).map_err(|error| error.0)
+        output.map(|output| output.content).map_err(|error| error.text)
     }
 
     #[tokio::test]

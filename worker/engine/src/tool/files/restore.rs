@@ -23,14 +23,14 @@ pub(super) fn restore(path: &Path, files: &[WrittenFile]) -> Result<(), ToolErro
         .collect();
     if !unknown.is_empty() {
         let more = if unknown.len() > NAMED { " and others" } else { "" };
-        return Err(ToolError(format!(
+        return Err(ToolError::new(format!(
             "This session was forked, and its files cannot be made again: the transcript does not hold what was written \
              to {}{more}. Nothing was read or written. Tell the user that the files cannot be reached from here.",
             unknown[..unknown.len().min(NAMED)].join(", ")
         )));
     }
     let (Some(name), Some(parent)) = (path.file_name().and_then(|name| name.to_str()), path.parent()) else {
-        return Err(ToolError("The workspace has no name.".to_owned()));
+        return Err(ToolError::new("The workspace has no name.".to_owned()));
     };
     let parent = make_private(parent)
         .and_then(|()| Dir::open_ambient_dir(parent, ambient_authority()))
@@ -63,7 +63,7 @@ fn make(parent: &Dir, part: &str, files: &[WrittenFile]) -> Result<(), ToolError
         let fault = |error: io::Error| io_fault("written", &file.path, &error);
         let relative = relative(&file.path)?;
         let (Some(name), Some(folder)) = (relative.file_name(), relative.parent()) else {
-            return Err(ToolError(format!("{:?} names no file.", file.path)));
+            return Err(ToolError::new(format!("{:?} names no file.", file.path)));
         };
         let content = file.content.as_deref().unwrap_or_default();
         let folder_of_file = open_folder(&dir, folder).map_err(fault)?;

@@ -1,0 +1,34 @@
+//! An MCP server by standard input and output: `fixture_worker mcp-server FOLDER`. It writes the names of its variables into
+//! `FOLDER/variables`. A call of the tool that `FOLDER/dies` names ends it, once, after the call was kept and before its answer.
+
+#[path = "../../support/mcp.rs"]
+mod answers;
+
+use serde_json::Value;
+use std::io::{BufRead as _, Write as _};
+use std::path::Path;
+
+/// Serves until its input ends.
+pub fn run(folder: &Path) -> std::io::Result<()> {
+    let variables: Vec<String> = std::env::vars().map(|(name, _)| name).collect();
+    std::fs::write(folder.join("variables"), variables.join("\n"))?;
+    eprintln!("The desk is open.");
+    let mut output = std::io::stdout().lock();
+    for line in std::io::stdin().lock().lines() {
+        let message: Value = serde_json::from_str(&line?)?;
+        let answer = answers::answer(&message, folder);
+        let dies = folder.join("dies");
+        if message["method"] == "tools/call"
+            && std::fs::read_to_string(&dies).is_ok_and(|tool| message["params"]["name"] == tool.trim())
+        {
+            std::fs::remove_file(dies)?;
+            eprintln!("The desk is on fire.");
+            std::process::exit(1);
+        }
+        if let Some(answer) = answer {
+            writeln!(output, "{answer}")?;
+            output.flush()?;
+        }
+    }
+    Ok(())
+}

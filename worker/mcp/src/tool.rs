@@ -1,0 +1,56 @@
+//! A tool of a server, as a tool of Wakeful.
+
+use crate::connection::{CallFailure, Connection};
+use crate::content;
+use crate::pinned::PinnedTool;
+use async_trait::async_trait;
+use serde_json::Value;
+use std::sync::Arc;
+use wakeful_engine::tool::{Tool, ToolCallContext, ToolError, ToolOutput};
+use wakeful_workflow::agent::ToolDefinition;
+use wakeful_workflow::effect::Effect;
+
+/// One pinned tool, and the connection that its calls share with the server's other tools.
+#[derive(Debug)]
+pub(crate) struct McpTool {
+    pub pinned: PinnedTool,
+    pub connection: Arc<Connection>,
+}
+
+#[async_trait]
+impl Tool for McpTool {
+    fn definition(&self) -> ToolDefinition {
+        let PinnedTool { name, description, parameters, effect, .. } = self.pinned.clone();
+        ToolDefinition::new(name, description, parameters, effect)
+    }
+
+    async fn call(&self, call: &ToolCallContext, arguments: Value) -> Result<ToolOutput, ToolError> {
+        let Value::Object(arguments) = arguments else {
+            return Err(ToolError::new("The arguments are no object."));
+        };
+        // A call id is unique in its session only.
+        let key = format!("{}/{}", call.session_id, call.call_id);
+        let first = self.connection.call(&self.pinned.calls, arguments.clone(), &key).await;
+        let may_repeat = match &first {
+            // The server, or what is between, may have closed an old connection.
+            Err(CallFailure::NotSent(_)) => true,
+            Err(CallFailure::Unknown(_)) => self.pinned.effect != Effect::Guarded,
+            Ok(_) | Err(CallFailure::Refused(_)) => false,
+        };
+        let ended = match may_repeat {
+            true => self.connection.call(&self.pinned.calls, arguments, &key).await,
+            false => first,
+        };
+        let server = self.connection.name();
+        match ended {
+            Ok(result) => content::output(result),
+            Err(CallFailure::Refused(why)) => Err(ToolError::new(why)),
+            Err(CallFailure::NotSent(why)) => Err(ToolError::new(format!(
+                "The server {server} of this tool cannot be reached, so nothing was done: {why}."
+            ))),
+            Err(CallFailure::Unknown(why)) => Err(ToolError::outcome_unknown(format!(
+                "The server {server} of this tool did not answer: {why}."
+            ))),
+        }
+    }
+}
