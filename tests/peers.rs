@@ -10,6 +10,7 @@ mod email_out;
 #[cfg(feature = "legacy-redis")]
 mod legacy_chat;
 mod mail;
+mod mcp;
 mod notify;
 mod pgbouncer;
 mod pictures;

@@ -6,7 +6,7 @@ use futures::{StreamExt, stream};
 use std::collections::BTreeSet;
 
 /// Commands that are about no row of a space, and why.
-const OF_THE_INSTALLATION: [(&str, &str); 16] = [
+const OF_THE_INSTALLATION: [(&str, &str); 17] = [
     ("dev", "its own database"),
     ("demo", "its own database"),
     ("serve", "answers for all spaces"),
@@ -16,6 +16,7 @@ const OF_THE_INSTALLATION: [(&str, &str); 16] = [
     ("absurd", "brings tasks into the space default"),
     ("config", "the configuration"),
     ("encryption", "one key store for all spaces"),
+    ("mcp", "the configuration's servers and their files"),
     ("pause", "operators of the installation pause what they name"),
     ("worker", "processes work for all spaces"),
     ("completions", "the command line"),

@@ -1,6 +1,7 @@
 //! One process's connection to one server. The first call opens it, all calls share it, and a call that finds it dead opens
 //! another.
 
+use crate::http::Http;
 use crate::pinned::Offered;
 use rmcp::model::{
     CallToolRequestParams, CallToolResponse, CallToolResult, ClientCapabilities, ClientConfig,
@@ -222,7 +223,7 @@ impl Connection {
                 if let Some(token) = token {
                     settings = settings.auth_header(token.expose_secret());
                 }
-                let opening = client.serve(StreamableHttpClientTransport::with_client(http, settings));
+                let opening = client.serve(StreamableHttpClientTransport::with_client(Http(http), settings));
                 match tokio::time::timeout(HANDSHAKE, opening).await {
                     Ok(Ok(service)) => Ok(Live { service, program: None }),
                     Ok(Err(error)) => {

@@ -8,6 +8,7 @@
 //! |---|---|
 //! | the file | [`pinned`] |
 //! | the connection, and what is known of a call that failed | `connection` |
+//! | what rmcp would wait for in vain | `http` |
 //! | one call | `tool` |
 //! | what the model reads of an answer | `content` |
 //!
@@ -16,6 +17,7 @@
 
 mod connection;
 mod content;
+mod http;
 pub mod pinned;
 mod tool;
 

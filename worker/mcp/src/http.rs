@@ -1,0 +1,130 @@
+//! rmcp's HTTP client, and what it lets through that no caller would ever hear of.
+
+use futures::stream::BoxStream;
+use reqwest::header::{HeaderName, HeaderValue};
+use rmcp::model::{ClientJsonRpcMessage, JsonRpcMessage, RequestId, ServerJsonRpcMessage};
+use rmcp::transport::streamable_http_client::{
+    StreamableHttpClient, StreamableHttpError, StreamableHttpPostResponse, StreamableHttpResponseLimits,
+};
+use sse_stream::{Error as SseError, Sse};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+type Headers = HashMap<HeaderName, HeaderValue>;
+type Failure = StreamableHttpError<reqwest::Error>;
+type Events = BoxStream<'static, Result<Sse, SseError>>;
+
+/// An HTTP client that fails a request whose answer names another request or none.
+///
+/// A server that began anew knows no old session. The protocol wants the status 404 then, and its own reference server answers 400
+/// with an error without an id. rmcp would wait for an answer with the request's id, for good.
+#[derive(Clone, Debug)]
+pub(crate) struct Http(pub reqwest::Client);
+
+impl StreamableHttpClient for Http {
+    type Error = reqwest::Error;
+
+    async fn post_message(
+        &self,
+        uri: Arc<str>,
+        message: ClientJsonRpcMessage,
+        session_id: Option<Arc<str>>,
+        auth_header: Option<String>,
+        custom_headers: Headers,
+    ) -> Result<StreamableHttpPostResponse, Failure> {
+        let limits = StreamableHttpResponseLimits::default();
+        self.post_message_with_response_limits(uri, message, session_id, auth_header, custom_headers, limits)
+            .await
+    }
+
+    async fn post_message_with_response_limits(
+        &self,
+        uri: Arc<str>,
+        message: ClientJsonRpcMessage,
+        session_id: Option<Arc<str>>,
+        auth_header: Option<String>,
+        custom_headers: Headers,
+        limits: StreamableHttpResponseLimits,
+    ) -> Result<StreamableHttpPostResponse, Failure> {
+        let asked = match &message {
+            JsonRpcMessage::Request(request) => Some(request.id.clone()),
+            JsonRpcMessage::Response(_) | JsonRpcMessage::Notification(_) | JsonRpcMessage::Error(_) => None,
+        };
+        let has_session = session_id.is_some();
+        let answered = self
+            .0
+            .post_message_with_response_limits(uri, message, session_id, auth_header, custom_headers, limits)
+            .await?;
+        match (&answered, asked) {
+            (StreamableHttpPostResponse::Json(answer, _), Some(asked)) => {
+                fits(answer, &asked, has_session)?;
+                Ok(answered)
+            }
+            _ => Ok(answered),
+        }
+    }
+
+    async fn delete_session(
+        &self,
+        uri: Arc<str>,
+        session_id: Arc<str>,
+        auth_header: Option<String>,
+        custom_headers: Headers,
+    ) -> Result<(), Failure> {
+        self.0.delete_session(uri, session_id, auth_header, custom_headers).await
+    }
+
+    async fn get_stream(
+        &self,
+        uri: Arc<str>,
+        session_id: Option<Arc<str>>,
+        last_event_id: Option<String>,
+        auth_header: Option<String>,
+        custom_headers: Headers,
+    ) -> Result<Events, Failure> {
+        self.0.get_stream(uri, session_id, last_event_id, auth_header, custom_headers).await
+    }
+
+    async fn get_stream_with_max_sse_event_size(
+        &self,
+        uri: Arc<str>,
+        session_id: Option<Arc<str>>,
+        last_event_id: Option<String>,
+        auth_header: Option<String>,
+        custom_headers: Headers,
+        max_sse_event_size: usize,
+    ) -> Result<Events, Failure> {
+        let events = self.0.get_stream_with_max_sse_event_size(
+            uri,
+            session_id,
+            last_event_id,
+            auth_header,
+            custom_headers,
+            max_sse_event_size,
+        );
+        events.await
+    }
+}
+
+/// Whether an answer is one to the request `asked`.
+///
+/// # Errors
+/// For an error without an id: the server did not take the request. If a session was named, the session may be what it did not
+/// take, so rmcp begins another and asks once more.
+fn fits(answer: &ServerJsonRpcMessage, asked: &RequestId, has_session: bool) -> Result<(), Failure> {
+    let named = match answer {
+        JsonRpcMessage::Response(response) => Some(&response.id),
+        JsonRpcMessage::Error(error) if error.id.is_none() && has_session => {
+            return Err(StreamableHttpError::SessionExpired);
+        }
+        JsonRpcMessage::Error(error) if error.id.is_none() => {
+            return Err(StreamableHttpError::UnexpectedServerResponse(error.error.message.clone()));
+        }
+        JsonRpcMessage::Error(error) => error.id.as_ref(),
+        JsonRpcMessage::Request(_) | JsonRpcMessage::Notification(_) => None,
+    };
+    match named {
+        Some(named) if named == asked => Ok(()),
+        _ => Err(StreamableHttpError::UnexpectedServerResponse("the answer is to another request".into())),
+    }
+}
