@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// The folder of each crate, by the name that ARCHITECTURE.md gives it.
-const CRATES: [(&str, &str); 8] = [
+const CRATES: [(&str, &str); 9] = [
     ("wakeful-workflow", "workflow"),
     ("wakeful-store", "store"),
     ("wakeful-config", "worker/config"),
@@ -13,6 +13,7 @@ const CRATES: [(&str, &str); 8] = [
     ("wakeful-http", "worker/http"),
     ("wakeful-channels", "worker/channels"),
     ("wakeful-console", "worker/console"),
+    ("wakeful-mcp", "worker/mcp"),
     ("wakeful", "worker/cli"),
 ];
 

@@ -1,4 +1,4 @@
-//! Lists that end by their bytes too: a page of large texts would take the memory of a process that serves many.
+//! Limits pages of lists in bytes too: a page of large texts can take the memory of a process that serves many.
 #![deny(missing_docs)]
 
 /// How many bytes of texts a page of a session has at most, as the API gives it.

@@ -2,7 +2,7 @@
 //!
 //! The statement writes messages, journal entries, ledger, state, totals, the step's cached result,
 //! deliveries, the drained inbox and the job's row: all of them or none. It runs in autocommit, often together with
-//! the commits of other sessions (`committer`). A commit that closes the run has some parts more (`end`). If it finds
+//! the commits of other sessions (`committer`). A commit that closes the run has more parts (`end`). If it finds
 //! that something arrived, or that another run waits for the conversation, it writes nothing. Then a short transaction
 //! locks the conversation first, and closes the run or lets it go on.
 

@@ -1,4 +1,4 @@
-//! What of the open sessions cannot go on under another binary or configuration, before it is deployed.
+//! Which open sessions could not go on under another binary or configuration, found before it is deployed.
 //!
 //! [`Capabilities`] is what a binary with a configuration can do. [`Need`] is what one open session needs. [`judge`] compares what is
 //! offered now, what would be offered, and the need. A change that no open session meets is not an obstacle, and neither is something

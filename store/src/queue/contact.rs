@@ -1,8 +1,8 @@
 //! Whether a process has been in touch with the database, as its heartbeat tells.
 //!
-//! After an outage that was longer than a lease, every lease in the database has ended, also of those that work. Their
-//! processes come back within seconds of each other. So a process that comes back leaves all claimed jobs alone at first: their
-//! holders renew them, and go on.
+//! After an outage that was longer than a lease, every lease in the database has ended, even where the holder still works.
+//! These processes come back within seconds of each other. So a process that comes back leaves all claimed jobs alone at
+//! first: their holders renew them, and go on.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The way of a claimed job to apalis, and the offer: a free slot of this process that an incoming message fills.
+//! How a claimed job reaches apalis, and the offer: a free slot of this process that an incoming message fills.
 //!
 //! A message that opens a run inserts a job. If a queue of the same process rests, the process would claim that job a
 //! millisecond later, with a statement and a commit of its own. So the message's statement claims it: the process

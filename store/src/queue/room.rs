@@ -1,4 +1,4 @@
-//! How many jobs a queue takes, as many as it has slots and as the process's connections can commit, and the slot of each.
+//! How many jobs a queue may take: no more than its slots, and than the process's connections can commit. Each has a slot.
 
 use super::{Holdings, horizon};
 use crate::pool::Pool;

@@ -1,4 +1,4 @@
-//! The way of most messages: one statement that reads, and one that writes.
+//! How most messages come in: one statement reads, and one writes.
 //!
 //! The read takes no lock. What it saw decides what the message becomes, by the same rules as with locks. The write
 //! repeats what the decision rests on, as conditions on the rows that it updates. If a condition misses, or if a row of

@@ -1,4 +1,4 @@
-//! Where messages go that come in by mail or by a messenger: to which agent, in which space.
+//! Which agent, in which space, gets a message that comes in by mail or by a messenger.
 
 use super::problem::{Origin, Problem};
 use super::{Config, DEFAULT_AGENT};

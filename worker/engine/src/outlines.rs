@@ -1,5 +1,5 @@
-//! Outlines of the sessions whose contexts were looked at last: an open page looks again at each step, and a long session is not to
-//! be read as a whole each time.
+//! Outlines of the sessions whose contexts were looked at last. An open page asks again at each step, and must not read the whole
+//! of a long session each time.
 
 use crate::kept::Kept;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -1,4 +1,4 @@
-//! What a message weighs, without what it says.
+//! The size of a message, without its text.
 
 use super::block::{Block, OutputPointer, ToolResult, Type};
 use serde::de::{Error, Visitor};

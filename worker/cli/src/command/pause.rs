@@ -191,7 +191,7 @@ async fn unknown(
             None
         }
         Kind::Tool => {
-            names.extend(app.registry(&config)?.names().map(str::to_owned));
+            names.extend(app.registry(config)?.names().map(str::to_owned));
             Some(SessionFilter { tool: Some(name.to_owned()), ..of_sessions })
         }
         Kind::Channel => {

@@ -206,7 +206,7 @@ async fn steer(
                     Usage("--client-key has 1 to 256 bytes and no control characters".to_owned()).into()
                 );
             }
-            let tools = app.registry(&config)?;
+            let tools = app.registry(config)?;
             let compose = |schedule: &Schedule| {
                 session_of(config, &tools, schedule).map_err(|cannot| cannot.to_string())
             };

@@ -1,5 +1,5 @@
 //! The two tasks of notifications, in every process that serves or works, if a rule is configured: one follows the transitions and makes
-//! messages, the other sends them. So that no worker lives is told by a process that serves.
+//! messages, the other sends them. So a process that only serves can tell people that no worker is alive.
 //!
 //! What is sent is made here of the rows as they are now, with links by which a person may act, if the rule says so. How an attempt
 //! ends is judged as for deliveries: [`wakeful_workflow::delivery`].

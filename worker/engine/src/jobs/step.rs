@@ -223,6 +223,7 @@ async fn run_steps(
             Ok(agent) => {
                 let started = std::mem::take(&mut started);
                 let ready = Ready { call: committed.take(), started: &started, results: results.take() };
+                // Hops 3 to 5.
                 let result = plan_and_perform(ctx, job, session, agent, counts, ready).await;
                 if !matches!(result, Ok(RoundResult::Performed(_) | RoundResult::Again)) {
                     withdraw_starts(ctx, job, session, &started).await?;
@@ -241,8 +242,11 @@ async fn run_steps(
             telemetry::failed(&Span::current(), fault.kind());
         }
         let ends_claim = retry_summary_later(ctx, agent.as_ref().ok(), &counts.troubles, session, &performed);
+        // Hop 6.
         let mut transition =
             with_failure_notice(ctx, session, advance::advance(session, performed, policy)).await?;
+        // Before the commit: what it can do for the next round too. It starts calls, takes results of fast pure tools, and
+        // records the next model call's intent.
         if let Ok(agent) = &agent {
             started = start_calls(ctx, &job.lease, session, agent, &mut transition);
         }
@@ -273,6 +277,7 @@ async fn run_steps(
             attempt: counts.attempt,
             intent: prepared.as_ref().map(|call| call.intent(session)),
         };
+        // Hop 7.
         let commit = match written {
             Some(commit) => commit,
             None => commit::commit(ctx, job, session, &transition, performance).await?,
@@ -280,6 +285,7 @@ async fn run_steps(
         if !transition.deliveries.is_empty() {
             ctx.bus.notifier.job(Kind::Deliver);
         }
+        // Hop 8.
         match commit {
             Commit::Continued { wake_seq, started_at } => {
                 let transition = transition.continuing();

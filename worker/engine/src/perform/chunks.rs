@@ -4,8 +4,8 @@
 //! A call without a reader that no later attempt can continue writes no chunk: its text stays in memory until
 //! its reply is committed. While a reader follows the session, chunks are written several times a second. A
 //! reader that comes in the middle gets the text so far. If the model takes a prefill, chunks are written once a
-//! second, so that a worker can continue the text after a crash. What is said last is not written: the commit
-//! of the reply has it.
+//! second, so that a worker can continue the text after a crash. The end of the text is not written: the
+//! commit of the reply has it.
 //!
 //! The calls of a process write at the same moments, so that one statement writes for all of them.
 //!

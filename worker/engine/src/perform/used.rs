@@ -1,4 +1,4 @@
-//! What a model call has used that a cancel cut off. The provider bills it, so the session's totals have it.
+//! The tokens of a model call that a cancel cut off. The provider bills them, so they count in the session's totals.
 //!
 //! A provider counts an answer's tokens at its end, and some count the request's at the beginning. What was not counted is
 //! estimated: the request by the rate of the session's earlier requests, and the answer by the text that has come.

@@ -143,7 +143,7 @@ fn request(app: &App, config: &Config, args: Args) -> anyhow::Result<ForkRequest
     let tools = match &args.tools {
         Some(names) => {
             let names: Vec<&str> = names.split(',').map(str::trim).filter(|name| !name.is_empty()).collect();
-            let known = app.registry(&config)?.definitions(&names);
+            let known = app.registry(config)?.definitions(&names);
             Some(known.map_err(|error| Usage(format!("--tools: {error}")))?)
         }
         None => None,

@@ -1,5 +1,5 @@
-//! What the commit of a reply does with the calls that it asks for: it holds those that need a person's yes, and starts the idempotent
-//! ones that run right after it.
+//! What the commit of a reply does with the calls that the reply asks for: it holds those that need approval, and starts the
+//! idempotent ones that run right after it.
 
 use crate::ctx::Ctx;
 use crate::perform::{StartedCalls, refusal};

@@ -1,5 +1,5 @@
-//! What a commit has begun for the round after it, and that round does not use: the intent of a model call, and starts of
-//! tool calls.
+//! Takes back what a commit began for the next round if that round does not use it: the intent of a model call, and
+//! starts of tool calls.
 
 use crate::ctx::Ctx;
 use crate::perform::StartedCalls;
