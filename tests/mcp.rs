@@ -1,6 +1,7 @@
 //! Tools of MCP servers: pulled into a file, called by agents, and what is left of a call when either side dies.
 
 use crate::cli::run;
+use crate::support::model::turns_since_user;
 use crate::support::{Answer, Client, Database, ModelServer, Options, mcp};
 use axum::Router;
 use axum::body::Body;
@@ -208,6 +209,8 @@ enum Does {
     Cut,
     /// Says that there are too many.
     Refuse,
+    /// Knows the sessions of this number only, as a process that began anew.
+    AnswerIn(u32),
 }
 
 /// A server over HTTP. Returns its URL, and the tokens that it was sent.
@@ -236,6 +239,7 @@ fn handled(
     let message: Value = serde_json::from_str(body).unwrap();
     let is_call = message["method"] == "tools/call";
     match does {
+        Does::AnswerIn(session) => return of_session(session, headers, &message, folder),
         Does::Refuse if is_call => return StatusCode::TOO_MANY_REQUESTS.into_response(),
         Does::Cut if is_call => {
             mcp::answer(&message, folder);
@@ -248,6 +252,44 @@ fn handled(
         Some(answer) => axum::Json(answer).into_response(),
         None => StatusCode::ACCEPTED.into_response(),
     }
+}
+
+/// As the protocol's reference server does: it answers a session that it does not know with an error without an id.
+fn of_session(session: u32, headers: &HeaderMap, message: &Value, folder: &Path) -> Response {
+    let session = session.to_string();
+    let named = headers.get("mcp-session-id").map(|named| named.to_str().unwrap());
+    if message["method"] != "initialize" && named != Some(&session) {
+        let error = json!({"code": -32000, "message": "Bad Request: No valid session ID provided"});
+        let answer = axum::Json(json!({"jsonrpc": "2.0", "error": error, "id": null}));
+        return (StatusCode::BAD_REQUEST, answer).into_response();
+    }
+    let answer = mcp::answer(message, folder).map(axum::Json);
+    match answer {
+        Some(answer) => ([("mcp-session-id", session)], answer).into_response(),
+        None => StatusCode::ACCEPTED.into_response(),
+    }
+}
+
+#[tokio::test]
+async fn a_server_by_http_that_began_anew_is_called_in_a_new_session() {
+    let (does, desk) = (Arc::new(Mutex::new(Does::AnswerIn(1))), tempfile::TempDir::new().unwrap());
+    let (url, _) = by_http(desk.path().to_owned(), Arc::clone(&does)).await;
+    let database = Database::new().await;
+    let model = ModelServer::start(|body, _| match turns_since_user(body) {
+        0 => Answer::call("desk_pay", json!({"table": 7})),
+        _ => Answer::text("Done."),
+    })
+    .await;
+    let options = desk_at(&model, &url);
+    assert_eq!(run(&options, &database.url, &["mcp", "pull"]).await.code, 0);
+    let process = options.serve(&database).await;
+    one_run(&process.client()).await;
+    *does.lock().unwrap() = Does::AnswerIn(2);
+    one_run(&process.client()).await;
+    let bodies = model.bodies();
+    let body: Value = serde_json::from_str(bodies.last().unwrap()).unwrap();
+    assert_eq!(body["messages"].as_array().unwrap().last().unwrap()["content"], "pay: table 7");
+    assert_eq!(calls(desk.path()).len(), 2);
 }
 
 #[tokio::test]
