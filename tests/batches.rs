@@ -209,6 +209,32 @@ async fn failed_sessions_are_proved_dry_and_then_retried_each_once() {
 }
 
 #[tokio::test]
+async fn a_session_that_cannot_be_acted_on_holds_up_no_other_member() {
+    let stage = Stage::new().await;
+    let ids = stage.fail(1).await.concat();
+    let process = stage.options.serve(&stage.database).await;
+    let client = process.client();
+    let mut holder = stage.database.pool.begin().await.unwrap();
+    let held = "select from conversation_sessions where session_id = $1 for update";
+    sqlx::query(held).bind(&ids[0]).execute(&mut *holder).await.unwrap();
+    let batch = make(&client, &json!({"verb": "archive", "session_ids": ids, "reason": "over"})).await;
+    let id = batch["batch_id"].as_str().unwrap();
+    eventually("the others are archived", || async {
+        let acted = "select count(*) from batch_members where batch_id = $1 and outcome = 'acted'";
+        (stage.database.value::<i64>(acted, id).await == 2).then_some(())
+    })
+    .await;
+    eventually("it says why the first one waits", || async {
+        let why =
+            "select coalesce(max(detail), '') from batch_members where batch_id = $1 and outcome = 'pending'";
+        stage.database.value::<String>(why, id).await.contains("lock timeout").then_some(())
+    })
+    .await;
+    holder.rollback().await.unwrap();
+    client.batch_that_is(id, "done").await;
+}
+
+#[tokio::test]
 async fn a_batch_waits_when_its_token_is_revoked_until_somebody_takes_it_over() {
     let stage = Stage::new().await;
     stage.fail(1).await;

@@ -142,7 +142,7 @@ async fn a_guarded_call_whose_server_dies_is_uncertain_and_not_made_again() {
     let id = one_run(&process.client()).await;
     assert_eq!(call_status(&database, &id).await, "uncertain");
     assert!(told(&model).contains("OUTCOME UNKNOWN"), "{}", told(&model));
-    assert!(told(&model).contains("its last words: The desk is on fire."), "{}", told(&model));
+    assert!(!told(&model).contains("fire"), "a program's errors may be of another session: {}", told(&model));
     assert_eq!(calls(&folder(&options)).len(), 1);
 }
 

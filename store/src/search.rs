@@ -349,12 +349,12 @@ fn bounds(sql: &mut QueryBuilder<Postgres>, table: &str, filter: &SessionFilter)
         sql.push(format_args!(" and {table}.session_id < ")).push_bind(before.clone());
     }
     if let Some(since) = filter.since {
-        let first = id_at(since - TimeDelta::hours(CLOCKS_H));
+        let first = id_at(since.checked_sub_signed(TimeDelta::hours(CLOCKS_H)).unwrap_or(since));
         sql.push(format_args!(" and {table}.session_id >= ")).push_bind(first);
     }
     // An import began when its original did, and has a new id.
     if let Some(until) = filter.until.filter(|_| filter.only_live) {
-        let last = id_at(until + TimeDelta::hours(CLOCKS_H));
+        let last = id_at(until.checked_add_signed(TimeDelta::hours(CLOCKS_H)).unwrap_or(until));
         sql.push(format_args!(" and {table}.session_id < ")).push_bind(last);
     }
 }

@@ -96,3 +96,30 @@ async fn an_erasure_that_cannot_be_finished_keeps_no_other_from_beginning() {
             .unwrap();
     assert_eq!(pending, ["erase_0"]);
 }
+
+#[tokio::test]
+async fn an_erasure_that_waits_for_the_blobs_keeps_no_conversation_from_beginning() {
+    let world = World::new().await;
+    world.database.with_roles().await;
+    world.chat("c1", json!({"text": planted(1), "user_id": "ann"})).await;
+    // As a vacuum does, for hours if the table is large.
+    let mut vacuum = world.database.pool.begin().await.unwrap();
+    sqlx::query("lock table blobs in share update exclusive mode").execute(&mut *vacuum).await.unwrap();
+    let erasure = async { world.run(&["conversation", "erase", "c1", "--yes"]).await };
+    let beside = async {
+        eventually("it asks for the lock", || async {
+            let sql = "select count(*) from pg_locks where relation = 'blobs'::regclass and not granted and $1 <> ''";
+            (world.database.value::<i64>(sql, "x").await > 0).then_some(())
+        })
+        .await;
+        let message = json!({"text": "Hi", "user_id": "bob"});
+        let (status, begun) = world.client.post("/v1/chat/c2/messages", &message).await;
+        world.client.wait_for(begun["session_id"].as_str().unwrap_or_default(), "completed").await;
+        vacuum.rollback().await.unwrap();
+        status
+    };
+    let (erased, status) = tokio::join!(erasure, beside);
+    assert!(status.is_success(), "{status}");
+    assert_eq!(erased.0, Some(0), "{erased:?}");
+    assert_eq!(found(&everything(&world.database).await), Vec::<usize>::new());
+}

@@ -71,7 +71,7 @@ for (const [way, options] of [["mouse", {}], ["without JavaScript", { javaScript
   await page.goto(`${root}/chat/${chat}`);
   await page.fill("textarea[name=text]", "Are you there?");
   await page.click("button:text-is('Send')");
-  await page.waitForURL(/#end$/);
+  await page.waitForURL(/#say$/);
   await page.waitForFunction(() => [...document.querySelectorAll(".said")].at(-1)?.textContent.includes("Here I am."));
   told.live = true;
   await page.context().close();

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 pub enum Effect {
     /// Changes nothing outside, so it may run any number of times.
     Pure,
-    /// The call id is its idempotency key, so running it again has no further effect.
+    /// Each attempt of a call has the same idempotency key, so running it again has no further effect.
     Idempotent,
     /// Runs at most once. If a crash interrupts it, its outcome is uncertain.
     Guarded,

@@ -2,6 +2,7 @@
 
 use super::{Verb, act_of, prove, watch};
 use crate::audit::act::acting;
+use crate::error::Outage;
 use crate::fork::Model;
 use crate::pool::Transaction;
 use crate::wake::By;
@@ -76,6 +77,14 @@ impl Claimed {
     pub(super) fn model(&self) -> Option<Model> {
         let context_window = self.model_context_window.unwrap_or_default();
         self.model.clone().map(|id| Model { id, context_window })
+    }
+}
+
+/// Whether an error is the whole database's, so that the next member would meet it too.
+fn is_of_all(error: &Error) -> bool {
+    match error.outage() {
+        Some(Outage::Away | Outage::Crowded | Outage::ReadOnly | Outage::DiskFull | Outage::Ailing) => true,
+        Some(Outage::Contended | Outage::Locked | Outage::KeysAway | Outage::Blobs) | None => false,
     }
 }
 
@@ -217,7 +226,12 @@ impl Store {
                 }
                 return Ok(None);
             }
-            Err(error) => return Err(error),
+            Err(error) if is_of_all(&error) => return Err(error),
+            // What is wrong with one session keeps no other from its turn.
+            Err(error) => {
+                self.pass_over(batch, member, &error).await?;
+                return Ok(None);
+            }
         };
         // Locked last, the batch's row before it. If another worker has acted on it, or the batch rests now, this act is undone. A
         // cancel waits for this commit.

@@ -1,7 +1,9 @@
 //! Which blobs an erasure takes: those that the erased rows point at, and no other row.
 
-use crate::{Result, Store};
-use sqlx::PgConnection;
+use crate::error::Outage;
+use crate::{Error, Result, Store};
+use sqlx::{AssertSqlSafe, PgConnection};
+use std::time::Duration;
 
 /// Returns the blobs that rows of these conversations and sessions name. A pointer is a SHA-256 in hex wherever it stands, so
 /// a kind of pointer that this code does not know is found too.
@@ -40,13 +42,43 @@ pub(super) async fn candidates(
     Ok(found)
 }
 
+/// How long a lock of a table is asked for at once. Whoever asks for a lock that writers need waits behind this.
+const ASK_MS: u64 = 100;
+
+/// How long all others may go first until it is asked for again.
+const PAUSE: Duration = Duration::from_millis(400);
+
+/// Locks a table from those who write it, until the transaction ends.
+///
+/// A vacuum or the build of an index may keep it from us for hours. As long as we stand in line for it, every new conversation and
+/// every end of a run stand behind us. So we ask for a moment, step back, and ask again.
+pub(super) async fn lock_from_writers(tx: &mut PgConnection, table: &str) -> Result<()> {
+    loop {
+        let ask = format!(
+            "savepoint ask; set local lock_timeout = {ASK_MS}; lock table {table} in share row exclusive mode; \
+             set local lock_timeout = 0; release savepoint ask"
+        );
+        let Err(error) = sqlx::raw_sql(AssertSqlSafe(ask)).execute(&mut *tx).await else { return Ok(()) };
+        let error = Error::from(error);
+        if error.outage() != Some(Outage::Locked) {
+            return Err(error);
+        }
+        sqlx::raw_sql("rollback to savepoint ask").execute(&mut *tx).await?;
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
 impl Store {
     /// Deletes those of `blobs` that no row of their space names any more, and returns how many. Reads every row that may name one, so
     /// it takes a time that grows with the database. It reads without a lock: the blobs are marked before, and who stores one of them again
     /// takes the mark away. The deletion waits for those who are storing blobs, and takes only what is still marked. What was
     /// stored a short time ago for a session that is not among `erased` gets no mark: the row that names it may be on its way.
     pub(super) async fn delete_unused_blobs(&self, blobs: &[String], erased: &[String]) -> Result<i64> {
+        if blobs.is_empty() {
+            return Ok(0);
+        }
         let mut tx = self.retention().await?;
+        lock_from_writers(&mut tx, "blobs").await?;
         // The prefix of a session is the agent's, which most sessions share: it gets no mark.
         let marked = sqlx::query!(
             r#"select name as "name!", space as "space!" from mark_blobs($1, $2)"#,
@@ -95,7 +127,7 @@ impl Store {
         }
         let (blobs, spaces): (Vec<String>, Vec<String>) =
             unused.into_iter().map(|row| (row.sha256, row.space_id)).unzip();
-        sqlx::query!("lock table blobs in share row exclusive mode").execute(&mut *tx).await?;
+        lock_from_writers(&mut tx, "blobs").await?;
         // Who begins a session takes no mark away.
         let deleted = sqlx::query!(
             // "offset 0" has Postgres ask for each blob on its own: then it answers from the index of prefixes alone.

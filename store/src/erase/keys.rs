@@ -1,5 +1,6 @@
 //! The data keys of what is erased: see [`crate::encryption`].
 
+use super::blobs::lock_from_writers;
 use super::{Erasure, Subject};
 use crate::{Error, Result, Store};
 use sqlx::PgConnection;
@@ -46,7 +47,7 @@ pub(super) async fn delete_sealed_blobs(
         return Ok(deleted);
     }
     // Who stores such a blob with the row that names it holds a lock that this waits for.
-    sqlx::query!("lock table sealed_blobs in share row exclusive mode").execute(&mut *tx).await?;
+    lock_from_writers(&mut *tx, "sealed_blobs").await?;
     let unnamed = sqlx::query!(
         r#"delete from sealed_blobs
         where data_key = any($1)

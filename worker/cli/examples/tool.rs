@@ -27,7 +27,7 @@ impl Tool for Charge {
     async fn call(&self, call: &ToolCallContext, arguments: Value) -> Result<ToolOutput, ToolError> {
         let cents = arguments["cents"].as_i64().ok_or_else(|| ToolError::new("Give the amount in cents."))?;
         // After a crash the call runs again with the same id. The service charges each key once.
-        let receipt = pay(call.call_id.as_str(), cents);
+        let receipt = pay(&call.idempotency_key(), cents);
         Ok(ToolOutput::text(format!("Charged {cents} cents, receipt {receipt}.")))
     }
 }

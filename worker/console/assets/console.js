@@ -44,7 +44,8 @@
       const fresh = new DOMParser().parseFromString(await response.text(), "text/html");
       for (const part of document.querySelectorAll("[data-part]")) {
         const next = fresh.querySelector(`[data-part="${part.dataset.part}"]`);
-        if (!next || part.contains(document.activeElement)) continue;
+        // Somebody types there. What is only focused, such as a folded line that was clicked, does not keep a part from its news.
+        if (!next || (part.contains(document.activeElement) && document.activeElement.matches("input, textarea, select"))) continue;
         if (same(part, next)) continue;
         changed ||= still(part) !== still(next);
         swap(part, next);
@@ -89,13 +90,23 @@
     return `${home.id || home.dataset.part}/${[...home.querySelectorAll("details")].indexOf(one)}`;
   }
 
+  // How the same element is found again when its part was swapped: by its id, its address, or its place among its like.
+  function handle(part, one) {
+    if (one.id) return () => document.getElementById(one.id);
+    const like = one.tagName + (one.getAttribute("href") ? `[href="${CSS.escape(one.getAttribute("href"))}"]` : "");
+    const at = [...part.querySelectorAll(like)].indexOf(one);
+    return () => part.querySelectorAll(like)[at];
+  }
+
   function swap(part, next) {
     const open = new Map([...part.querySelectorAll("details")].map((one) => [place(one), one.open]));
     const atEnd = window.innerHeight + window.scrollY > document.documentElement.scrollHeight - 160;
+    const focused = part.contains(document.activeElement) ? handle(part, document.activeElement) : null;
     part.className = next.className;
     part.replaceChildren(...document.importNode(next, true).childNodes);
     part.querySelectorAll("details").forEach((one) => { if (open.get(place(one))) one.open = true; });
     copies(part);
+    if (focused) (focused() || document.body).focus?.({ preventScroll: true });
     if (atEnd && part.dataset.part === "said") window.scrollTo(0, document.documentElement.scrollHeight);
   }
 
@@ -269,5 +280,5 @@
   if (body.dataset.live) follow(body.dataset.live);
   if (body.dataset.refresh) every(Number(body.dataset.refresh));
   const field = document.querySelector("[data-send]");
-  if (field && location.hash === "#end") field.focus();
+  if (field && location.hash === "#say") field.focus();
 })();

@@ -168,7 +168,8 @@ mod tests {
                 let is_field =
                     |input: &&str| !["hidden", "radio", "checkbox"].iter().any(|of| input.contains(of));
                 let fields = form.split("<input").skip(1).filter_map(|rest| rest.split('>').next());
-                if form.matches("<button name=").count() > 1 && fields.filter(is_field).count() > 0 {
+                let decides = form.matches("<button name=").count() > 1 || form.contains("class=\"danger\"");
+                if decides && fields.filter(is_field).count() > 0 {
                     deciding += 1;
                     let button = form.find("<button").unwrap_or_default();
                     let before = form[..button].contains("no_default.html");

@@ -4,8 +4,8 @@
 use crate::http::Http;
 use crate::pinned::Offered;
 use rmcp::model::{
-    CallToolRequestParams, CallToolResponse, CallToolResult, ClientCapabilities, ClientConfig,
-    Implementation, JsonObject, RequestMetaObject,
+    CallToolRequestParams, CallToolResponse, CallToolResult, ClientCapabilities, ClientConfig, ClientRequest,
+    ErrorCode, ErrorData, Implementation, JsonObject, PingRequest, RequestMetaObject,
 };
 use rmcp::service::{RunningService, ServiceError};
 use rmcp::transport::StreamableHttpClientTransport;
@@ -16,6 +16,7 @@ use serde_json::Value;
 use std::error::Error as StdError;
 use std::process::Stdio;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::{Child, Command};
@@ -24,8 +25,14 @@ use tracing::debug;
 use wakeful_config::mcp::{Mcp, Reach};
 use wakeful_engine::web;
 
-/// How long a server may take until it has told its name: a package runner loads the program first.
-const HANDSHAKE: Duration = Duration::from_secs(60);
+/// How long a server may take until it has told its name, when a call needs it: shorter than most calls may take.
+const HANDSHAKE: Duration = Duration::from_secs(30);
+
+/// The same when a person asks for its tools: a package runner loads the program first.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// How long a server may take to answer a ping, after a call that it did not answer in time.
+const PING: Duration = Duration::from_secs(5);
 
 /// How long calls fail at once after a server could not be reached. So a turn of ten calls does not wait ten times.
 const PAUSE: Duration = Duration::from_secs(2);
@@ -60,6 +67,8 @@ pub(crate) enum CallFailure {
 #[derive(Debug)]
 pub(crate) struct Connection {
     server: Mcp,
+    /// How long the server may take to open, and to list its tools.
+    patience: Duration,
     state: tokio::sync::Mutex<State>,
 }
 
@@ -77,7 +86,24 @@ enum State {
 #[derive(Debug)]
 struct Live {
     service: RunningService<RoleClient, ClientConfig>,
-    program: Option<Program>,
+    /// Killed when the connection goes.
+    _program: Option<Program>,
+    /// A call was given up before its answer came, so the server may hang.
+    is_suspect: AtomicBool,
+}
+
+/// A call that waits for its answer. Dropping it before the answer makes the connection suspect.
+struct Waiting<'a> {
+    live: &'a Live,
+    is_answered: bool,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        if !self.is_answered {
+            self.live.is_suspect.store(true, Ordering::Relaxed);
+        }
+    }
 }
 
 /// A program that this process started. Dropping it kills it and what it has started.
@@ -111,7 +137,12 @@ impl Program {
 
 impl Connection {
     pub fn new(server: Mcp) -> Connection {
-        Connection { server, state: tokio::sync::Mutex::default() }
+        Connection { server, patience: HANDSHAKE, state: tokio::sync::Mutex::default() }
+    }
+
+    /// For a person who waits.
+    pub fn patient(server: Mcp) -> Connection {
+        Connection { patience: PATIENCE, ..Connection::new(server) }
     }
 
     /// The server's name in the configuration.
@@ -131,14 +162,18 @@ impl Connection {
         meta.insert(KEY.to_owned(), Value::from(key));
         let mut params = CallToolRequestParams::new(tool.to_owned()).with_arguments(arguments);
         params.meta = Some(meta);
-        match live.service.peer().call_tool_once(params).await {
+        let mut waiting = Waiting { live: &live, is_answered: false };
+        let answer = live.service.peer().call_tool_once(params).await;
+        waiting.is_answered = true;
+        drop(waiting);
+        match answer {
             Ok(CallToolResponse::Complete(result)) => Ok(result),
             Ok(_) => Err(CallFailure::Refused(
                 "The tool asks its client for more before it answers, and Wakeful gives nothing but the arguments."
                     .to_owned(),
             )),
             Err(error) => {
-                let failure = self.failure(&live, error).await;
+                let failure = self.failure(error);
                 if !matches!(failure, CallFailure::Refused(_)) {
                     self.forget(&live).await;
                 }
@@ -154,11 +189,11 @@ impl Connection {
     pub async fn tools(&self) -> Result<(String, Vec<Offered>), String> {
         let live = self.live().await?;
         let peer = live.service.peer();
-        let listed = tokio::time::timeout(HANDSHAKE, peer.list_all_tools()).await;
+        let listed = tokio::time::timeout(self.patience, peer.list_all_tools()).await;
         let tools = match listed {
             Ok(Ok(tools)) => tools,
-            Ok(Err(error)) => return Err(said(self.failure(&live, error).await)),
-            Err(_) => return Err(format!("it did not list its tools within {} s", HANDSHAKE.as_secs())),
+            Ok(Err(error)) => return Err(said(self.failure(error))),
+            Err(_) => return Err(format!("it did not list its tools within {} s", self.patience.as_secs())),
         };
         let called = peer.peer_info().and_then(|info| info.server_info.clone());
         let called = called.map_or_else(String::new, |info| format!("{} {}", info.name, info.version));
@@ -179,7 +214,7 @@ impl Connection {
     async fn live(&self) -> Result<Arc<Live>, String> {
         let mut state = self.state.lock().await;
         match &*state {
-            State::Live(live) if !live.service.is_closed() && !live.service.peer().is_transport_closed() => {
+            State::Live(live) if is_usable(live).await => {
                 return Ok(Arc::clone(live));
             }
             State::Away { since, why } if since.elapsed() < PAUSE => return Err(why.clone()),
@@ -213,7 +248,7 @@ impl Connection {
             ClientCapabilities::default(),
             Implementation::new("wakeful", env!("CARGO_PKG_VERSION")),
         );
-        let too_late = || format!("it did not answer within {} s", HANDSHAKE.as_secs());
+        let too_late = || format!("it did not answer within {} s", self.patience.as_secs());
         match &self.server.reach {
             Reach::Url { url, token } => {
                 let http = web::client(web::Reach::Named(&[url]));
@@ -224,18 +259,22 @@ impl Connection {
                     settings = settings.auth_header(token.expose_secret());
                 }
                 let opening = client.serve(StreamableHttpClientTransport::with_client(Http(http), settings));
-                match tokio::time::timeout(HANDSHAKE, opening).await {
-                    Ok(Ok(service)) => Ok(Live { service, program: None }),
+                match tokio::time::timeout(self.patience, opening).await {
+                    Ok(Ok(service)) => {
+                        Ok(Live { service, _program: None, is_suspect: AtomicBool::new(false) })
+                    }
                     Ok(Err(error)) => {
-                        Err(format!("{url} does not answer as an MCP server: {}", chain(&error)))
+                        Err(format!("it does not answer as an MCP server: {}", self.chain(&error)))
                     }
                     Err(_) => Err(too_late()),
                 }
             }
             Reach::Program { command, env } => {
                 let (program, input, output) = self.start(command, env)?;
-                match tokio::time::timeout(HANDSHAKE, client.serve((output, input))).await {
-                    Ok(Ok(service)) => Ok(Live { service, program: Some(program) }),
+                match tokio::time::timeout(self.patience, client.serve((output, input))).await {
+                    Ok(Ok(service)) => {
+                        Ok(Live { service, _program: Some(program), is_suspect: AtomicBool::new(false) })
+                    }
                     Ok(Err(error)) => {
                         let why =
                             format!("{:?} does not answer as an MCP server: {}", command[0], chain(&error));
@@ -275,37 +314,83 @@ impl Connection {
         let (say, last_words) = watch::channel(String::new());
         let name = self.server.name.clone();
         tokio::spawn(async move {
-            let mut lines = BufReader::new(errors).split(b'\n');
-            while let Ok(Some(mut line)) = lines.next_segment().await {
-                line.truncate(MAX_LINE);
-                let line = String::from_utf8_lossy(&line).trim_end().to_owned();
-                debug!(server = name, line, "An MCP server's standard error");
-                if !line.is_empty() {
-                    say.send_replace(line);
+            let mut errors = BufReader::new(errors);
+            let mut line = Vec::new();
+            // A program may write without end and without a line end, so only the beginning of a line is kept.
+            while let Ok(bytes) = errors.fill_buf().await
+                && !bytes.is_empty()
+            {
+                let end = bytes.iter().position(|byte| *byte == b'\n');
+                let part = &bytes[..end.unwrap_or(bytes.len())];
+                line.extend_from_slice(&part[..part.len().min(MAX_LINE - line.len())]);
+                let read = end.map_or(bytes.len(), |end| end + 1);
+                errors.consume(read);
+                if end.is_some() {
+                    let text = String::from_utf8_lossy(&line).trim_end().to_owned();
+                    debug!(server = name, line = text, "An MCP server's standard error");
+                    if !text.is_empty() {
+                        say.send_replace(text);
+                    }
+                    line.clear();
                 }
             }
         });
         Ok((Program { child, last_words }, input, output))
     }
 
-    async fn failure(&self, live: &Live, error: ServiceError) -> CallFailure {
-        let with = async |text: String| match &live.program {
-            Some(program) => program.with_last_words(text).await,
-            None => text,
-        };
+    /// What is known of a call that failed. What a program wrote to its standard error is not told: it may be of another session.
+    fn failure(&self, error: ServiceError) -> CallFailure {
         match error {
-            ServiceError::McpError(error) => CallFailure::Refused(error.message.into_owned()),
+            ServiceError::McpError(error) if is_refusal(&error) => {
+                CallFailure::Refused(error.message.into_owned())
+            }
+            ServiceError::McpError(error) => CallFailure::Unknown(error.message.into_owned()),
             ServiceError::TransportSend(error) => match was_taken(error.error.as_ref()) {
-                Taken::No => CallFailure::NotSent(with(chain(error.error.as_ref())).await),
+                Taken::No => CallFailure::NotSent(self.chain(error.error.as_ref())),
                 Taken::Refused(why) => CallFailure::Refused(why),
-                Taken::Perhaps => CallFailure::Unknown(with(chain(error.error.as_ref())).await),
+                Taken::Perhaps => CallFailure::Unknown(self.chain(error.error.as_ref())),
             },
             ServiceError::TransportClosed => {
-                CallFailure::Unknown(with("the connection ended before the answer".to_owned()).await)
+                CallFailure::Unknown("the connection ended before the answer".to_owned())
             }
-            other => CallFailure::Unknown(chain(&other)),
+            other => CallFailure::Unknown(self.chain(&other)),
         }
     }
+
+    /// An error and its causes, without the server's URL, which may hold a key.
+    fn chain(&self, error: &(dyn StdError + 'static)) -> String {
+        let text = chain(error);
+        match &self.server.reach {
+            Reach::Url { url, .. } => text.replace(url.as_str(), "its URL"),
+            Reach::Program { .. } => text,
+        }
+    }
+}
+
+/// Whether an error of the protocol says that the call was not carried out. Of any other, such as an internal one, or one that
+/// rmcp makes of a stream that ended, nobody knows.
+fn is_refusal(error: &ErrorData) -> bool {
+    matches!(
+        error.code,
+        ErrorCode::PARSE_ERROR
+            | ErrorCode::INVALID_REQUEST
+            | ErrorCode::METHOD_NOT_FOUND
+            | ErrorCode::INVALID_PARAMS
+    )
+}
+
+/// Whether a connection is open, and its server answers if there is a doubt.
+async fn is_usable(live: &Live) -> bool {
+    let peer = live.service.peer();
+    if live.service.is_closed() || peer.is_transport_closed() {
+        return false;
+    }
+    if !live.is_suspect.swap(false, Ordering::Relaxed) {
+        return true;
+    }
+    let ping = peer.send_request(ClientRequest::PingRequest(PingRequest::default()));
+    // An error is an answer too: not every server knows the ping.
+    matches!(tokio::time::timeout(PING, ping).await, Ok(Ok(_) | Err(ServiceError::McpError(_))))
 }
 
 enum Taken {

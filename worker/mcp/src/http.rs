@@ -2,7 +2,7 @@
 
 use futures::stream::BoxStream;
 use reqwest::header::{HeaderName, HeaderValue};
-use rmcp::model::{ClientJsonRpcMessage, JsonRpcMessage, RequestId, ServerJsonRpcMessage};
+use rmcp::model::{ClientJsonRpcMessage, ErrorData, JsonRpcMessage, RequestId, ServerJsonRpcMessage};
 use rmcp::transport::streamable_http_client::{
     StreamableHttpClient, StreamableHttpError, StreamableHttpPostResponse, StreamableHttpResponseLimits,
 };
@@ -106,15 +106,20 @@ impl StreamableHttpClient for Http {
     }
 }
 
+/// Whether an error says that the server does not know the session. Only then rmcp may begin another session and send the request
+/// again: a server that failed within a call may answer without an id too.
+fn is_of_session(error: &ErrorData) -> bool {
+    matches!(error.code.0, -32000 | -32001) && error.message.to_ascii_lowercase().contains("session")
+}
+
 /// Whether an answer is one to the request `asked`.
 ///
 /// # Errors
-/// For an error without an id: the server did not take the request. If a session was named, the session may be what it did not
-/// take, so rmcp begins another and asks once more.
+/// For an answer to another request or to none.
 fn fits(answer: &ServerJsonRpcMessage, asked: &RequestId, has_session: bool) -> Result<(), Failure> {
     let named = match answer {
         JsonRpcMessage::Response(response) => Some(&response.id),
-        JsonRpcMessage::Error(error) if error.id.is_none() && has_session => {
+        JsonRpcMessage::Error(error) if error.id.is_none() && has_session && is_of_session(&error.error) => {
             return Err(StreamableHttpError::SessionExpired);
         }
         JsonRpcMessage::Error(error) if error.id.is_none() => {

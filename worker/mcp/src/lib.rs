@@ -58,7 +58,7 @@ pub struct Pulled {
 /// # Errors
 /// Why the server cannot be asked, for a person.
 pub async fn pull(server: &Mcp, earlier: Option<&Pinned>) -> Result<Pulled, String> {
-    let (called, offered) = Connection::new(server.clone()).tools().await?;
+    let (called, offered) = Connection::patient(server.clone()).tools().await?;
     let pinned = Pinned::of(&server.name, called, offered, earlier);
     let (mut usable, mut unusable) = (Pinned { server: pinned.server, tools: Vec::new() }, Vec::new());
     for tool in pinned.tools {

@@ -28,8 +28,7 @@ impl Tool for McpTool {
         let Value::Object(arguments) = arguments else {
             return Err(ToolError::new("The arguments are no object."));
         };
-        // A call id is unique in its session only.
-        let key = format!("{}/{}", call.session_id, call.call_id);
+        let key = call.idempotency_key();
         let first = self.connection.call(&self.pinned.calls, arguments.clone(), &key).await;
         let may_repeat = match &first {
             // The server, or what is between, may have closed an old connection.
@@ -37,9 +36,13 @@ impl Tool for McpTool {
             Err(CallFailure::Unknown(_)) => self.pinned.effect != Effect::Guarded,
             Ok(_) | Err(CallFailure::Refused(_)) => false,
         };
-        let ended = match may_repeat {
-            true => self.connection.call(&self.pinned.calls, arguments, &key).await,
-            false => first,
+        let ended = match (may_repeat, first) {
+            (true, first) => match (self.connection.call(&self.pinned.calls, arguments, &key).await, first) {
+                // What the second attempt did not do, the first may have done.
+                (Err(_), Err(CallFailure::Unknown(why))) => Err(CallFailure::Unknown(why)),
+                (second, _) => second,
+            },
+            (false, first) => first,
         };
         let server = self.connection.name();
         match ended {

@@ -205,8 +205,15 @@ pub async fn send(ctx: &Ctx, listen: SocketAddr, home: &Home) -> Result<usize> {
     if sessions.iter().any(|session| !SAMPLES.iter().any(|sample| sample.made(session))) {
         return Ok(0);
     }
-    let missing: Vec<&Sample> =
-        SAMPLES.iter().filter(|sample| !sessions.iter().any(|session| sample.made(session))).collect();
+    // A configuration with schedules of its own has not the sample's.
+    let is_there = |sample: &&Sample| {
+        sample.kind != TriggerKind::Cron || ctx.config.schedules.contains_key(sample.conversation)
+    };
+    let missing: Vec<&Sample> = SAMPLES
+        .iter()
+        .filter(|sample| !sessions.iter().any(|session| sample.made(session)))
+        .filter(is_there)
+        .collect();
     if missing.is_empty() {
         return Ok(0);
     }

@@ -176,7 +176,7 @@ async fn send(form: &Form, conversation: &str, back: &str, to: &str) -> Result<R
     if let Some(agent) = form.filled("agent") {
         body.insert("agent".to_owned(), agent.into());
     }
-    let to = format!("{to}#end");
+    let to = format!("{to}#say");
     form.act(back, async {
         let path = format!("/v1/chat/{}/messages", part(conversation));
         form.visit.api.post(&path, &Value::Object(body), Some(&form.key())).await?;

@@ -6,6 +6,7 @@ pub use crate::workspace::FileUse;
 use crate::workspace::Held;
 use async_trait::async_trait;
 use serde_json::Value;
+use sha2::{Digest as _, Sha256};
 use std::fmt::Debug;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -38,7 +39,7 @@ pub trait Tool: Send + Sync {
 
     /// Runs one call. `arguments` have been validated against the schema.
     ///
-    /// An idempotent tool passes `call.call_id` on as its idempotency key. The future is dropped when the
+    /// An idempotent tool passes `call.idempotency_key()` on. The future is dropped when the
     /// call's time limit ends, its lease is lost, its run is cancelled or the process drains. Whatever the
     /// tool did until then must match its declared effect.
     ///
@@ -84,7 +85,7 @@ pub fn not_carried_out(tool: &str) -> ToolOutput {
 pub struct ToolCallContext {
     /// The session whose model made the call.
     pub session_id: SessionId,
-    /// Unique within the session and the same in every attempt, so it serves as idempotency key.
+    /// Unique within the session, and the same in every attempt. For other services: [`ToolCallContext::idempotency_key`].
     pub call_id: CallId,
     /// The session's folder, and whether it must exist already.
     pub workspace: Workspace,
@@ -126,6 +127,12 @@ impl ToolCallContext {
             cancelled: CancellationToken::new(),
             outputs: Arc::new(NoOutputs),
         }
+    }
+
+    /// The key of this call for a service that takes idempotency keys: 64 hexadecimal digits, the same in every attempt, and another
+    /// for each other call of any session. A call id alone is unique in its session only.
+    pub fn idempotency_key(&self) -> String {
+        hex::encode(Sha256::digest(format!("{}/{}", self.session_id, self.call_id)))
     }
 
     /// Returns whether the session may send mail to `address`.

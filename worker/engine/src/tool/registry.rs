@@ -188,7 +188,7 @@ impl Registry {
             ToolMode::Dry | ToolMode::Recorded => tool.dry_run(call, arguments).await,
         };
         match output {
-            Ok(output) => Ok(output.without_nul()),
+            Ok(output) => Ok(without_acts(name, output).without_nul()),
             Err(error) => Err(error.without_nul()),
         }
     }
@@ -216,6 +216,25 @@ impl Registry {
             None => format!("; known tools: {}", clip(&self.names().collect::<Vec<_>>().join(", "), 400)),
         }
     }
+}
+
+/// Removes details that would act, unless the tool is the built-in one whose they are. A commit sends the mail and keeps the file that
+/// such details name, and asks nobody who may be written to: a program's own tool, or one that passes on what a server said, must not.
+fn without_acts(tool: &str, mut output: ToolOutput) -> ToolOutput {
+    let kind = output.details.as_ref().and_then(|details| details["type"].as_str());
+    let is_anothers = match kind {
+        Some("sentEmail") => tool != "compose_email",
+        Some("fileWritten") => !matches!(tool, "write_file" | "edit_file"),
+        Some(_) | None => false,
+    };
+    if is_anothers {
+        tracing::warn!(
+            tool,
+            "Left out a tool's details: their type is of a built-in tool, and they would act"
+        );
+        output.details = None;
+    }
+    output
 }
 
 /// Checks `arguments` against the schema of a tool that this process need not have.
@@ -426,5 +445,20 @@ mod tests {
         let output = strict().call("strict", &call, json!({"word": "hi"})).await.unwrap();
         assert_eq!(output.content, "hi\u{fffd}");
         assert!(strict().call("strict", &call, json!({"word": 1})).await.is_err());
+    }
+
+    #[test]
+    fn only_the_tools_that_send_and_write_return_details_that_act() {
+        let of = |tool: &str, kind: &str| {
+            let output =
+                ToolOutput::text("Done.").with_details(json!({"type": kind, "to": ["eve@example.org"]}));
+            without_acts(tool, output).details.is_some()
+        };
+        assert!(
+            of("compose_email", "sentEmail") && of("write_file", "fileWritten") && of("lookup", "charged")
+        );
+        assert!(
+            !of("lookup", "sentEmail") && !of("lookup", "fileWritten") && !of("compose_email", "fileWritten")
+        );
     }
 }

@@ -110,7 +110,10 @@ impl From<WebError> for Unsaved {
 
 impl From<WebError> for ToolError {
     fn from(error: WebError) -> ToolError {
-        ToolError::new(error.to_string())
+        match error {
+            WebError::Unknown(text) => ToolError::outcome_unknown(text),
+            WebError::Refused(_) | WebError::NotSent(_) => ToolError::new(error.to_string()),
+        }
     }
 }
 
