@@ -96,10 +96,10 @@ async fn a_servers_tools_are_pulled_into_a_file_and_called() {
     let process = options.serve(&database).await;
     let id = one_run(&process.client()).await;
     assert_eq!(told(&model), "pay: table 7");
-    let call: String = database
-        .value("select session_id || '/' || call_id from tool_calls where session_id = $1", &id)
-        .await;
-    assert_eq!(calls(&folder(&options)), [format!("pay {call}")], "the call's key, once");
+    let key = "select encode(sha256(convert_to(session_id || '/' || call_id, 'UTF8')), 'hex') from tool_calls
+        where session_id = $1";
+    let key: String = database.value(key, &id).await;
+    assert_eq!(calls(&folder(&options)), [format!("pay {key}")], "the call's key, once");
 }
 
 #[tokio::test]

@@ -5,9 +5,9 @@ use crate::http::Http;
 use crate::pinned::Offered;
 use rmcp::model::{
     CallToolRequestParams, CallToolResponse, CallToolResult, ClientCapabilities, ClientConfig, ClientRequest,
-    ErrorCode, ErrorData, Implementation, JsonObject, PingRequest, RequestMetaObject,
+    ErrorCode, ErrorData, Implementation, JsonObject, PaginatedRequestParams, PingRequest, RequestMetaObject,
 };
-use rmcp::service::{RunningService, ServiceError};
+use rmcp::service::{Peer, RunningService, ServiceError};
 use rmcp::transport::StreamableHttpClientTransport;
 use rmcp::transport::streamable_http_client::{StreamableHttpClientTransportConfig, StreamableHttpError};
 use rmcp::{RoleClient, ServiceExt as _};
@@ -48,6 +48,12 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// The status of a server that has too many requests.
 const TOO_MANY: u16 = 429;
+
+/// How many calls may wait for one server's answers.
+const CALLS: usize = 1024;
+
+/// The most tools of one server.
+const MAX_TOOLS: usize = 1000;
 
 /// The longest line of a program's errors that is kept.
 const MAX_LINE: usize = 500;
@@ -168,10 +174,14 @@ impl Connection {
         drop(waiting);
         match answer {
             Ok(CallToolResponse::Complete(result)) => Ok(result),
-            Ok(_) => Err(CallFailure::Refused(
+            Ok(CallToolResponse::InputRequired(_)) => Err(CallFailure::Refused(
                 "The tool asks its client for more before it answers, and Wakeful gives nothing but the arguments."
                     .to_owned(),
             )),
+            // Such as a task, with which the server goes on.
+            Ok(_) => {
+                Err(CallFailure::Unknown("it goes on with the call, and does not say how it ends".to_owned()))
+            }
             Err(error) => {
                 let failure = self.failure(error);
                 if !matches!(failure, CallFailure::Refused(_)) {
@@ -189,10 +199,9 @@ impl Connection {
     pub async fn tools(&self) -> Result<(String, Vec<Offered>), String> {
         let live = self.live().await?;
         let peer = live.service.peer();
-        let listed = tokio::time::timeout(self.patience, peer.list_all_tools()).await;
+        let listed = tokio::time::timeout(self.patience, self.list(peer)).await;
         let tools = match listed {
-            Ok(Ok(tools)) => tools,
-            Ok(Err(error)) => return Err(said(self.failure(error))),
+            Ok(tools) => tools?,
             Err(_) => return Err(format!("it did not list its tools within {} s", self.patience.as_secs())),
         };
         let called = peer.peer_info().and_then(|info| info.server_info.clone());
@@ -210,6 +219,21 @@ impl Connection {
         Ok((called, offered.collect()))
     }
 
+    /// All pages of the list. A server may offer pages without end.
+    async fn list(&self, peer: &Peer<RoleClient>) -> Result<Vec<rmcp::model::Tool>, String> {
+        let (mut tools, mut cursor) = (Vec::new(), None);
+        loop {
+            let params = PaginatedRequestParams::default().with_cursor(cursor);
+            let page = peer.list_tools(Some(params)).await.map_err(|error| said(self.failure(error)))?;
+            tools.extend(page.tools);
+            match page.next_cursor {
+                _ if tools.len() > MAX_TOOLS => return Err(format!("it offers more than {MAX_TOOLS} tools")),
+                Some(next) => cursor = Some(next),
+                None => return Ok(tools),
+            }
+        }
+    }
+
     /// The open connection, or a new one. Who comes while one is being opened waits for it.
     async fn live(&self) -> Result<Arc<Live>, String> {
         let mut state = self.state.lock().await;
@@ -222,7 +246,9 @@ impl Connection {
         }
         // A caller that goes away while it opens the connection leaves none.
         *state = State::Closed;
-        match self.open().await {
+        // In a task of its own: rmcp keeps the span in which it begins for as long as the connection lives.
+        let opened = tokio::spawn(open(self.server.clone(), self.patience)).await;
+        match opened.unwrap_or_else(|_| Err("it could not be opened".to_owned())) {
             Ok(live) => {
                 let live = Arc::new(live);
                 *state = State::Live(Arc::clone(&live));
@@ -243,128 +269,120 @@ impl Connection {
         }
     }
 
-    async fn open(&self) -> Result<Live, String> {
-        let client = ClientConfig::new(
-            ClientCapabilities::default(),
-            Implementation::new("wakeful", env!("CARGO_PKG_VERSION")),
-        );
-        let too_late = || format!("it did not answer within {} s", self.patience.as_secs());
-        match &self.server.reach {
-            Reach::Url { url, token } => {
-                let http = web::client(web::Reach::Named(&[url]));
-                // With an idle connection some servers answer 40 ms later: rmcp's own client keeps none either.
-                let http = http.pool_max_idle_per_host(0).build().map_err(|error| chain(&error))?;
-                let mut settings = StreamableHttpClientTransportConfig::with_uri(url.as_str());
-                if let Some(token) = token {
-                    settings = settings.auth_header(token.expose_secret());
-                }
-                let opening = client.serve(StreamableHttpClientTransport::with_client(Http(http), settings));
-                match tokio::time::timeout(self.patience, opening).await {
-                    Ok(Ok(service)) => {
-                        Ok(Live { service, _program: None, is_suspect: AtomicBool::new(false) })
-                    }
-                    Ok(Err(error)) => {
-                        Err(format!("it does not answer as an MCP server: {}", self.chain(&error)))
-                    }
-                    Err(_) => Err(too_late()),
-                }
-            }
-            Reach::Program { command, env } => {
-                let (program, input, output) = self.start(command, env)?;
-                match tokio::time::timeout(self.patience, client.serve((output, input))).await {
-                    Ok(Ok(service)) => {
-                        Ok(Live { service, _program: Some(program), is_suspect: AtomicBool::new(false) })
-                    }
-                    Ok(Err(error)) => {
-                        let why =
-                            format!("{:?} does not answer as an MCP server: {}", command[0], chain(&error));
-                        Err(program.with_last_words(why).await)
-                    }
-                    Err(_) => Err(program.with_last_words(too_late()).await),
-                }
-            }
-        }
-    }
-
-    /// Starts the program, with only the variables that it is to have: this process's others hold secrets.
-    fn start(
-        &self,
-        command: &[String],
-        env: &[String],
-    ) -> Result<(Program, tokio::process::ChildStdin, tokio::process::ChildStdout), String> {
-        let given = ALWAYS.iter().copied().chain(env.iter().map(String::as_str));
-        let given = given.filter_map(|name| Some((name.to_owned(), std::env::var_os(name)?)));
-        let mut child = Command::new(&command[0])
-            .args(&command[1..])
-            .env_clear()
-            .envs(given)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            // Ctrl-C in a terminal is for this process, which drains.
-            .process_group(0)
-            .kill_on_drop(true)
-            .spawn()
-            .map_err(|error| format!("the program {:?} cannot be started: {error}", command[0]))?;
-        let (Some(input), Some(output), Some(errors)) =
-            (child.stdin.take(), child.stdout.take(), child.stderr.take())
-        else {
-            return Err("the program has no standard input or output".to_owned());
-        };
-        let (say, last_words) = watch::channel(String::new());
-        let name = self.server.name.clone();
-        tokio::spawn(async move {
-            let mut errors = BufReader::new(errors);
-            let mut line = Vec::new();
-            // A program may write without end and without a line end, so only the beginning of a line is kept.
-            while let Ok(bytes) = errors.fill_buf().await
-                && !bytes.is_empty()
-            {
-                let end = bytes.iter().position(|byte| *byte == b'\n');
-                let part = &bytes[..end.unwrap_or(bytes.len())];
-                line.extend_from_slice(&part[..part.len().min(MAX_LINE - line.len())]);
-                let read = end.map_or(bytes.len(), |end| end + 1);
-                errors.consume(read);
-                if end.is_some() {
-                    let text = String::from_utf8_lossy(&line).trim_end().to_owned();
-                    debug!(server = name, line = text, "An MCP server's standard error");
-                    if !text.is_empty() {
-                        say.send_replace(text);
-                    }
-                    line.clear();
-                }
-            }
-        });
-        Ok((Program { child, last_words }, input, output))
-    }
-
     /// What is known of a call that failed. What a program wrote to its standard error is not told: it may be of another session.
     fn failure(&self, error: ServiceError) -> CallFailure {
         match error {
             ServiceError::McpError(error) if is_refusal(&error) => {
                 CallFailure::Refused(error.message.into_owned())
             }
-            ServiceError::McpError(error) => CallFailure::Unknown(error.message.into_owned()),
+            ServiceError::McpError(error) => CallFailure::Unknown(quoted(&error.message)),
             ServiceError::TransportSend(error) => match was_taken(error.error.as_ref()) {
-                Taken::No => CallFailure::NotSent(self.chain(error.error.as_ref())),
+                Taken::No => CallFailure::NotSent(chain(error.error.as_ref())),
                 Taken::Refused(why) => CallFailure::Refused(why),
-                Taken::Perhaps => CallFailure::Unknown(self.chain(error.error.as_ref())),
+                Taken::Perhaps => CallFailure::Unknown(chain(error.error.as_ref())),
             },
             ServiceError::TransportClosed => {
                 CallFailure::Unknown("the connection ended before the answer".to_owned())
             }
-            other => CallFailure::Unknown(self.chain(&other)),
+            other => CallFailure::Unknown(chain(&other)),
         }
     }
+}
 
-    /// An error and its causes, without the server's URL, which may hold a key.
-    fn chain(&self, error: &(dyn StdError + 'static)) -> String {
-        let text = chain(error);
-        match &self.server.reach {
-            Reach::Url { url, .. } => text.replace(url.as_str(), "its URL"),
-            Reach::Program { .. } => text,
+/// Opens a connection.
+async fn open(server: Mcp, patience: Duration) -> Result<Live, String> {
+    let client = ClientConfig::new(
+        ClientCapabilities::default(),
+        Implementation::new("wakeful", env!("CARGO_PKG_VERSION")),
+    );
+    let too_late = || format!("it did not answer within {} s", patience.as_secs());
+    match &server.reach {
+        Reach::Url { url, token } => {
+            let http = web::client(web::Reach::Named(&[url]));
+            // With an idle connection some servers answer 40 ms later: rmcp's own client keeps none either.
+            let http = http.pool_max_idle_per_host(0).build().map_err(|error| chain(&error))?;
+            let mut settings = StreamableHttpClientTransportConfig::with_uri(url.as_str())
+                // All sessions of this process share the connection.
+                .max_concurrent_requests(CALLS)
+                // rmcp would give the other calls of the old session up.
+                .reinit_on_expired_session(false);
+            settings.max_error_response_size = MAX_LINE;
+            if let Some(token) = token {
+                settings = settings.auth_header(token.expose_secret());
+            }
+            let opening = client.serve(StreamableHttpClientTransport::with_client(Http(http), settings));
+            match tokio::time::timeout(patience, opening).await {
+                Ok(Ok(service)) => Ok(Live { service, _program: None, is_suspect: AtomicBool::new(false) }),
+                Ok(Err(error)) => Err(format!("it does not answer as an MCP server: {}", chain(&error))),
+                Err(_) => Err(too_late()),
+            }
+        }
+        Reach::Program { command, env } => {
+            let (program, input, output) = start(&server.name, command, env)?;
+            match tokio::time::timeout(patience, client.serve((output, input))).await {
+                Ok(Ok(service)) => {
+                    Ok(Live { service, _program: Some(program), is_suspect: AtomicBool::new(false) })
+                }
+                Ok(Err(error)) => {
+                    let why = format!("{:?} does not answer as an MCP server: {}", command[0], chain(&error));
+                    Err(program.with_last_words(why).await)
+                }
+                Err(_) => Err(program.with_last_words(too_late()).await),
+            }
         }
     }
+}
+
+/// Starts the program, with only the variables that it is to have: this process's others hold secrets.
+fn start(
+    name: &str,
+    command: &[String],
+    env: &[String],
+) -> Result<(Program, tokio::process::ChildStdin, tokio::process::ChildStdout), String> {
+    let given = ALWAYS.iter().copied().chain(env.iter().map(String::as_str));
+    let given = given.filter_map(|name| Some((name.to_owned(), std::env::var_os(name)?)));
+    let mut child = Command::new(&command[0])
+        .args(&command[1..])
+        .env_clear()
+        .envs(given)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        // Ctrl-C in a terminal is for this process, which drains.
+        .process_group(0)
+        .kill_on_drop(true)
+        .spawn()
+        .map_err(|error| format!("the program {:?} cannot be started: {error}", command[0]))?;
+    let (Some(input), Some(output), Some(errors)) =
+        (child.stdin.take(), child.stdout.take(), child.stderr.take())
+    else {
+        return Err("the program has no standard input or output".to_owned());
+    };
+    let (say, last_words) = watch::channel(String::new());
+    let name = name.to_owned();
+    tokio::spawn(async move {
+        let mut errors = BufReader::new(errors);
+        let mut line = Vec::new();
+        // A program may write without end and without a line end, so only the beginning of a line is kept.
+        while let Ok(bytes) = errors.fill_buf().await
+            && !bytes.is_empty()
+        {
+            let end = bytes.iter().position(|byte| *byte == b'\n');
+            let part = &bytes[..end.unwrap_or(bytes.len())];
+            line.extend_from_slice(&part[..part.len().min(MAX_LINE - line.len())]);
+            let read = end.map_or(bytes.len(), |end| end + 1);
+            errors.consume(read);
+            if end.is_some() {
+                let text = String::from_utf8_lossy(&line).trim_end().to_owned();
+                debug!(server = name, line = text, "An MCP server's standard error");
+                if !text.is_empty() {
+                    say.send_replace(text);
+                }
+                line.clear();
+            }
+        }
+    });
+    Ok((Program { child, last_words }, input, output))
 }
 
 /// Whether an error of the protocol says that the call was not carried out. Of any other, such as an internal one, or one that
@@ -385,12 +403,17 @@ async fn is_usable(live: &Live) -> bool {
     if live.service.is_closed() || peer.is_transport_closed() {
         return false;
     }
-    if !live.is_suspect.swap(false, Ordering::Relaxed) {
+    if !live.is_suspect.load(Ordering::Relaxed) {
         return true;
     }
     let ping = peer.send_request(ClientRequest::PingRequest(PingRequest::default()));
     // An error is an answer too: not every server knows the ping.
-    matches!(tokio::time::timeout(PING, ping).await, Ok(Ok(_) | Err(ServiceError::McpError(_))))
+    let answers =
+        matches!(tokio::time::timeout(PING, ping).await, Ok(Ok(_) | Err(ServiceError::McpError(_))));
+    if answers {
+        live.is_suspect.store(false, Ordering::Relaxed);
+    }
+    answers
 }
 
 enum Taken {
@@ -412,6 +435,8 @@ fn was_taken(error: &(dyn StdError + 'static)) -> Taken {
             Some(StreamableHttpError::AuthRequired(_) | StreamableHttpError::InsufficientScope(_)) => {
                 return Taken::Refused("The tool's server refuses this installation's token.".to_owned());
             }
+            // The server did not take it. The call is made again on a new connection; calls in flight keep this one.
+            Some(StreamableHttpError::SessionExpired) => return Taken::No,
             Some(StreamableHttpError::Client(error)) if error.is_connect() || error.is_builder() => {
                 return Taken::No;
             }
@@ -426,6 +451,11 @@ fn was_taken(error: &(dyn StdError + 'static)) -> Taken {
 fn said(failure: CallFailure) -> String {
     let (CallFailure::NotSent(text) | CallFailure::Refused(text) | CallFailure::Unknown(text)) = failure;
     text
+}
+
+/// What a server says, as its words and not ours, and not all of it.
+fn quoted(text: &str) -> String {
+    format!("it says {:?}", text.chars().take(MAX_LINE).collect::<String>())
 }
 
 /// An error and its causes, each once.

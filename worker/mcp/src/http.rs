@@ -9,6 +9,10 @@ use rmcp::transport::streamable_http_client::{
 use sse_stream::{Error as SseError, Sse};
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
+
+/// How long an answer that broke off rests before it is taken up again.
+const RESUMED: Duration = Duration::from_secs(1);
 
 type Headers = HashMap<HeaderName, HeaderValue>;
 type Failure = StreamableHttpError<reqwest::Error>;
@@ -54,7 +58,8 @@ impl StreamableHttpClient for Http {
         let answered = self
             .0
             .post_message_with_response_limits(uri, message, session_id, auth_header, custom_headers, limits)
-            .await?;
+            .await
+            .map_err(without_url)?;
         match (&answered, asked) {
             (StreamableHttpPostResponse::Json(answer, _), Some(asked)) => {
                 fits(answer, &asked, has_session)?;
@@ -71,7 +76,7 @@ impl StreamableHttpClient for Http {
         auth_header: Option<String>,
         custom_headers: Headers,
     ) -> Result<(), Failure> {
-        self.0.delete_session(uri, session_id, auth_header, custom_headers).await
+        self.0.delete_session(uri, session_id, auth_header, custom_headers).await.map_err(without_url)
     }
 
     async fn get_stream(
@@ -82,9 +87,20 @@ impl StreamableHttpClient for Http {
         auth_header: Option<String>,
         custom_headers: Headers,
     ) -> Result<Events, Failure> {
-        self.0.get_stream(uri, session_id, last_event_id, auth_header, custom_headers).await
+        let most = StreamableHttpResponseLimits::default().max_sse_event_size;
+        self.get_stream_with_max_sse_event_size(
+            uri,
+            session_id,
+            last_event_id,
+            auth_header,
+            custom_headers,
+            most,
+        )
+        .await
     }
 
+    /// Only an answer that broke off is taken up again. The stream of a server's own messages is not read: nothing here uses them,
+    /// and a server that ends it at once would have us ask for it without end.
     async fn get_stream_with_max_sse_event_size(
         &self,
         uri: Arc<str>,
@@ -94,6 +110,11 @@ impl StreamableHttpClient for Http {
         custom_headers: Headers,
         max_sse_event_size: usize,
     ) -> Result<Events, Failure> {
+        if last_event_id.is_none() {
+            return Err(StreamableHttpError::ServerDoesNotSupportSse);
+        }
+        // The server says how soon, and may say at once.
+        tokio::time::sleep(RESUMED).await;
         let events = self.0.get_stream_with_max_sse_event_size(
             uri,
             session_id,
@@ -102,7 +123,15 @@ impl StreamableHttpClient for Http {
             custom_headers,
             max_sse_event_size,
         );
-        events.await
+        events.await.map_err(without_url)
+    }
+}
+
+/// An error without the URL of its request, which may hold a key.
+fn without_url(error: Failure) -> Failure {
+    match error {
+        StreamableHttpError::Client(error) => StreamableHttpError::Client(error.without_url()),
+        other => other,
     }
 }
 

@@ -37,7 +37,7 @@ pub use export::dropped_spans;
 pub use metrics::Metrics;
 
 const DEFAULT_FILTER: &str =
-    "info,apalis=warn,sqlx=warn,hyper=warn,h2=warn,reqwest=warn,rmcp=warn,rustls=warn,tower=warn";
+    "info,apalis=warn,sqlx=warn,hyper=warn,h2=warn,reqwest=warn,rustls=warn,tower=warn";
 
 /// Longest time that the process waits at its end for the last spans to be sent.
 const FLUSH: Duration = Duration::from_secs(2);
@@ -251,10 +251,12 @@ where
 /// Turns off the exporter's own log messages unless the directives mention them: it would repeat them for
 /// every batch.
 fn filter(directives: &str) -> Result<EnvFilter, tracing_subscriber::filter::ParseError> {
+    // rmcp's notes have what MCP servers say, of encrypted sessions too.
+    let rmcp = if directives.contains("rmcp") { "" } else { ",rmcp=error" };
     if directives.contains("opentelemetry") {
-        EnvFilter::try_new(directives)
+        EnvFilter::try_new(format!("{directives}{rmcp}"))
     } else {
-        EnvFilter::try_new(format!("{directives},opentelemetry=off"))
+        EnvFilter::try_new(format!("{directives}{rmcp},opentelemetry=off"))
     }
 }
 

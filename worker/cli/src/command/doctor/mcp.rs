@@ -38,7 +38,7 @@ pub(super) async fn check(config: &Config) -> Report {
                     Ok(Err(why)) => report.warning(
                         "mcp",
                         format!("{name}: {why}"),
-                        "calls of its tools fail until it answers; a host that runs the API alone needs none",
+                        "calls of its tools fail until it answers",
                     ),
                     Err(_) => report.warning(
                         "mcp",
