@@ -87,6 +87,7 @@ fn what_the_example_leaves_out_is_taken_too() {
                 "[schedules.",
                 "[email.mailboxes.",
                 "[absurd.",
+                "[mcp.",
                 "[agents.default.workspace",
                 "[retention.spaces.",
             ];
