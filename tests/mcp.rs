@@ -1,16 +1,11 @@
 //! Tools of MCP servers: pulled into a file, called by agents, and what is left of a call when either side dies.
 
+mod http;
+
 use crate::cli::run;
-use crate::support::model::turns_since_user;
-use crate::support::{Answer, Client, Database, ModelServer, Options, mcp};
-use axum::Router;
-use axum::body::Body;
-use axum::http::{HeaderMap, StatusCode};
-use axum::response::{IntoResponse as _, Response};
-use axum::routing::post;
+use crate::support::{Answer, Client, Database, ModelServer, Options};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
 
 const TOOLS: &str = "[agents.default]\nsystem_prompt = \"You are a test.\"\nmodel = \"openai/test\"\n\
                      tools = [\"desk_look\", \"desk_book\", \"desk_pay\"]\n";
@@ -26,13 +21,6 @@ fn desk(model: &ModelServer) -> Options {
     std::fs::create_dir(folder(&options)).unwrap();
     let command = json!([env!("CARGO_BIN_EXE_fixture_worker"), "mcp-server", folder(&options)]);
     options.config(TOOLS).config(&format!("[mcp.desk]\ncommand = {command}\nenv = [\"DESK\"]"))
-}
-
-/// The same for a server at `url`.
-fn desk_at(model: &ModelServer, url: &str) -> Options {
-    let options = Options::new().env("OPENAI_BASE_URL", &model.url).env("WAKEFUL_MCP__DESK__TOKEN", "s3cret");
-    std::fs::create_dir(folder(&options)).unwrap();
-    options.config(TOOLS).config(&format!("[mcp.desk]\nurl = \"{url}\""))
 }
 
 /// What the server did: a tool and its key a line.
@@ -201,139 +189,18 @@ async fn a_program_gets_the_variables_that_it_is_to_have_and_no_other() {
     }
 }
 
-/// What a server over HTTP does with calls of tools.
-#[derive(Clone, Copy)]
-enum Does {
-    Answer,
-    /// Keeps the call, and ends the connection within the answer.
-    Cut,
-    /// Says that there are too many.
-    Refuse,
-    /// Knows the sessions of this number only, as a process that began anew.
-    AnswerIn(u32),
-}
-
-/// A server over HTTP. Returns its URL, and the tokens that it was sent.
-async fn by_http(folder: PathBuf, does: Arc<Mutex<Does>>) -> (String, Arc<Mutex<Vec<String>>>) {
-    let tokens: Arc<Mutex<Vec<String>>> = Arc::default();
-    let seen = Arc::clone(&tokens);
-    let handler = move |headers: HeaderMap, body: String| {
-        let (folder, does, seen) = (folder.clone(), Arc::clone(&does), Arc::clone(&seen));
-        async move { handled(&headers, &body, &folder, *does.lock().unwrap(), &seen) }
-    };
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("http://{}/mcp", listener.local_addr().unwrap());
-    tokio::spawn(async move { axum::serve(listener, Router::new().route("/mcp", post(handler))).await });
-    (url, tokens)
-}
-
-fn handled(
-    headers: &HeaderMap,
-    body: &str,
-    folder: &Path,
-    does: Does,
-    tokens: &Mutex<Vec<String>>,
-) -> Response {
-    let token = headers.get("authorization").map_or("none", |token| token.to_str().unwrap());
-    tokens.lock().unwrap().push(token.to_owned());
-    let message: Value = serde_json::from_str(body).unwrap();
-    let is_call = message["method"] == "tools/call";
-    match does {
-        Does::AnswerIn(session) => return of_session(session, headers, &message, folder),
-        Does::Refuse if is_call => return StatusCode::TOO_MANY_REQUESTS.into_response(),
-        Does::Cut if is_call => {
-            mcp::answer(&message, folder);
-            let cut = futures::stream::iter([Ok("{"), Err(std::io::Error::other("cut"))]);
-            return ([("content-type", "application/json")], Body::from_stream(cut)).into_response();
-        }
-        Does::Answer | Does::Cut | Does::Refuse => {}
-    }
-    match mcp::answer(&message, folder) {
-        Some(answer) => axum::Json(answer).into_response(),
-        None => StatusCode::ACCEPTED.into_response(),
-    }
-}
-
-/// As the protocol's reference server does: it answers a session that it does not know with an error without an id.
-fn of_session(session: u32, headers: &HeaderMap, message: &Value, folder: &Path) -> Response {
-    let session = session.to_string();
-    let named = headers.get("mcp-session-id").map(|named| named.to_str().unwrap());
-    if message["method"] != "initialize" && named != Some(&session) {
-        let error = json!({"code": -32000, "message": "Bad Request: No valid session ID provided"});
-        let answer = axum::Json(json!({"jsonrpc": "2.0", "error": error, "id": null}));
-        return (StatusCode::BAD_REQUEST, answer).into_response();
-    }
-    let answer = mcp::answer(message, folder).map(axum::Json);
-    match answer {
-        Some(answer) => ([("mcp-session-id", session)], answer).into_response(),
-        None => StatusCode::ACCEPTED.into_response(),
-    }
-}
-
 #[tokio::test]
-async fn a_server_by_http_that_began_anew_is_called_in_a_new_session() {
-    let (does, desk) = (Arc::new(Mutex::new(Does::AnswerIn(1))), tempfile::TempDir::new().unwrap());
-    let (url, _) = by_http(desk.path().to_owned(), Arc::clone(&does)).await;
+async fn a_program_that_hangs_is_replaced() {
     let database = Database::new().await;
-    let model = ModelServer::start(|body, _| match turns_since_user(body) {
-        0 => Answer::call("desk_pay", json!({"table": 7})),
-        _ => Answer::text("Done."),
-    })
-    .await;
-    let options = desk_at(&model, &url);
-    assert_eq!(run(&options, &database.url, &["mcp", "pull"]).await.code, 0);
+    let answers = ["desk_look", "desk_look"].map(|tool| Answer::call(tool, json!({"table": 7})));
+    let model = ModelServer::turns(answers.into_iter().chain([Answer::text("Done.")]).collect()).await;
+    let options = desk(&model).config("[agents.default.limits]\ntool_s = 6");
+    run(&options, &database.url, &["mcp", "pull"]).await;
+    std::fs::write(folder(&options).join("hangs"), "look").unwrap();
     let process = options.serve(&database).await;
     one_run(&process.client()).await;
-    *does.lock().unwrap() = Does::AnswerIn(2);
-    one_run(&process.client()).await;
+    assert!(told(&model).contains("did not finish within 6 seconds"), "{}", told(&model));
     let bodies = model.bodies();
-    let body: Value = serde_json::from_str(bodies.last().unwrap()).unwrap();
-    assert_eq!(body["messages"].as_array().unwrap().last().unwrap()["content"], "pay: table 7");
-    assert_eq!(calls(desk.path()).len(), 2);
-}
-
-#[tokio::test]
-async fn a_server_by_http_gets_its_token_and_a_cut_answer_leaves_a_guarded_call_uncertain() {
-    let (does, desk) = (Arc::new(Mutex::new(Does::Answer)), tempfile::TempDir::new().unwrap());
-    let (url, tokens) = by_http(desk.path().to_owned(), Arc::clone(&does)).await;
-    let pulled = {
-        let model = model_that_calls("desk_pay", 7).await;
-        let options = desk_at(&model, &url);
-        assert_eq!(run(&options, "postgres://none", &["mcp", "pull"]).await.code, 0);
-        assert!(tokens.lock().unwrap().iter().all(|token| token == "Bearer s3cret"));
-        std::fs::read_to_string(options.path("mcp/desk.json")).unwrap()
-    };
-    for (acts, status, text, made) in [
-        (Does::Answer, "done", "pay: table 7", 1),
-        (Does::Refuse, "failed", "too many requests now", 1),
-        (Does::Cut, "uncertain", "OUTCOME UNKNOWN", 2),
-    ] {
-        *does.lock().unwrap() = acts;
-        let database = Database::new().await;
-        let model = model_that_calls("desk_pay", 7).await;
-        let options = desk_at(&model, &url);
-        std::fs::create_dir(options.path("mcp")).unwrap();
-        std::fs::write(options.path("mcp/desk.json"), &pulled).unwrap();
-        let process = options.serve(&database).await;
-        let id = one_run(&process.client()).await;
-        assert_eq!(call_status(&database, &id).await, status, "{}", told(&model));
-        assert!(told(&model).contains(text), "{}", told(&model));
-        assert_eq!(calls(desk.path()).len(), made, "calls that reached the server");
-    }
-}
-
-#[tokio::test]
-async fn a_server_by_http_that_does_not_listen_was_not_called() {
-    let (does, desk) = (Arc::new(Mutex::new(Does::Answer)), tempfile::TempDir::new().unwrap());
-    let (url, _) = by_http(desk.path().to_owned(), does).await;
-    let database = Database::new().await;
-    let model = model_that_calls("desk_pay", 7).await;
-    let mut options = desk_at(&model, &url);
-    assert_eq!(run(&options, &database.url, &["mcp", "pull"]).await.code, 0);
-    // Nobody listens at port 1.
-    options.config = options.config.replace(&url, "http://127.0.0.1:1/mcp");
-    let process = options.serve(&database).await;
-    let id = one_run(&process.client()).await;
-    assert!(told(&model).contains("cannot be reached, so nothing was done"), "{}", told(&model));
-    assert_eq!(call_status(&database, &id).await, "failed");
+    let body: Value = serde_json::from_str(&bodies[2]).unwrap();
+    assert_eq!(body["messages"].as_array().unwrap().last().unwrap()["content"], "look: table 7");
 }

@@ -20,6 +20,10 @@ const EMAIL_PREFIX: &str = "email/";
 /// The channel that sends emails.
 const EMAIL: &str = "email";
 
+/// The types of details that act: of a mail to send, and of a file that was written.
+const SENT: &str = "sentEmail";
+const WRITTEN: &str = "fileWritten";
+
 /// One fact of the state. A new value replaces the old one as a whole.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StateUpdate {
@@ -36,6 +40,16 @@ pub struct NewDelivery {
     pub content: Value,
 }
 
+/// Returns whether details would act, and `tool` is not the one whose they are. A commit sends the mail and keeps the file that such details
+/// name, and asks nobody who may be written to. So a program's own tool, or one that passes on what a server said, must not return them.
+pub fn is_anothers(tool: &str, details: &Value) -> bool {
+    match details["type"].as_str() {
+        Some(SENT) => tool != "compose_email",
+        Some(WRITTEN) => !matches!(tool, "write_file" | "edit_file"),
+        Some(_) | None => false,
+    }
+}
+
 /// Returns the state updates of one tool result. Unknown details give none.
 pub fn updates(result: &ToolResult) -> Vec<StateUpdate> {
     if result.is_error {
@@ -43,11 +57,11 @@ pub fn updates(result: &ToolResult) -> Vec<StateUpdate> {
     }
     let Some(details) = &result.details else { return Vec::new() };
     match details["type"].as_str() {
-        Some("sentEmail") => vec![StateUpdate {
+        Some(SENT) => vec![StateUpdate {
             key: format!("{EMAIL_PREFIX}{}", result.call_id),
             value: json!({ "to": details["to"], "subject": details["subject"] }),
         }],
-        Some("fileWritten") => match details["path"].as_str() {
+        Some(WRITTEN) => match details["path"].as_str() {
             Some(path) => vec![StateUpdate {
                 key: format!("{FILE_PREFIX}{path}"),
                 value: json!({ "bytes": details["bytes"], "sha256": details["sha256"] }),
@@ -64,7 +78,7 @@ pub fn outgoing(result: &ToolResult) -> Option<NewDelivery> {
         return None;
     }
     let details = result.details.as_ref()?;
-    (details["type"] == "sentEmail").then(|| NewDelivery {
+    (details["type"] == SENT).then(|| NewDelivery {
         source_key: result.call_id.to_string(),
         channel: EMAIL.to_owned(),
         content: details.clone(),
@@ -123,6 +137,19 @@ mod tests {
             [StateUpdate { key: "email/call_1".into(), value: json!({"to":["a@b.c"],"subject":"Hi"}) }]
         );
         assert_eq!(outgoing(&sent).unwrap().source_key, "call_1");
+    }
+
+    #[test]
+    fn details_that_act_are_those_of_the_tools_that_send_and_write() {
+        let is_anothers = |tool: &str, kind: &str| is_anothers(tool, &json!({ "type": kind }));
+        assert!(
+            is_anothers("lookup", SENT)
+                && is_anothers("lookup", WRITTEN)
+                && is_anothers("compose_email", WRITTEN)
+        );
+        let own =
+            [("compose_email", SENT), ("write_file", WRITTEN), ("edit_file", WRITTEN), ("lookup", "charged")];
+        assert!(own.iter().all(|(tool, kind)| !is_anothers(tool, kind)));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! An MCP server by standard input and output: `fixture_worker mcp-server FOLDER`. It writes the names of its variables into
-//! `FOLDER/variables`. A call of the tool that `FOLDER/dies` names ends it, once, after the call was kept and before its answer.
+//! `FOLDER/variables`. A call of the tool that `FOLDER/dies` names ends it, and one of the tool that `FOLDER/hangs` names hangs:
+//! once, after the call was kept and before its answer.
 
 #[path = "../../support/mcp.rs"]
 mod answers;
@@ -17,13 +18,20 @@ pub fn run(folder: &Path) -> std::io::Result<()> {
     for line in std::io::stdin().lock().lines() {
         let message: Value = serde_json::from_str(&line?)?;
         let answer = answers::answer(&message, folder);
-        let dies = folder.join("dies");
-        if message["method"] == "tools/call"
-            && std::fs::read_to_string(&dies).is_ok_and(|tool| message["params"]["name"] == tool.trim())
-        {
-            std::fs::remove_file(dies)?;
+        let is_to = |what: &str| {
+            let is_named = std::fs::read_to_string(folder.join(what)).is_ok_and(|tool| {
+                message["method"] == "tools/call" && message["params"]["name"] == tool.trim()
+            });
+            is_named && std::fs::remove_file(folder.join(what)).is_ok()
+        };
+        if is_to("dies") {
             eprintln!("The desk is on fire.");
             std::process::exit(1);
+        }
+        if is_to("hangs") {
+            loop {
+                std::thread::park();
+            }
         }
         if let Some(answer) = answer {
             writeln!(output, "{answer}")?;

@@ -1,7 +1,7 @@
 //! `[mcp.NAME]`: servers of the Model Context Protocol, whose tools agents may have.
 
 use super::problem::Origin;
-use super::read::{Section, beside};
+use super::read::Section;
 use secrecy::SecretString;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -64,7 +64,7 @@ fn server(name: String, origin: &Origin, mut section: Section<'_>) -> Option<Mcp
             .then_some("must be letters, digits and signs, without blanks")
     });
     let definitions =
-        section.path("definitions").unwrap_or_else(|| beside(origin, &format!("mcp/{name}.json")));
+        section.path("definitions").unwrap_or_else(|| origin.beside(&format!("mcp/{name}.json")));
     let lacks = |section: &Section<'_>, text: &str| {
         section.problem(origin.clone(), format!("mcp.{name}: {text}"));
         None

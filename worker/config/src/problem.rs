@@ -1,7 +1,7 @@
 //! A problem of a configuration, and where it is.
 
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Where a value was written. Ordered by precedence: a later variant wins over an earlier one.
@@ -31,6 +31,14 @@ impl Origin {
             Origin::File { .. } => 1,
             Origin::Setting { .. } => 2,
             Origin::Own { .. } => 3,
+        }
+    }
+
+    /// A path that was written there: in a file it is relative to the file's folder, in the environment to the working folder.
+    pub fn beside(&self, text: &str) -> PathBuf {
+        match self {
+            Origin::File { path, .. } => path.parent().map_or(PathBuf::from(text), |dir| dir.join(text)),
+            Origin::Nowhere | Origin::Setting { .. } | Origin::Own { .. } => PathBuf::from(text),
         }
     }
 

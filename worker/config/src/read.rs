@@ -211,7 +211,7 @@ impl<'p> Section<'p> {
         if text.is_empty() {
             return None;
         }
-        Some(beside(&node.origin, text))
+        Some(node.origin.beside(text))
     }
 
     /// A secret: `key` itself, or the contents of the file that `key_file` names, trimmed.
@@ -348,14 +348,6 @@ impl<'p> Section<'p> {
 
     fn broken(&self, key: &str, node: &Node, rule: &str) {
         self.problem(node.origin.clone(), format!("{} = {} {rule}", self.full(key), shown(&node.value)));
-    }
-}
-
-/// A path that was written in a file is relative to the file's folder, and one of the environment to the working folder.
-pub(super) fn beside(origin: &Origin, text: &str) -> PathBuf {
-    match origin {
-        Origin::File { path, .. } => path.parent().map_or(PathBuf::from(text), |dir| dir.join(text)),
-        Origin::Nowhere | Origin::Setting { .. } | Origin::Own { .. } => PathBuf::from(text),
     }
 }
 

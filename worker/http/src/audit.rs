@@ -132,6 +132,8 @@ pub(crate) struct ListQuery {
     verb: Option<String>,
     target: Option<String>,
     outcome: Option<String>,
+    #[serde(default, deserialize_with = "crate::times::usual")]
+    #[schemars(with = "Option<DateTime<Utc>>")]
     since: Option<DateTime<Utc>>,
     cursor: Option<i64>,
     limit: Option<i64>,

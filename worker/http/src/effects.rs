@@ -71,9 +71,13 @@ pub struct EffectSearch {
     pub space: Option<String>,
     /// That began then or later.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "crate::times::usual")]
+    #[schemars(with = "Option<DateTime<Utc>>")]
     pub since: Option<DateTime<Utc>>,
     /// That began before then.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "crate::times::usual")]
+    #[schemars(with = "Option<DateTime<Utc>>")]
     pub until: Option<DateTime<Utc>>,
     /// Also those that were left to the model, and those of replays and imports.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]

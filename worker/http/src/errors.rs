@@ -32,6 +32,8 @@ pub(super) struct ListQuery {
     muted: Option<String>,
     text: Option<String>,
     kind: Option<String>,
+    #[serde(default, deserialize_with = "crate::times::usual")]
+    #[schemars(with = "Option<DateTime<Utc>>")]
     since: Option<DateTime<Utc>>,
     space: Option<String>,
     cursor: Option<String>,

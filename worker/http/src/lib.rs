@@ -37,6 +37,7 @@ pub mod search;
 pub mod sessions;
 mod steer;
 mod stream;
+mod times;
 pub mod tokens;
 mod workers;
 

@@ -47,8 +47,12 @@ pub struct Search {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "crate::times::usual")]
+    #[schemars(with = "Option<DateTime<Utc>>")]
     pub since: Option<DateTime<Utc>>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "crate::times::usual")]
+    #[schemars(with = "Option<DateTime<Utc>>")]
     pub until: Option<DateTime<Utc>>,
     /// US dollars.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -124,7 +124,11 @@ pub(super) struct Listed {
 pub(super) struct ReplaysQuery {
     status: Option<String>,
     agent: Option<String>,
+    #[serde(default, deserialize_with = "crate::times::usual")]
+    #[schemars(with = "Option<DateTime<Utc>>")]
     since: Option<DateTime<Utc>>,
+    #[serde(default, deserialize_with = "crate::times::usual")]
+    #[schemars(with = "Option<DateTime<Utc>>")]
     until: Option<DateTime<Utc>>,
     cursor: Option<String>,
     limit: Option<i64>,

@@ -1,27 +1,23 @@
 //! One process's connection to one server. The first call opens it, all calls share it, and a call that finds it dead opens
 //! another.
 
+use crate::failure::{CallFailure, MAX_SAID, chain};
 use crate::http::Http;
 use crate::pinned::Offered;
+use crate::program::{Program, start};
 use rmcp::model::{
     CallToolRequestParams, CallToolResponse, CallToolResult, ClientCapabilities, ClientConfig, ClientRequest,
-    ErrorCode, ErrorData, Implementation, JsonObject, PaginatedRequestParams, PingRequest, RequestMetaObject,
+    Implementation, JsonObject, PaginatedRequestParams, PingRequest, RequestMetaObject,
 };
 use rmcp::service::{Peer, RunningService, ServiceError};
 use rmcp::transport::StreamableHttpClientTransport;
-use rmcp::transport::streamable_http_client::{StreamableHttpClientTransportConfig, StreamableHttpError};
+use rmcp::transport::streamable_http_client::StreamableHttpClientTransportConfig;
 use rmcp::{RoleClient, ServiceExt as _};
 use secrecy::ExposeSecret as _;
 use serde_json::Value;
-use std::error::Error as StdError;
-use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use tokio::io::{AsyncBufReadExt as _, BufReader};
-use tokio::process::{Child, Command};
-use tokio::sync::watch;
-use tracing::debug;
 use wakeful_config::mcp::{Mcp, Reach};
 use wakeful_engine::web;
 
@@ -32,7 +28,7 @@ const HANDSHAKE: Duration = Duration::from_secs(30);
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// How long a server may take to answer a ping, after a call that it did not answer in time.
-const PING: Duration = Duration::from_secs(5);
+const PING: Duration = Duration::from_secs(3);
 
 /// How long calls fail at once after a server could not be reached. So a turn of ten calls does not wait ten times.
 const PAUSE: Duration = Duration::from_secs(2);
@@ -40,34 +36,12 @@ const PAUSE: Duration = Duration::from_secs(2);
 /// The key of `_meta` in which a call sends its idempotency key, for servers that look.
 const KEY: &str = "wakeful/idempotencyKey";
 
-/// What a program of ours always gets.
-const ALWAYS: [&str; 8] = ["PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR", "SSL_CERT_FILE"];
-
-/// How long a program that ended may take to close its standard error.
-const LAST_WORDS: Duration = Duration::from_secs(1);
-
-/// The status of a server that has too many requests.
-const TOO_MANY: u16 = 429;
-
 /// How many calls may wait for one server's answers.
 const CALLS: usize = 1024;
 
-/// The most tools of one server.
+/// The most tools of one server, and pages of its list.
 const MAX_TOOLS: usize = 1000;
-
-/// The longest line of a program's errors that is kept.
-const MAX_LINE: usize = 500;
-
-/// How a call failed.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum CallFailure {
-    /// The server did not get it.
-    NotSent(String),
-    /// The server answered that it will not do it, or that it failed.
-    Refused(String),
-    /// It was sent, and no answer came.
-    Unknown(String),
-}
+const MAX_PAGES: usize = 100;
 
 /// The connection to one server.
 #[derive(Debug)]
@@ -109,35 +83,6 @@ impl Drop for Waiting<'_> {
         if !self.is_answered {
             self.live.is_suspect.store(true, Ordering::Relaxed);
         }
-    }
-}
-
-/// A program that this process started. Dropping it kills it and what it has started.
-#[derive(Debug)]
-struct Program {
-    child: Child,
-    /// The last line of its standard error. Its sender goes when the program has closed it.
-    last_words: watch::Receiver<String>,
-}
-
-impl Drop for Program {
-    fn drop(&mut self) {
-        let group = self.child.id().and_then(|id| rustix::process::Pid::from_raw(i32::try_from(id).ok()?));
-        if let Some(group) = group {
-            // It may have ended by itself.
-            let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
-        }
-    }
-}
-
-impl Program {
-    /// An error of a program that ended, with what it said last.
-    async fn with_last_words(&self, text: String) -> String {
-        let mut words = self.last_words.clone();
-        // What it wrote may not have been read yet.
-        let _ = tokio::time::timeout(LAST_WORDS, words.wait_for(|_| false)).await;
-        let words = words.borrow();
-        if words.is_empty() { text } else { format!("{text}; its last words: {}", *words) }
     }
 }
 
@@ -183,7 +128,7 @@ impl Connection {
                 Err(CallFailure::Unknown("it goes on with the call, and does not say how it ends".to_owned()))
             }
             Err(error) => {
-                let failure = self.failure(error);
+                let failure = CallFailure::of(error);
                 if !matches!(failure, CallFailure::Refused(_)) {
                     self.forget(&live).await;
                 }
@@ -222,16 +167,18 @@ impl Connection {
     /// All pages of the list. A server may offer pages without end.
     async fn list(&self, peer: &Peer<RoleClient>) -> Result<Vec<rmcp::model::Tool>, String> {
         let (mut tools, mut cursor) = (Vec::new(), None);
-        loop {
+        for _ in 0..MAX_PAGES {
             let params = PaginatedRequestParams::default().with_cursor(cursor);
-            let page = peer.list_tools(Some(params)).await.map_err(|error| said(self.failure(error)))?;
+            let page =
+                peer.list_tools(Some(params)).await.map_err(|error| CallFailure::of(error).into_text())?;
             tools.extend(page.tools);
             match page.next_cursor {
-                _ if tools.len() > MAX_TOOLS => return Err(format!("it offers more than {MAX_TOOLS} tools")),
-                Some(next) => cursor = Some(next),
-                None => return Ok(tools),
+                Some(next) if tools.len() <= MAX_TOOLS => cursor = Some(next),
+                None if tools.len() <= MAX_TOOLS => return Ok(tools),
+                Some(_) | None => break,
             }
         }
+        Err(format!("it offers more than {MAX_TOOLS} tools, or more than {MAX_PAGES} pages of them"))
     }
 
     /// The open connection, or a new one. Who comes while one is being opened waits for it.
@@ -268,25 +215,6 @@ impl Connection {
             *state = State::Closed;
         }
     }
-
-    /// What is known of a call that failed. What a program wrote to its standard error is not told: it may be of another session.
-    fn failure(&self, error: ServiceError) -> CallFailure {
-        match error {
-            ServiceError::McpError(error) if is_refusal(&error) => {
-                CallFailure::Refused(error.message.into_owned())
-            }
-            ServiceError::McpError(error) => CallFailure::Unknown(quoted(&error.message)),
-            ServiceError::TransportSend(error) => match was_taken(error.error.as_ref()) {
-                Taken::No => CallFailure::NotSent(chain(error.error.as_ref())),
-                Taken::Refused(why) => CallFailure::Refused(why),
-                Taken::Perhaps => CallFailure::Unknown(chain(error.error.as_ref())),
-            },
-            ServiceError::TransportClosed => {
-                CallFailure::Unknown("the connection ended before the answer".to_owned())
-            }
-            other => CallFailure::Unknown(chain(&other)),
-        }
-    }
 }
 
 /// Opens a connection.
@@ -306,7 +234,7 @@ async fn open(server: Mcp, patience: Duration) -> Result<Live, String> {
                 .max_concurrent_requests(CALLS)
                 // rmcp would give the other calls of the old session up.
                 .reinit_on_expired_session(false);
-            settings.max_error_response_size = MAX_LINE;
+            settings.max_error_response_size = MAX_SAID;
             if let Some(token) = token {
                 settings = settings.auth_header(token.expose_secret());
             }
@@ -333,70 +261,6 @@ async fn open(server: Mcp, patience: Duration) -> Result<Live, String> {
     }
 }
 
-/// Starts the program, with only the variables that it is to have: this process's others hold secrets.
-fn start(
-    name: &str,
-    command: &[String],
-    env: &[String],
-) -> Result<(Program, tokio::process::ChildStdin, tokio::process::ChildStdout), String> {
-    let given = ALWAYS.iter().copied().chain(env.iter().map(String::as_str));
-    let given = given.filter_map(|name| Some((name.to_owned(), std::env::var_os(name)?)));
-    let mut child = Command::new(&command[0])
-        .args(&command[1..])
-        .env_clear()
-        .envs(given)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        // Ctrl-C in a terminal is for this process, which drains.
-        .process_group(0)
-        .kill_on_drop(true)
-        .spawn()
-        .map_err(|error| format!("the program {:?} cannot be started: {error}", command[0]))?;
-    let (Some(input), Some(output), Some(errors)) =
-        (child.stdin.take(), child.stdout.take(), child.stderr.take())
-    else {
-        return Err("the program has no standard input or output".to_owned());
-    };
-    let (say, last_words) = watch::channel(String::new());
-    let name = name.to_owned();
-    tokio::spawn(async move {
-        let mut errors = BufReader::new(errors);
-        let mut line = Vec::new();
-        // A program may write without end and without a line end, so only the beginning of a line is kept.
-        while let Ok(bytes) = errors.fill_buf().await
-            && !bytes.is_empty()
-        {
-            let end = bytes.iter().position(|byte| *byte == b'\n');
-            let part = &bytes[..end.unwrap_or(bytes.len())];
-            line.extend_from_slice(&part[..part.len().min(MAX_LINE - line.len())]);
-            let read = end.map_or(bytes.len(), |end| end + 1);
-            errors.consume(read);
-            if end.is_some() {
-                let text = String::from_utf8_lossy(&line).trim_end().to_owned();
-                debug!(server = name, line = text, "An MCP server's standard error");
-                if !text.is_empty() {
-                    say.send_replace(text);
-                }
-                line.clear();
-            }
-        }
-    });
-    Ok((Program { child, last_words }, input, output))
-}
-
-/// Whether an error of the protocol says that the call was not carried out. Of any other, such as an internal one, or one that
-/// rmcp makes of a stream that ended, nobody knows.
-fn is_refusal(error: &ErrorData) -> bool {
-    matches!(
-        error.code,
-        ErrorCode::PARSE_ERROR
-            | ErrorCode::INVALID_REQUEST
-            | ErrorCode::METHOD_NOT_FOUND
-            | ErrorCode::INVALID_PARAMS
-    )
-}
-
 /// Whether a connection is open, and its server answers if there is a doubt.
 async fn is_usable(live: &Live) -> bool {
     let peer = live.service.peer();
@@ -414,60 +278,4 @@ async fn is_usable(live: &Live) -> bool {
         live.is_suspect.store(false, Ordering::Relaxed);
     }
     answers
-}
-
-enum Taken {
-    No,
-    Refused(String),
-    Perhaps,
-}
-
-/// Whether a request that failed on its way can have reached the server.
-fn was_taken(error: &(dyn StdError + 'static)) -> Taken {
-    let mut next = Some(error);
-    while let Some(error) = next {
-        match error.downcast_ref::<StreamableHttpError<reqwest::Error>>() {
-            Some(StreamableHttpError::HttpStatus(status)) if status.status == TOO_MANY => {
-                return Taken::Refused(
-                    "The tool's server has too many requests now. Try again later.".to_owned(),
-                );
-            }
-            Some(StreamableHttpError::AuthRequired(_) | StreamableHttpError::InsufficientScope(_)) => {
-                return Taken::Refused("The tool's server refuses this installation's token.".to_owned());
-            }
-            // The server did not take it. The call is made again on a new connection; calls in flight keep this one.
-            Some(StreamableHttpError::SessionExpired) => return Taken::No,
-            Some(StreamableHttpError::Client(error)) if error.is_connect() || error.is_builder() => {
-                return Taken::No;
-            }
-            Some(_) => return Taken::Perhaps,
-            None => {}
-        }
-        next = error.source();
-    }
-    Taken::Perhaps
-}
-
-fn said(failure: CallFailure) -> String {
-    let (CallFailure::NotSent(text) | CallFailure::Refused(text) | CallFailure::Unknown(text)) = failure;
-    text
-}
-
-/// What a server says, as its words and not ours, and not all of it.
-fn quoted(text: &str) -> String {
-    format!("it says {:?}", text.chars().take(MAX_LINE).collect::<String>())
-}
-
-/// An error and its causes, each once.
-fn chain(error: &(dyn StdError + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        let cause_text = cause.to_string();
-        if !text.contains(&cause_text) {
-            text = format!("{text}: {cause_text}");
-        }
-        next = cause.source();
-    }
-    text
 }

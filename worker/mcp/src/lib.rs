@@ -7,7 +7,8 @@
 //! | to see | read |
 //! |---|---|
 //! | the file | [`pinned`] |
-//! | the connection, and what is known of a call that failed | `connection` |
+//! | the connection that all calls share | `connection`, `program` |
+//! | what is known of a call that failed | `failure` |
 //! | what rmcp would wait for in vain | `http` |
 //! | one call | `tool` |
 //! | what the model reads of an answer | `content` |
@@ -17,8 +18,10 @@
 
 mod connection;
 mod content;
+mod failure;
 mod http;
 pub mod pinned;
+mod program;
 mod tool;
 
 use connection::Connection;

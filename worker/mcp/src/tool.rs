@@ -1,7 +1,8 @@
 //! A tool of a server, as a tool of Wakeful.
 
-use crate::connection::{CallFailure, Connection};
+use crate::connection::Connection;
 use crate::content;
+use crate::failure::CallFailure;
 use crate::pinned::PinnedTool;
 use async_trait::async_trait;
 use serde_json::Value;

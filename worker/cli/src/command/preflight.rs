@@ -194,9 +194,9 @@ fn show(output: &Output, report: &Report) -> anyhow::Result<()> {
     let more = if report.more { "; there are more sessions, see --limit" } else { "" };
     let end = if report.findings.is_empty() {
         let what = if report.more { "What was looked at can go on" } else { "Everything can go on" };
-        format!("{what}: {looked}{more}.\n")
+        format!("{what}: {looked}{more}.")
     } else {
-        format!("{} cannot go on as now: {looked}{more}.\n", count(report.stopped as i64, "session"))
+        format!("{} cannot go on as now: {looked}{more}.", count(report.stopped as i64, "session"))
     };
-    print(&printable(&end))
+    print(&format!("{}\n", printable(&end)))
 }

@@ -411,17 +411,15 @@ pub(crate) fn refusal(ctx: &Ctx, session: &Session, agent: &Agent, call: &ToolCa
     }
     let prefix = session.prefix.as_ref();
     let definition = prefix.and_then(|prefix| prefix.tool(&call.name));
-    // A tool must pass three checks: the agent may use it now, this process has it, and the pinned prefix
-    // (if any) defines it for the model.
-    if !agent.tools.contains(&call.name)
-        || ctx.plugins.tools.get(&call.name).is_none()
-        || (prefix.is_some() && definition.is_none())
-    {
-        return Some(ToolError::new(format!(
-            "There is no tool named {:?}. The tools are: {}.",
-            call.name,
-            agent.tools.join(", ")
-        )));
+    // The agent may use it now, this process has it, and the pinned prefix (if any) defines it for the model.
+    let is_there = |name: &str| {
+        let is_pinned = prefix.is_none_or(|prefix| prefix.tool(name).is_some());
+        is_pinned && ctx.plugins.tools.get(name).is_some()
+    };
+    if !agent.tools.contains(&call.name) || !is_there(&call.name) {
+        let there: Vec<&str> = agent.tools.iter().map(String::as_str).filter(|name| is_there(name)).collect();
+        let text = format!("There is no tool named {:?}. The tools are: {}.", call.name, there.join(", "));
+        return Some(ToolError::new(text));
     }
     match definition {
         Some(definition) => ctx.plugins.tools.validate_as(definition, &call.arguments).err(),

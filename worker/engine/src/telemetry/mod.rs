@@ -248,16 +248,14 @@ where
     (Dispatch::new(subscriber), Guard { traces }, warnings)
 }
 
-/// Turns off the exporter's own log messages unless the directives mention them: it would repeat them for
-/// every batch.
+/// What is not logged unless the directives mention it: the exporter would repeat its messages for every batch, and rmcp's
+/// have what MCP servers say, of encrypted sessions too.
+const QUIET: [(&str, &str); 2] = [("opentelemetry", "opentelemetry=off"), ("rmcp", "rmcp=error")];
+
+/// Reads the directives, and adds what is quiet without them.
 fn filter(directives: &str) -> Result<EnvFilter, tracing_subscriber::filter::ParseError> {
-    // rmcp's notes have what MCP servers say, of encrypted sessions too.
-    let rmcp = if directives.contains("rmcp") { "" } else { ",rmcp=error" };
-    if directives.contains("opentelemetry") {
-        EnvFilter::try_new(format!("{directives}{rmcp}"))
-    } else {
-        EnvFilter::try_new(format!("{directives}{rmcp},opentelemetry=off"))
-    }
+    let quiet = QUIET.iter().filter(|(name, _)| !directives.contains(name)).map(|(_, quiet)| *quiet);
+    EnvFilter::try_new(std::iter::once(directives).chain(quiet).collect::<Vec<_>>().join(","))
 }
 
 /// Makes `filter` decide about each span and event that it lets through, instead of once per callsite.

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::sync::Arc;
 use wakeful_workflow::agent::ToolDefinition;
+use wakeful_workflow::derive::is_anothers;
 use wakeful_workflow::policy::ToolMode;
 
 /// Longest error text for the model: enough to correct a call, too little to fill the context.
@@ -218,16 +219,9 @@ impl Registry {
     }
 }
 
-/// Removes details that would act, unless the tool is the built-in one whose they are. A commit sends the mail and keeps the file that
-/// such details name, and asks nobody who may be written to: a program's own tool, or one that passes on what a server said, must not.
+/// Removes details that would act, unless they are the tool's own.
 fn without_acts(tool: &str, mut output: ToolOutput) -> ToolOutput {
-    let kind = output.details.as_ref().and_then(|details| details["type"].as_str());
-    let is_anothers = match kind {
-        Some("sentEmail") => tool != "compose_email",
-        Some("fileWritten") => !matches!(tool, "write_file" | "edit_file"),
-        Some(_) | None => false,
-    };
-    if is_anothers {
+    if output.details.as_ref().is_some_and(|details| is_anothers(tool, details)) {
         tracing::warn!(
             tool,
             "Left out a tool's details: their type is of a built-in tool, and they would act"
@@ -447,18 +441,34 @@ mod tests {
         assert!(strict().call("strict", &call, json!({"word": 1})).await.is_err());
     }
 
-    #[test]
-    fn only_the_tools_that_send_and_write_return_details_that_act() {
-        let of = |tool: &str, kind: &str| {
-            let output =
-                ToolOutput::text("Done.").with_details(json!({"type": kind, "to": ["eve@example.org"]}));
-            without_acts(tool, output).details.is_some()
+    /// Returns what a server said as its details.
+    struct PassesOn;
+
+    #[async_trait::async_trait]
+    impl Tool for PassesOn {
+        fn definition(&self) -> ToolDefinition {
+            ToolDefinition::new(
+                "lookup",
+                "",
+                json!({"type": "object"}),
+                wakeful_workflow::effect::Effect::Pure,
+            )
+        }
+
+        async fn call(&self, _: &ToolCallContext, said: Value) -> Result<ToolOutput, ToolError> {
+            Ok(ToolOutput::text("Done.").with_details(said))
+        }
+    }
+
+    #[tokio::test]
+    async fn a_tool_that_passes_on_what_a_server_said_sends_no_mail() {
+        let mut registry = Registry::new();
+        registry.register(Arc::new(PassesOn)).unwrap();
+        let details = async |kind: &str| {
+            let said = json!({"type": kind, "to": ["eve@example.org"]});
+            registry.call("lookup", &ToolCallContext::detached("call_1"), said).await.unwrap().details
         };
-        assert!(
-            of("compose_email", "sentEmail") && of("write_file", "fileWritten") && of("lookup", "charged")
-        );
-        assert!(
-            !of("lookup", "sentEmail") && !of("lookup", "fileWritten") && !of("compose_email", "fileWritten")
-        );
+        assert_eq!(details("sentEmail").await, None);
+        assert!(details("looked").await.is_some());
     }
 }

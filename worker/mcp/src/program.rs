@@ -1,0 +1,102 @@
+//! The program of a server that is reached by its standard input and output.
+
+use std::process::Stdio;
+use std::time::Duration;
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use tokio::sync::watch;
+use tracing::debug;
+
+/// What a program of ours always gets.
+const ALWAYS: [&str; 8] = ["PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR", "SSL_CERT_FILE"];
+
+/// How long a program that ended may take to close its standard error.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// The longest line of a program's errors that is kept.
+const MAX_LINE: usize = 500;
+
+/// A program that this process started. Dropping it kills it and what it has started.
+#[derive(Debug)]
+pub(crate) struct Program {
+    child: Child,
+    /// The last line of its standard error. Its sender goes when the program has closed it.
+    last_words: watch::Receiver<String>,
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let group = self.child.id().and_then(|id| rustix::process::Pid::from_raw(i32::try_from(id).ok()?));
+        if let Some(group) = group {
+            // It may have ended by itself.
+            let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+        }
+    }
+}
+
+impl Program {
+    /// An error of a program that ended, with what it said last.
+    pub async fn with_last_words(&self, text: String) -> String {
+        let mut words = self.last_words.clone();
+        // What it wrote may not have been read yet.
+        let _ = tokio::time::timeout(LAST_WORDS, words.wait_for(|_| false)).await;
+        let words = words.borrow();
+        if words.is_empty() { text } else { format!("{text}; its last words: {}", *words) }
+    }
+}
+
+/// Starts a program, with only the variables that it is to have: this process's others hold secrets.
+pub(crate) fn start(
+    name: &str,
+    command: &[String],
+    env: &[String],
+) -> Result<(Program, ChildStdin, ChildStdout), String> {
+    let given = ALWAYS.iter().copied().chain(env.iter().map(String::as_str));
+    let given = given.filter_map(|name| Some((name.to_owned(), std::env::var_os(name)?)));
+    let mut child = Command::new(&command[0])
+        .args(&command[1..])
+        .env_clear()
+        .envs(given)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        // Ctrl-C in a terminal is for this process, which drains.
+        .process_group(0)
+        .kill_on_drop(true)
+        .spawn()
+        .map_err(|error| format!("the program {:?} cannot be started: {error}", command[0]))?;
+    let (Some(input), Some(output), Some(errors)) =
+        (child.stdin.take(), child.stdout.take(), child.stderr.take())
+    else {
+        return Err("the program has no standard input or output".to_owned());
+    };
+    let (say, last_words) = watch::channel(String::new());
+    let name = name.to_owned();
+    tokio::spawn(async move {
+        let mut errors = BufReader::new(errors);
+        let mut line = Vec::new();
+        let keep = |line: &mut Vec<u8>| {
+            let text = String::from_utf8_lossy(line).trim_end().to_owned();
+            debug!(server = name, line = text, "An MCP server's standard error");
+            if !text.is_empty() {
+                say.send_replace(text);
+            }
+            line.clear();
+        };
+        // A program may write without end and without a line end, so only the beginning of a line is kept.
+        while let Ok(bytes) = errors.fill_buf().await
+            && !bytes.is_empty()
+        {
+            let end = bytes.iter().position(|byte| *byte == b'\n');
+            let part = &bytes[..end.unwrap_or(bytes.len())];
+            line.extend_from_slice(&part[..part.len().min(MAX_LINE - line.len())]);
+            let read = end.map_or(bytes.len(), |end| end + 1);
+            errors.consume(read);
+            if end.is_some() {
+                keep(&mut line);
+            }
+        }
+        keep(&mut line);
+    });
+    Ok((Program { child, last_words }, input, output))
+}
