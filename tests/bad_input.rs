@@ -177,6 +177,23 @@ async fn a_query_or_a_header_that_cannot_be_read_is_400() {
 }
 
 #[tokio::test]
+async fn a_time_that_the_database_does_not_have_is_refused() {
+    let (_database, _model, process) = api().await;
+    let client = process.client();
+    for time in ["%2B262142-12-31T23:59:59Z", "-262143-01-01T00:00:00Z", "%2B10000-01-01T00:00:00Z"] {
+        for list in ["sessions", "replays", "effects", "errors", "audit"] {
+            let request = client.get_request(&format!("/v1/{list}?since={time}"));
+            let refused = refused(request, StatusCode::BAD_REQUEST, "within the years 0000 to 9999").await;
+            refused.unwrap_or_else(|error| panic!("{list} {time}: {error}"));
+        }
+        let request = client.get_request(&format!("/v1/sessions?until={time}"));
+        refused(request, StatusCode::BAD_REQUEST, "`until`")
+            .await
+            .unwrap_or_else(|error| panic!("{time}: {error}"));
+    }
+}
+
+#[tokio::test]
 async fn a_client_key_makes_one_message_of_many_and_never_two_of_one() {
     let (database, _model, process) = api().await;
     let client = process.client();

@@ -281,6 +281,16 @@ async fn a_database_that_is_given_is_used_and_never_emptied() {
 }
 
 #[tokio::test]
+async fn with_schedules_of_its_own_it_starts_and_sends_the_other_samples() {
+    let place = Place::new();
+    let own = "[schedules.mornings]\ncron = \"30 4 1 1 *\"\nprompt = \"Say what is due.\"\n";
+    std::fs::write(place.temp.path().join("wakeful.toml"), own).unwrap();
+    let mut dev = place.dev(&["--once"]);
+    assert_eq!(dev.end().await, 0, "{}", dev.errors());
+    assert!(place.mails() > 0, "the mail's sample was answered");
+}
+
+#[tokio::test]
 async fn a_port_in_use_is_said_before_anything_is_started() {
     let place = Place::new();
     let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();

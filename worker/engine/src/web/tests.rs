@@ -251,7 +251,11 @@ async fn a_large_a_packed_and_an_endless_answer_are_refused() {
     ] {
         let port = raw(answer, open).await;
         let got = web.get(&format!("http://public.test:{port}/")).await;
-        let Err(WebError::Unknown(text)) = got else { panic!("{why}: {got:?}") };
+        let Err(WebError::Unknown(text)) = got.clone() else { panic!("{why}: {got:?}") };
+        assert!(
+            crate::tool::ToolError::from(got.unwrap_err()).outcome_unknown,
+            "{why}: nobody knows what a tool's call did"
+        );
         assert!(text.contains(why), "{why}: {text}");
     }
 }
