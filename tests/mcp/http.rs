@@ -40,8 +40,6 @@ struct Desk {
     session: Mutex<u32>,
     /// The tokens of all requests.
     tokens: Mutex<Vec<String>>,
-    /// How often it was asked for the stream of its own messages.
-    streams: Mutex<u32>,
 }
 
 impl Desk {
@@ -52,16 +50,10 @@ impl Desk {
             does: Mutex::new(Does::Answer),
             session: Mutex::new(1),
             tokens: Mutex::default(),
-            streams: Mutex::default(),
         });
-        let (posts, gets) = (Arc::clone(&desk), Arc::clone(&desk));
-        let route = post(
-            move |headers: HeaderMap, body: String| async move { posts.handled(&headers, &body) },
-        )
-        .get(move || async move {
-            *gets.streams.lock().unwrap() += 1;
-            ([("content-type", "text/event-stream")], "retry: 0\n\n")
-        });
+        let posts = Arc::clone(&desk);
+        let route =
+            post(move |headers: HeaderMap, body: String| async move { posts.handled(&headers, &body) });
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}/mcp", listener.local_addr().unwrap());
         tokio::spawn(async move { axum::serve(listener, Router::new().route("/mcp", route)).await });
@@ -155,7 +147,6 @@ async fn a_server_by_http_gets_its_token_and_is_called_in_a_new_session_when_it_
     assert_eq!(body["messages"].as_array().unwrap().last().unwrap()["content"], "pay: table 7");
     assert_eq!(calls(folder.path()).len(), 2);
     assert!(desk.tokens.lock().unwrap().iter().all(|token| token == "Bearer s3cret"));
-    assert_eq!(*desk.streams.lock().unwrap(), 0, "nothing reads the server's own messages");
 }
 
 #[tokio::test]

@@ -74,6 +74,21 @@ for (const [way, options] of [["mouse", {}], ["without JavaScript", { javaScript
   await page.waitForURL(/#say$/);
   await page.waitForFunction(() => [...document.querySelectorAll(".said")].at(-1)?.textContent.includes("Here I am."));
   told.live = true;
+  const focused = await page.evaluate(() => document.activeElement.id);
+  if (focused !== "say") told.broken.push(`after a message the focus is on "${focused}"`);
+  // What a person has clicked in the chat keeps nothing from it.
+  const before = await page.locator(".said").count();
+  await page.evaluate(() => {
+    const one = document.querySelector('[data-part="said"] .said');
+    one.tabIndex = -1;
+    one.focus();
+  });
+  const other = await page.context().newPage();
+  await other.goto(`${root}/chat/${chat}`);
+  await other.fill("textarea[name=text]", "Are you there?");
+  await other.click("button:text-is('Send')");
+  await other.waitForURL(/#say$/);
+  await page.waitForFunction((before) => document.querySelectorAll(".said").length >= before + 2, before);
   await page.context().close();
 }
 

@@ -162,3 +162,18 @@ fn fits(answer: &ServerJsonRpcMessage, asked: &RequestId, has_session: bool) -> 
         _ => Err(StreamableHttpError::UnexpectedServerResponse("the answer is to another request".into())),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn the_stream_of_a_servers_own_messages_is_never_asked_for() {
+        let client = wakeful_engine::web::client(wakeful_engine::web::Reach::Named(&[])).build().unwrap();
+        // Nobody listens at port 1, so a request would fail in another way.
+        let http = Http(client);
+        let asked =
+            http.get_stream("http://127.0.0.1:1/mcp".into(), Some("1".into()), None, None, Headers::new());
+        assert!(matches!(asked.await.err(), Some(StreamableHttpError::ServerDoesNotSupportSse)));
+    }
+}

@@ -233,7 +233,8 @@ impl ToolOutput {
         ToolOutput { question: Some(question.into()), ..ToolOutput::default() }
     }
 
-    /// Adds details for operators: an object with a `type`. The model does not see them.
+    /// Adds details for operators: an object with a `type`. The model does not see them. The types `sentEmail` and `fileWritten` are those of
+    /// built-in tools, and are left out.
     #[must_use]
     pub fn with_details(self, details: Value) -> Self {
         ToolOutput { details: Some(details), ..self }
