@@ -1,6 +1,7 @@
 //! A provider is down. No run fails for it, the fleet hardly calls it, and work goes on in order when it is back.
 
 mod minutes;
+mod own;
 
 use crate::support::checker::check;
 use crate::support::client::texts;
@@ -112,13 +113,16 @@ async fn an_outage_under_load_fails_no_run_and_the_fleet_hardly_calls() {
     assert!(calls as i64 <= probed + 2, "only probes: {calls} calls, {probed} probes");
 
     let why = said(&options, &database, &["session", "why", &ids[20]]).await;
-    assert!(why.contains("waits for provider openai") && why.contains("status 503"), "{why}");
+    assert!(why.contains("waits for model openai/test,") && why.contains("status 503"), "{why}");
     let list = said(&options, &database, &["session", "list", "-o", "json"]).await;
     assert!(list.contains("\"waits_for\""), "{list}");
     let (_, shown) = client.get(&format!("/v1/sessions/{}", ids[20])).await;
-    assert_eq!(shown["job"]["waits_for"], "openai", "{shown}");
+    assert_eq!(shown["job"]["waits_for"], "openai/test", "{shown}");
     let status = said(&options, &database, &["queue", "status"]).await;
-    assert!(status.contains("rovider openai has failed for") && status.contains("sessions wait"), "{status}");
+    assert!(
+        status.contains("odel openai/test has failed for") && status.contains("sessions wait"),
+        "{status}"
+    );
 
     provider.is(0);
     for id in &ids {

@@ -1,6 +1,7 @@
 //! Messages that arrive while a session is busy, waits, rests or has ended: none is lost, and each is
 //! answered in turn.
 
+use crate::support::checker::check;
 use crate::support::client::{numbers, texts};
 use crate::support::model::turns_since_user;
 use crate::support::{Answer, Client, Database, ModelServer, Options, Process, World, eventually};
@@ -89,6 +90,30 @@ async fn a_message_during_the_last_answer_keeps_the_answer_and_is_answered() {
 }
 
 #[tokio::test]
+async fn a_run_that_answers_each_of_many_messages_meets_no_limit() {
+    // Each answer costs 110 tokens.
+    for limits in ["limits = { steps = 2 }", "limits = { tokens = 200 }"] {
+        let database = Database::new().await;
+        let model = ModelServer::start(|_, number| Answer::text(&format!("Answer {number}."))).await;
+        model.hold();
+        let process = options(&model).config(limits).serve(&database).await;
+        let client = process.client();
+        let id = id(&client.chat("c1", "Message 0").await);
+        for number in 1..5 {
+            model.asked(number).await;
+            client.chat("c1", &format!("Message {number}")).await;
+            model.hold_from(number);
+        }
+        model.release();
+        let session = client.wait_for(&id, "completed").await;
+        assert_eq!(texts(&session, "assistant").len(), 5, "{limits}: {session}");
+        assert_eq!(runs(&database, &id).await, 1, "one run answered them all");
+        check(&database, &id, &[]).await;
+        assert!(process.terminate().success());
+    }
+}
+
+#[tokio::test]
 async fn no_message_is_lost_in_the_instant_of_completion() {
     let database = Database::new().await;
     let model = echo().await;
@@ -156,6 +181,26 @@ async fn the_answer_to_a_question_is_its_result_whichever_process_hears_it() {
     let asked = &serde_json::from_str::<Value>(&model.bodies()[1]).unwrap()["messages"];
     assert_eq!(asked[3]["role"], "tool");
     assert_eq!(asked[3]["content"], "Four.");
+}
+
+#[tokio::test]
+async fn people_read_the_question_of_a_tool_and_not_the_models_words_for_it() {
+    let database = Database::new().await;
+    let model = ModelServer::start(|body, _| match turns_since_user(body) {
+        0 => Answer::call("confirm", json!({"order": "7", "question": "May I say hello?"})),
+        _ => Answer::text("Paid."),
+    })
+    .await;
+    let agent =
+        "[agents.default]\nsystem_prompt = \"You pay.\"\nmodel = \"openai/test\"\ntools = [\"confirm\"]";
+    let process = Options::new().config(agent).env("OPENAI_BASE_URL", &model.url).serve(&database).await;
+    let client = process.client();
+    let id = id(&client.chat("c1", "Buy it.").await);
+    let session = client.wait_for(&id, "waiting_input").await;
+    assert_eq!(session["question"], "Pay 40 euros for order 7?");
+    client.chat("c1", "Yes.").await;
+    let session = client.wait_for(&id, "completed").await;
+    assert_eq!((&session["question"], texts(&session, "tool")), (&Value::Null, vec!["Yes.".to_owned()]));
 }
 
 #[tokio::test]

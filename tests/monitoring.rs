@@ -133,7 +133,8 @@ async fn jobs_that_wait_for_a_provider_are_counted_at_its_gate() {
     server.client().chat("c1", "Hello.").await;
     eventually("the job to be counted", || async {
         let text = metrics(&monitoring).await;
-        (value(&text, "wakeful_provider_gate_waiting_jobs{provider=\"openai\"}") == Some(1.0)).then_some(())
+        (value(&text, "wakeful_provider_gate_waiting_jobs{provider=\"openai/test\"}") == Some(1.0))
+            .then_some(())
     })
     .await;
     server.kill();

@@ -286,7 +286,7 @@ async fn a_provider_that_is_down_is_told_when_its_gate_shuts_and_when_it_opens()
     let began = stage.sink.has(1).await.remove(0);
     assert_eq!(
         (began["phase"].as_str(), began["cause"].as_str()),
-        (Some("began"), Some("openai")),
+        (Some("began"), Some("openai/test")),
         "{began}"
     );
     stage.model_does.store(0, Ordering::SeqCst);

@@ -1,4 +1,4 @@
-//! The gates of the providers, which all workers share: see [`wakeful_workflow::gate`].
+//! The gates of the models, which all workers share: see [`wakeful_workflow::gate`].
 //!
 //! Only faults write here, and what follows them: probes, waves, waiting jobs. A lock on a gate's row is taken before a
 //! job's. A job that begins to wait locks the gate's row shared, so the gate cannot open fully without seeing it.
@@ -17,6 +17,9 @@ use wakeful_workflow::id::{RunId, SessionId};
 /// Waiting jobs that are counted. A wave never has more.
 const COUNTED: i64 = 1025;
 
+/// The probe is made by one of so many jobs that wait the longest.
+const FIRST_IN_LINE: i64 = 100;
+
 /// A gate as it was read.
 #[derive(Clone, Debug)]
 pub struct GateView {
@@ -33,6 +36,7 @@ pub struct GateView {
 #[derive(Clone, Debug, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ClosedGate {
+    /// What does not answer: a model with its provider (`openai/gpt-5`), a blob store, or what files begin with.
     pub provider: String,
     /// `shut`, or `opening` while the waiting jobs are let through.
     pub phase: String,
@@ -63,6 +67,7 @@ struct Row {
     phase: String,
     faults: i32,
     last_fault_ms: Option<i64>,
+    answered_ms: Option<i64>,
     since_ms: Option<i64>,
     probe_at_ms: Option<i64>,
     probes: i32,
@@ -84,7 +89,8 @@ impl Row {
             "opening" => Phase::Opening { since_ms, wave: self.wave.into() },
             _ => Phase::Open,
         };
-        Gate { phase, faults: self.faults.into(), last_fault_ms: self.last_fault_ms }
+        let (last_fault_ms, answered_ms) = (self.last_fault_ms, self.answered_ms);
+        Gate { phase, faults: self.faults.into(), last_fault_ms, answered_ms }
     }
 }
 
@@ -96,6 +102,7 @@ impl Store {
     pub async fn gates(&self) -> Result<Vec<GateView>> {
         let rows = sqlx::query!(
             r#"select gate_id, phase, faults, (extract(epoch from last_fault_at) * 1000)::bigint as last_fault_ms,
+                (extract(epoch from answered_at) * 1000)::bigint as answered_ms,
                 (extract(epoch from since) * 1000)::bigint as since_ms,
                 (extract(epoch from probe_at) * 1000)::bigint as probe_at_ms, probes, wave, opening, last_error,
                 (extract(epoch from clock_timestamp()) * 1000)::bigint as "now_ms!"
@@ -110,6 +117,7 @@ impl Store {
                 phase: row.phase,
                 faults: row.faults,
                 last_fault_ms: row.last_fault_ms,
+                answered_ms: row.answered_ms,
                 since_ms: row.since_ms,
                 probe_at_ms: row.probe_at_ms,
                 probes: row.probes,
@@ -170,6 +178,7 @@ impl Store {
         let row = sqlx::query_as!(
             Row,
             r#"select phase, faults, (extract(epoch from last_fault_at) * 1000)::bigint as last_fault_ms,
+                (extract(epoch from answered_at) * 1000)::bigint as answered_ms,
                 (extract(epoch from since) * 1000)::bigint as since_ms,
                 (extract(epoch from probe_at) * 1000)::bigint as probe_at_ms, probes, wave, opening, last_error,
                 (extract(epoch from clock_timestamp()) * 1000)::bigint as "now_ms!"
@@ -252,6 +261,7 @@ impl Store {
         let row = sqlx::query_as!(
             Row,
             r#"select phase, faults, (extract(epoch from last_fault_at) * 1000)::bigint as last_fault_ms,
+                (extract(epoch from answered_at) * 1000)::bigint as answered_ms,
                 (extract(epoch from since) * 1000)::bigint as since_ms,
                 (extract(epoch from probe_at) * 1000)::bigint as probe_at_ms, probes, wave, opening, last_error,
                 (extract(epoch from clock_timestamp()) * 1000)::bigint as "now_ms!"
@@ -275,7 +285,8 @@ impl Store {
         let before = row.gate();
         let (through, after) = before.wave(waiting, row.now_ms);
         let opens = matches!(before.phase, Phase::Opening { .. });
-        // The job that probes goes to the end of the line. If it fails for a reason of its own, the next probe is another's.
+        // The probe is made by the job whose calls failed the least. So a request that fails by itself does not keep the gate
+        // shut, if one that may well be answered waits too. And the job that probes goes to the end of the line.
         let woken = sqlx::query!(
             "update jobs
             set run_at = clock_timestamp(), waits_since = case when $3 then null else clock_timestamp() end,
@@ -283,14 +294,23 @@ impl Store {
                 gate_pass = case when $3 then $4 else gate_pass end
             where job_id = any (array(
                 select job_id from jobs
-                where waits_for = $1 and lease is null
+                where waits_for = $1 and lease is null and ($3 or job_id = (
+                    select job_id from (
+                        select job_id, outage_faults, waits_since from jobs
+                        where waits_for = $1 and lease is null
+                        order by waits_since
+                        limit $5
+                    ) first
+                    order by outage_faults, waits_since
+                    limit 1))
                 order by waits_since
                 limit $2
                 for update skip locked))",
             gate_id,
             through,
             opens,
-            row.opening
+            row.opening,
+            FIRST_IN_LINE
         )
         .execute(&mut *tx)
         .await?
@@ -441,6 +461,7 @@ async fn write(
         "update provider_gates
         set phase = $2, faults = $3, last_fault_at = to_timestamp($4::bigint / 1000.0), since = to_timestamp($5::bigint / 1000.0),
             probe_at = to_timestamp($6::bigint / 1000.0), probes = $7, wave = $8, opening = $9,
+            answered_at = to_timestamp($12::bigint / 1000.0),
             -- A fault or an answer while the gate opens does not hurry the next wave.
             wake_at = case when $2 = 'opening' and phase = 'opening' then wake_at else to_timestamp($10::bigint / 1000.0) end,
             last_error = coalesce($11, last_error)
@@ -455,7 +476,8 @@ async fn write(
         narrow(wave),
         opening,
         wake_at,
-        error.map(crate::error::bounded)
+        error.map(crate::error::bounded),
+        gate.answered_ms
     )
     .execute(tx)
     .await?;

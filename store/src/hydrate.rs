@@ -149,7 +149,7 @@ macro_rules! rows {
                     'cached_tokens', s.total_cached_tokens, 'cache_write_tokens', s.total_cache_write_tokens,
                     'cost_micros', s.total_cost_micros)),
                 'run', case when r.run_id is not null then json_build_object(
-                    'run_id', r.run_id, 'steps', used.steps, 'tokens', used.input_tokens + used.output_tokens) end,
+                    'run_id', r.run_id, 'steps', used.steps, 'tokens', used.tokens) end,
                 'seeds', "#
                 + $seeds
                 + ", 'left_out', "
@@ -166,7 +166,7 @@ macro_rules! rows {
                 null::json as "details?: Stored<Details>"
             from conversation_sessions s
             left join session_runs r on r.session_id = s.session_id and r.status = 'running'
-            left join lateral run_totals(r.session_id, r.run_id, r.from_step) used on r.run_id is not null
+            left join lateral run_since_answer(r.session_id, r.run_id, r.from_step) used on r.run_id is not null
             left join blobs p on p.sha256 = s.prefix_sha256 and p.space_id = s.space_id
             where s.session_id = $1
             union all

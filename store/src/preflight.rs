@@ -47,7 +47,7 @@ impl Store {
                 select s.session_id, s.space_id, s.prefix_sha256, s.data_key, json_build_object(
                     'session_id', s.session_id, 'space_id', s.space_id, 'status', s.status, 'agent', s.agent,
                     'trigger_type', s.trigger_type, 'mailbox_id', s.mailbox_id, 'policy', coalesce(s.policy, '{}'),
-                    'run_steps', coalesce(r.steps, 0), 'run_tokens', coalesce(r.input_tokens + r.output_tokens, 0),
+                    'run_steps', coalesce(r.steps, 0), 'run_tokens', coalesce(r.tokens, 0),
                     'attempts', coalesce(j.stuck, 0),
                     'outage_s', coalesce(extract(epoch from clock_timestamp() - j.outage_since)::float8, 0),
                     'context_tokens', coalesce((
@@ -83,9 +83,9 @@ impl Store {
                 join conversation_sessions s on s.session_id = open.session_id
                 left join jobs j on j.kind = 'step' and j.session_id = s.session_id
                 left join lateral (
-                    select used.steps, used.input_tokens, used.output_tokens
+                    select used.steps, used.tokens
                     from session_runs r
-                    cross join lateral used_by_run(r) used
+                    cross join lateral run_since_answer(r.session_id, r.run_id, r.from_step) used
                     where r.session_id = s.session_id order by r.created_at desc limit 1
                 ) r on true
                 left join lateral (

@@ -199,7 +199,7 @@ impl Store {
                 s.total_cached_tokens, s.total_cache_write_tokens,
                 ((s.total_cost_micros + 5000) / 10000)::integer as "total_cost_cents!", s.total_cost_micros, s.state,
                 s.started_at, s.completed_at, s.error, s.data_key,
-                q.content::text as "asked?", q.call_id as "asked_by?",
+                q.content::text as "asked?", q.call_id as "asked_by?", q.question as "question?",
                 case when j.job_id is not null then json_build_object(
                     'step_number', j.step_number, 'attempt', j.attempt, 'stuck', j.stuck, 'worker_id', j.worker_id,
                     'leased', j.lease is not null, 'run_at', j.run_at, 'last_error', j.last_error,
@@ -212,7 +212,15 @@ impl Store {
             left join jobs j on j.kind = 'step' and j.session_id = s.session_id
             left join provider_gates g on g.gate_id = j.waits_for
             left join lateral (
-                select r.content, c.call_id
+                select r.content, c.call_id, (
+                    -- The newest change of the status is the one to waiting_input. Sessions that asked before this was journalled
+                    -- have no text there.
+                    select e.payload ->> 'reason'
+                    from session_events e
+                    where e.session_id = s.session_id and e.type = 'state_transition'
+                    order by e.seq desc
+                    limit 1
+                ) as question
                 from tool_calls c
                 join conversation_records r
                     on r.conversation_id = s.conversation_id and r.message_number = c.message_number
@@ -257,7 +265,12 @@ impl Store {
         rows.into_iter()
             .zip(seals)
             .map(|(row, seal)| {
+                let asked = row.question.filter(|_| row.status == "waiting_input");
                 let question = match (row.asked, &row.asked_by) {
+                    (Some(_), Some(_)) if asked.is_some() => match &seal {
+                        Some(seal) => seal.open_some(asked)?,
+                        None => asked.map(|text| hide(&text)),
+                    },
                     (Some(content), Some(call_id)) => {
                         let content =
                             seal.as_ref().map_or(Ok(content.clone()), |seal| seal.open_json(content))?;

@@ -29,6 +29,8 @@ pub enum Answer {
     Busy(u16, u64),
     /// Text whose stream ends without its end marker.
     Cut(String),
+    /// Nothing, for as long as the caller waits.
+    Never,
 }
 
 impl Answer {
@@ -168,6 +170,9 @@ async fn complete(State(shared): State<Arc<Shared>>, body: Bytes) -> Response {
         let status = StatusCode::from_u16(status).expect("a status");
         return (status, json!({"error": error}).to_string()).into_response();
     }
+    if matches!(answer, Answer::Never) {
+        std::future::pending::<()>().await;
+    }
     let turn = value["messages"].as_array().map_or(0, Vec::len);
     if let Answer::Busy(status, pause_ms) = answer {
         let status = StatusCode::from_u16(status).expect("a status");
@@ -229,8 +234,8 @@ fn pieces(answer: &Answer, turn: usize) -> (Vec<String>, bool) {
             ];
             (pieces, true)
         }
-        Answer::Error(_) | Answer::Refused(..) | Answer::RefusedAs(..) | Answer::Busy(..) => {
-            unreachable!("errors are no stream")
+        Answer::Error(_) | Answer::Refused(..) | Answer::RefusedAs(..) | Answer::Busy(..) | Answer::Never => {
+            unreachable!("they are no stream")
         }
     }
 }

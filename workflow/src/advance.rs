@@ -229,6 +229,14 @@ pub struct StepResult {
     pub executed_local_tool_count: i64,
 }
 
+impl StepResult {
+    /// Returns whether the step's reply answers what people wrote: it is complete and asks for no call. `run_since_answer` in the
+    /// database finds the same steps.
+    pub fn is_answer(&self) -> bool {
+        self.finish_reason == FinishReason::Stop && self.executed_local_tool_count == 0
+    }
+}
+
 impl OpenedCall {
     /// The status of its new ledger row.
     pub fn status(&self) -> CallStatus {
@@ -428,6 +436,9 @@ impl Session {
             if let Some(run) = &mut self.run {
                 run.steps += 1;
                 run.tokens += step.usage.input_tokens + step.usage.output_tokens;
+                if step.is_answer() {
+                    (run.steps, run.tokens) = (0, 0);
+                }
             }
         }
     }

@@ -82,9 +82,9 @@ pub enum JournalLevel {
 /// Limits of a run, so that a model in a loop stops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
-    /// Steps per run.
+    /// Steps of a run since its last answer: a run goes on while people write faster than they are answered.
     pub steps: i64,
-    /// Input and output tokens per run.
+    /// Input and output tokens of those steps.
     pub tokens: i64,
     /// Claims of one step without progress before its run fails. Faults that are an outage of the provider do not
     /// count, and neither do claims whose process died: [`Limits::DEATHS`] of those fail the run.

@@ -1,9 +1,12 @@
-//! The gate of a provider: whether its calls may be made now. Pure; times are milliseconds of one clock.
+//! The gate of a model at its provider: whether its calls may be made now. Pure; times are milliseconds of one clock.
 //!
 //! A gate is *open* in the healthy case. A few faults without a success between them *shut* it, for every worker of the
 //! fleet. While it is shut, one call at a time is made as a *probe*. A probe that succeeds lets the waiting jobs through in
 //! *waves* that double in size. The wave that takes the last waiting job opens the gate: new jobs come all the time, so a
 //! moment without a waiting job may never come.
+//!
+//! Some requests fail by themselves: a provider answers everybody else, and refuses this one with HTTP 500 or never answers
+//! it. Such a request must not keep the others waiting. Its faults are [its own](Trouble), and shut no gate.
 #![deny(missing_docs)]
 
 use crate::fault::Fault;
@@ -77,20 +80,43 @@ pub struct Gate {
     pub faults: i64,
     /// When the last fault was seen.
     pub last_fault_ms: Option<i64>,
+    /// When the last success was recorded. Most are not: only those that follow a fault, and those of probes.
+    pub answered_ms: Option<i64>,
 }
 
 impl Default for Gate {
     fn default() -> Self {
-        Gate { phase: Phase::Open, faults: 0, last_fault_ms: None }
+        Gate { phase: Phase::Open, faults: 0, last_fault_ms: None, answered_ms: None }
     }
 }
 
-/// Whose gate it is, in words. `subject` is a provider, a blob store, or what files begin with.
+/// Whose gate it is, in words. `subject` is a model with its provider, a blob store, or what files begin with.
 pub fn whose(subject: &str) -> String {
     if subject.starts_with(STORE) || subject.starts_with(CLONE) {
         return subject.to_owned();
     }
-    format!("provider {subject}")
+    format!("model {subject}")
+}
+
+/// What one step has met at its provider so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Trouble {
+    /// How many of its calls failed before this one.
+    pub earlier: i64,
+    /// The time since the first of them.
+    pub for_ms: i64,
+    /// The provider answered another call of this process in that time.
+    pub others_answered: bool,
+}
+
+impl Trouble {
+    /// Returns whether the fault is the request's own: it has failed as often as shuts a gate, and others were answered
+    /// meanwhile. Fewer faults may be bad luck with a provider that fails now and then.
+    fn is_own(self, gate: &Gate, now_ms: i64, policy: &GatePolicy) -> bool {
+        let since_ms = now_ms.saturating_sub(self.for_ms);
+        let others = self.others_answered || gate.answered_ms.is_some_and(|at| at > since_ms);
+        self.earlier >= policy.faults && others
+    }
 }
 
 /// What a worker saw of a provider.
@@ -104,6 +130,8 @@ pub enum Seen {
         retry_after_ms: Option<u64>,
         /// The provider limits the rate of calls, and answered another call lately. So it takes some calls now.
         answering: bool,
+        /// What the step met before.
+        trouble: Trouble,
     },
     /// The provider answered.
     Success {
@@ -114,9 +142,10 @@ pub enum Seen {
 
 impl Seen {
     /// What `fault` means for the gate, if the provider `answered_lately` or not. `None`: the fault is not the provider's.
-    pub fn of(fault: &Fault, probe: bool, answered_lately: bool) -> Option<Seen> {
+    pub fn of(fault: &Fault, probe: bool, answered_lately: bool, trouble: Trouble) -> Option<Seen> {
         let answering = answered_lately && matches!(fault, Fault::RateLimited { .. });
-        fault.shuts_gate().then(|| Seen::Fault { probe, retry_after_ms: fault.retry_after_ms(), answering })
+        let retry_after_ms = fault.retry_after_ms();
+        fault.shuts_gate().then_some(Seen::Fault { probe, retry_after_ms, answering, trouble })
     }
 }
 
@@ -124,8 +153,11 @@ impl Gate {
     /// Returns the gate after `seen` at `now_ms`.
     pub fn after(self, seen: Seen, now_ms: i64, policy: &GatePolicy) -> Gate {
         match seen {
-            Seen::Success { probe } => self.after_success(probe),
-            Seen::Fault { probe, retry_after_ms, answering } => {
+            Seen::Success { probe } => Gate { answered_ms: Some(now_ms), ..self.after_success(probe) },
+            Seen::Fault { probe, trouble, .. } if trouble.is_own(&self, now_ms, policy) => {
+                self.after_own_fault(probe, now_ms, policy)
+            }
+            Seen::Fault { probe, retry_after_ms, answering, .. } => {
                 let asked =
                     retry_after_ms.map(|ms| i64::try_from(ms).unwrap_or(i64::MAX).min(LONGEST_WAIT_MS));
                 self.after_fault((probe, answering), asked, now_ms, policy)
@@ -142,6 +174,17 @@ impl Gate {
             }
             Phase::Shut { .. } => self,
             Phase::Opening { .. } => Gate { faults: 0, ..self },
+        }
+    }
+
+    /// A fault of one request says nothing about the next one. If it was the probe, another job's turn is soon.
+    fn after_own_fault(self, probe: bool, now_ms: i64, policy: &GatePolicy) -> Gate {
+        match self.phase {
+            Phase::Shut { since_ms, probes, .. } if probe => {
+                let probe_at_ms = now_ms + pause_ms(probes, policy);
+                Gate { phase: Phase::Shut { since_ms, probe_at_ms, probes }, ..self }
+            }
+            Phase::Open | Phase::Shut { .. } | Phase::Opening { .. } => self,
         }
     }
 

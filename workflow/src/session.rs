@@ -25,7 +25,7 @@ use std::sync::Arc;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Run {
     pub run_id: RunId,
-    /// Number of steps that the run has committed.
+    /// Number of steps that the run has committed since its last answer, which is followed by a step if people wrote meanwhile.
     pub steps: i64,
     /// Input and output tokens of those steps.
     pub tokens: i64,

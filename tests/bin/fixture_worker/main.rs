@@ -14,6 +14,7 @@
 //! `fixture_worker mcp-server FOLDER` is a server whose tools a worker can have: see `mcp_server.rs`.
 
 mod allocations;
+mod confirm;
 mod fetch;
 #[path = "../../support/folder.rs"]
 mod folder;
@@ -23,6 +24,7 @@ mod post;
 mod repository;
 
 use async_trait::async_trait;
+use confirm::Confirm;
 use fetch::Fetch;
 use misbehave::Misbehave;
 use post::Post;
@@ -139,7 +141,7 @@ fn main() -> ExitCode {
         return ExitCode::FAILURE;
     }
     let app = App::new().tool(Charge).tool(Reserve).tool(Fetch).tool(RunGit);
-    let app = app.tool(Misbehave::IDEMPOTENT).tool(Misbehave::PURE);
+    let app = app.tool(Misbehave::IDEMPOTENT).tool(Misbehave::PURE).tool(Confirm);
     match Post::from_env() {
         Some(post) => app.channel(post).main(),
         None => app.main(),

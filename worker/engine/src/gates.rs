@@ -1,4 +1,4 @@
-//! The gates of the providers, as this process knows them.
+//! The gates of the models, as this process knows them.
 //!
 //! The gates themselves are rows that all workers share ([`wakeful_store::gate`]). A process asks its own copy before each
 //! model call, so a healthy step costs no statement. The copy changes by what the process sees itself, by notifications,
@@ -11,7 +11,7 @@ use tracing::{info, warn};
 use wakeful_store::gate::GateView;
 use wakeful_store::queue::Lease;
 use wakeful_store::{Result, Store};
-use wakeful_workflow::gate::{CLONE, GatePolicy, Phase, STORE, Seen};
+use wakeful_workflow::gate::{CLONE, GatePolicy, Phase, STORE, Seen, Trouble};
 
 /// How often to look while every gate is open.
 const EVERY: Duration = Duration::from_secs(30);
@@ -38,8 +38,8 @@ struct Known {
     answered: HashMap<String, Instant>,
     /// Gates, open or opening, at which this process saw a fault and no success since.
     faulty: HashSet<String>,
-    /// The probes that this process makes: gate and job.
-    probes: HashSet<(String, i64)>,
+    /// The probes that this process makes: gate and job, and since when.
+    probes: HashMap<(String, i64), Instant>,
 }
 
 /// Whether a job may call its model.
@@ -52,7 +52,8 @@ pub enum Admission<'a> {
     Wait(Option<String>),
 }
 
-/// The right to make a probe. It is renewed until this is dropped.
+/// The right to make a probe. It is renewed until this is dropped, but not for longer than the longest time between two probes:
+/// a call that hangs, or writes for minutes, does not hold up the others. Its end is still that of a probe.
 #[derive(Debug)]
 pub struct Probe<'a> {
     gates: &'a Gates,
@@ -116,14 +117,19 @@ impl Gates {
             return Ok(Admission::Wait(error));
         }
         let key = (gate_id.to_owned(), lease.job_id);
-        self.known().probes.insert(key.clone());
+        self.known().probes.insert(key.clone(), Instant::now());
         info!(gate = gate_id, "Calls the provider to see whether it is back");
         Ok(Admission::Probe(Probe { gates: self, key }))
     }
 
     /// Returns whether the provider answered a call of this process lately.
     pub fn answered_lately(&self, gate_id: &str) -> bool {
-        self.known().answered.get(gate_id).is_some_and(|at| at.elapsed() <= LATELY)
+        self.answered_within(gate_id, LATELY)
+    }
+
+    /// Returns whether the provider answered a call of this process within this time.
+    pub fn answered_within(&self, gate_id: &str, time: Duration) -> bool {
+        self.known().answered.get(gate_id).is_some_and(|at| at.elapsed() <= time)
     }
 
     /// Records a fault of the provider. Returns whether its gate is open after that.
@@ -139,7 +145,7 @@ impl Gates {
     /// # Errors
     /// When the database cannot record it.
     pub async fn saw_away(&self, store: &Store, gate_id: &str, probe: bool, error: &str) -> Result<bool> {
-        let seen = Seen::Fault { probe, retry_after_ms: None, answering: false };
+        let seen = Seen::Fault { probe, retry_after_ms: None, answering: false, trouble: Trouble::default() };
         self.saw(store, gate_id, seen, error, &GatePolicy { faults: 1, ..self.policy }).await
     }
 
@@ -152,7 +158,7 @@ impl Gates {
         policy: &GatePolicy,
     ) -> Result<bool> {
         let was_open = self.is_open(gate_id);
-        let view = store.gate_saw(gate_id, provider(gate_id), seen, Some(error), policy).await?;
+        let view = store.gate_saw(gate_id, subject(gate_id), seen, Some(error), policy).await?;
         let is_open = view.gate.is_open();
         if !matches!(view.gate.phase, Phase::Shut { .. }) {
             self.known().faulty.insert(gate_id.to_owned());
@@ -183,7 +189,7 @@ impl Gates {
             }
         }
         let seen = Seen::Success { probe };
-        let written = store.gate_saw(gate_id, provider(gate_id), seen, None, &self.policy).await;
+        let written = store.gate_saw(gate_id, subject(gate_id), seen, None, &self.policy).await;
         // The next success has to be written then.
         let view = written.inspect_err(|_| {
             self.known().faulty.insert(gate_id.to_owned());
@@ -229,9 +235,11 @@ impl Gates {
     /// # Errors
     /// When the database cannot do it. The next time does.
     pub(crate) async fn tend(&self, store: &Store) -> Result<bool> {
+        let longest = Duration::from_millis(self.policy.probe_max_ms.unsigned_abs()).max(self.hold);
         let (closed, probes): (Vec<String>, Vec<(String, i64)>) = {
             let known = self.known();
-            (known.closed.keys().cloned().collect(), known.probes.iter().cloned().collect())
+            let young = known.probes.iter().filter(|(_, began)| began.elapsed() < longest);
+            (known.closed.keys().cloned().collect(), young.map(|(key, _)| key.clone()).collect())
         };
         for (gate_id, job_id) in probes {
             store.keep_probe(&gate_id, job_id, self.hold).await?;
@@ -257,10 +265,10 @@ impl Gates {
     }
 }
 
-/// The provider in a gate's id, or the blob store, or what files begin with.
-fn provider(gate_id: &str) -> &str {
+/// The model in a gate's id, or the blob store, or what files begin with.
+fn subject(gate_id: &str) -> &str {
     if gate_id.starts_with(STORE) || gate_id.starts_with(CLONE) {
         return gate_id;
     }
-    gate_id.split_once('@').map_or(gate_id, |(provider, _)| provider)
+    gate_id.rsplit_once('@').map_or(gate_id, |(model, _)| model)
 }

@@ -82,7 +82,10 @@ impl<'a> Draft<'a> {
         // The request held the messages of the inbox, so they stand before the reply in the transcript.
         self.drain_inbox();
         self.journal_interrupted(&After::Replied(&generated.generation_id, generated.resumes.as_ref()));
-        let (usage, finish_reason) = (generated.reply.usage, generated.reply.finish_reason);
+        let (usage, said) = (generated.reply.usage, generated.reply.finish_reason);
+        let calls = generated.reply.content.iter().any(|block| matches!(block, Block::ToolCall(_)));
+        // Some servers say "stop" beside a call. Such a reply is no answer.
+        let finish_reason = if calls && said == FinishReason::Stop { FinishReason::ToolCalls } else { said };
         let internal = is_remark(self.session, &generated.reply.content);
         let content = self.with_unique_call_ids(generated.reply.content);
         let details =
@@ -219,7 +222,9 @@ impl<'a> Draft<'a> {
             && self.session.inbox.is_empty()
         {
             self.send(&format!("question/{call_id}"), &question);
-            return self.close(SessionStatus::WaitingInput, None);
+            // A tool may ask anything, so the call's arguments do not tell what people are to answer. The journal does.
+            let moved = self.moved_to(SessionStatus::WaitingInput, Some(question));
+            return self.close_with(SessionStatus::WaitingInput, None, moved);
         }
         self.go_on()
     }
@@ -234,11 +239,17 @@ impl<'a> Draft<'a> {
 
     /// Returns whether an empty reply is followed by another call: if the agent wants that, and not for the second time in a
     /// row.
+    /// Once for each message of a person: a step that asks again counts as an answer, so a run that did it again and again would
+    /// have no limit.
     fn may_ask_again(&self) -> bool {
-        let before =
-            self.transition.records.iter().rev().skip(1).chain(self.session.records.iter().rev()).next();
+        let before = self.transition.records.iter().rev().skip(1).chain(self.session.records.iter().rev());
+        let newest = before
+            .filter(|record| record.role == Role::User && !record.is_summary())
+            .map(|record| record.details.asks_again)
+            .next();
+        // A message that is left out may be the request to answer again.
         self.policy.on_empty_reply == OnEmptyReply::AskAgain
-            && !before.is_some_and(|before| before.details.asks_again)
+            && newest.map_or(self.session.left_out.is_none(), |asked_again| !asked_again)
     }
 
     /// The files that came with inbox message `inbox_id`.

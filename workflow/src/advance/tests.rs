@@ -141,6 +141,41 @@ fn a_turn_with_calls_is_kept_before_a_tool_runs_and_is_no_step_yet() {
 }
 
 #[test]
+fn limits_count_from_the_newest_answer() {
+    let used = |session: &Session| session.run.as_ref().map(|run| (run.steps, run.tokens));
+    let mut session = turn(vec![row("a", Effect::Pure, CallStatus::Invoked)]);
+    session.apply(&advance(&session, called(vec![("a", done())]), TELL));
+    let step = USAGE.input_tokens + USAGE.output_tokens;
+    assert_eq!(used(&session), Some((1, step)));
+    // Some servers say "stop" beside a call, which is no answer.
+    let asked = advance(&session, asks(&["b"]), TELL);
+    assert_eq!(asked.records[0].details.finish_reason, Some(FinishReason::ToolCalls));
+    session.apply(&asked);
+    let refused = CallEnd::Settled(CallStatus::Failed, outcome("There is no such tool."));
+    session.apply(&advance(&session, called(vec![("b", refused)]), TELL));
+    assert_eq!(used(&session), Some((2, 2 * step)));
+    let session = with_inbox(session, &[message(7, "And then?")]);
+    let mut answered = session.clone();
+    answered.apply(&advance(&session, reply_of(vec![text("Then that.")]), TELL).continuing());
+    assert_eq!(used(&answered), Some((0, 0)));
+}
+
+#[test]
+fn an_empty_reply_is_asked_about_once_for_each_message_of_a_person() {
+    let empty = |session: &Session| advance(session, reply_of(vec![]), TELL);
+    let mut session = session();
+    assert!(empty(&session).records[1].details.asks_again);
+    session.apply(&empty(&session));
+    assert_eq!(closing(&empty(&session)).status, SessionStatus::Completed, "that was the second one");
+    // Calls between them change nothing: each request to answer again begins the limits anew.
+    session.apply(&advance(&session, asks(&["b"]), TELL));
+    session.apply(&advance(&session, called(vec![("b", done())]), TELL));
+    assert_eq!(closing(&empty(&session)).status, SessionStatus::Completed);
+    let heard = with_inbox(session, &[message(7, "Well?")]);
+    assert!(empty(&heard).records.last().unwrap().details.asks_again, "a person asks something new");
+}
+
+#[test]
 fn a_call_of_a_tool_that_was_not_offered_is_guarded() {
     let unknown = ToolCall { name: "other".into(), ..tool_call("a") };
     let asked = advance(&session(), reply_of(vec![Block::ToolCall(unknown)]), TELL);

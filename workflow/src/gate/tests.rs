@@ -3,20 +3,31 @@ use proptest::prelude::*;
 
 const POLICY: GatePolicy = GatePolicy { faults: 3, probe_ms: 100, probe_max_ms: 400, wave_ms: 10 };
 
+const fn failed(probe: bool, retry_after_ms: Option<u64>, answering: bool) -> Seen {
+    let trouble = Trouble { earlier: 0, for_ms: 0, others_answered: false };
+    Seen::Fault { probe, retry_after_ms, answering, trouble }
+}
+
+/// The fault of a step whose calls failed so often before, for so long.
+fn again(probe: bool, earlier: i64, for_ms: i64, others_answered: bool) -> Seen {
+    let trouble = Trouble { earlier, for_ms, others_answered };
+    Seen::Fault { probe, retry_after_ms: None, answering: false, trouble }
+}
+
 fn fault() -> Seen {
-    Seen::Fault { probe: false, retry_after_ms: None, answering: false }
+    failed(false, None, false)
 }
 
 fn asked(retry_after_ms: u64) -> Seen {
-    Seen::Fault { probe: false, retry_after_ms: Some(retry_after_ms), answering: false }
+    failed(false, Some(retry_after_ms), false)
 }
 
 /// HTTP 429 with a `Retry-After`, while other calls are answered.
 fn limited(retry_after_ms: u64) -> Seen {
-    Seen::Fault { probe: false, retry_after_ms: Some(retry_after_ms), answering: true }
+    failed(false, Some(retry_after_ms), true)
 }
 
-const PROBE_FAILED: Seen = Seen::Fault { probe: true, retry_after_ms: None, answering: false };
+const PROBE_FAILED: Seen = failed(true, None, false);
 const PROBE_ANSWERED: Seen = Seen::Success { probe: true };
 const ANSWERED: Seen = Seen::Success { probe: false };
 
@@ -86,26 +97,47 @@ fn what_is_seen_moves_the_gate() {
 }
 
 #[test]
+fn a_request_that_fails_by_itself_shuts_no_gate() {
+    let own = |at: i64| (at, again(false, 3, 50, true));
+    assert_eq!(phase(&[own(1), own(2), own(3), own(4)]), Phase::Open, "others were answered meanwhile");
+    let alone = |at: i64| (at, again(false, 3, 50, false));
+    assert_eq!(phase(&[alone(1), alone(2), alone(3)]), shut(3, 103, 0), "nobody was answered");
+    let few = |at: i64| (at, again(false, 2, 50, true));
+    assert_eq!(phase(&[few(1), few(2), few(3)]), shut(3, 103, 0), "it may be bad luck");
+    // Another process saw the answer, and wrote it to the gate.
+    let down = [alone(1), alone(2), alone(3), (200, PROBE_ANSWERED)];
+    let after = |more: &[(i64, Seen)]| phase(&[&down, more].concat());
+    let opening = Phase::Opening { since_ms: 3, wave: 0 };
+    let later = |at: i64, since: i64| (at, again(false, 9, at - since, false));
+    assert_eq!(after(&[later(300, 100), later(301, 100), later(302, 100)]), opening);
+    assert_eq!(
+        after(&[later(300, 250), later(301, 250), later(302, 250)]),
+        shut(3, 402, 0),
+        "answered before it"
+    );
+    // Its probe says nothing about the provider, so the next one comes no later than this one did.
+    let shut_again = [(300, fault()), (301, fault()), (302, fault()), (410, again(true, 9, 400, false))];
+    assert_eq!(after(&shut_again), shut(3, 510, 0));
+}
+
+#[test]
 fn a_fault_is_the_providers_or_an_answer_or_says_nothing_of_it() {
     let message = || "no".to_owned();
     let limited = Fault::RateLimited { retry_after_ms: Some(7) };
     let overloaded = Fault::Overloaded { status: 503, message: message(), retry_after_ms: Some(7) };
-    let counted = |answering| Some(Seen::Fault { probe: true, retry_after_ms: Some(7), answering });
-    assert_eq!(Seen::of(&limited, true, true), counted(true));
-    assert_eq!(Seen::of(&limited, true, false), counted(false));
-    assert_eq!(
-        Seen::of(&overloaded, true, true),
-        counted(false),
-        "only a limit of the rate lets other calls pass"
-    );
+    let counted = |answering| Some(failed(true, Some(7), answering));
+    let seen = |fault: &Fault, lately| Seen::of(fault, true, lately, Trouble::default());
+    assert_eq!(seen(&limited, true), counted(true));
+    assert_eq!(seen(&limited, false), counted(false));
+    assert_eq!(seen(&overloaded, true), counted(false), "only a limit of the rate lets other calls pass");
     for fault in [limited, overloaded, Fault::StreamCut, Fault::Stalled { after_ms: 1 }] {
         assert!(fault.shuts_gate() && !fault.is_answer(), "{fault:?}");
     }
     for fault in [Fault::EmptyReply, Fault::Refused { status: 400, message: message() }] {
-        assert!(Seen::of(&fault, true, false).is_none() && fault.is_answer(), "{fault:?}");
+        assert!(seen(&fault, false).is_none() && fault.is_answer(), "{fault:?}");
     }
     for fault in [Fault::Internal { message: message() }, Fault::NotConfigured { message: message() }] {
-        assert!(Seen::of(&fault, true, false).is_none() && !fault.is_answer(), "{fault:?}");
+        assert!(seen(&fault, false).is_none() && !fault.is_answer(), "{fault:?}");
     }
 }
 
@@ -140,7 +172,7 @@ fn under_steady_traffic_a_gate_opens_soon() {
 
 fn seen() -> impl Strategy<Value = Seen> {
     let fault = (any::<bool>(), proptest::option::of(0..10_000_000_u64), any::<bool>())
-        .prop_map(|(probe, retry_after_ms, answering)| Seen::Fault { probe, retry_after_ms, answering });
+        .prop_map(|(probe, retry_after_ms, answering)| failed(probe, retry_after_ms, answering));
     prop_oneof![fault, any::<bool>().prop_map(|probe| Seen::Success { probe })]
 }
 

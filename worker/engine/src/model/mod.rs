@@ -72,7 +72,7 @@ pub type Factory = Arc<dyn Fn(&str) -> Result<Arc<dyn Model>, Fault> + Send + Sy
 #[derive(Default)]
 pub struct Models {
     providers: BTreeMap<String, Factory>,
-    /// The gate of each provider whose calls can fail by an outage.
+    /// How the ids of a provider's gates end, for each provider whose calls can fail by an outage.
     gates: BTreeMap<String, String>,
     made: Mutex<BTreeMap<String, Arc<dyn Model>>>,
 }
@@ -111,7 +111,7 @@ impl Models {
             }
         });
         let at = endpoint(&config.providers.anthropic, anthropic::BASE_URL)?;
-        let anthropic_gate = gate_id("anthropic", &at);
+        let anthropic_gate = account(&at);
         let limit = max_tokens("anthropic");
         let unpriced = Arc::clone(&warn_unpriced);
         let prefill = config.models.clone();
@@ -124,7 +124,7 @@ impl Models {
             Ok(Arc::new(anthropic::Anthropic::new(at.clone(), options)))
         });
         let at = endpoint(&config.providers.openai, openai::BASE_URL)?;
-        let openai_gate = gate_id("openai", &at);
+        let openai_gate = account(&at);
         let limit = max_tokens("openai");
         let settings = config.models.clone();
         models.add("openai", move |name| {
@@ -157,7 +157,7 @@ impl Models {
         factory: impl Fn(&str) -> Result<Arc<dyn Model>, Fault> + Send + Sync + 'static,
     ) {
         self.providers.insert(provider.to_owned(), Arc::new(factory));
-        self.gates.insert(provider.to_owned(), provider.to_owned());
+        self.gates.insert(provider.to_owned(), "program".to_owned());
     }
 
     /// The names of the providers.
@@ -165,9 +165,10 @@ impl Models {
         self.providers.keys().map(String::as_str)
     }
 
-    /// Returns the gate that the calls of the model with this name pass. `None`: they pass none.
-    pub fn gate_of(&self, name: &str) -> Option<&str> {
-        self.gates.get(provider_of(name)).map(String::as_str)
+    /// Returns the gate that the calls of the model with this name pass. `None`: they pass none. Each model has its own: a
+    /// provider limits the rate of each, and one may be overloaded while its neighbour answers.
+    pub fn gate_of(&self, name: &str) -> Option<String> {
+        self.gates.get(provider_of(name)).map(|account| format!("{name}@{account}"))
     }
 
     /// Returns the model of that name.
@@ -197,12 +198,11 @@ pub(crate) fn provider_of(name: &str) -> &str {
     name.split_once('/').map_or(name, |(provider, _)| provider)
 }
 
-/// The gate of one address and one credential: another account, or another server, may well answer.
-fn gate_id(provider: &str, at: &call::Endpoint) -> String {
+/// Names one address and one credential in the id of a gate: another account, or another server, may well answer.
+fn account(at: &call::Endpoint) -> String {
     let key = at.api_key.as_ref().map_or("", |key| key.expose_secret());
     let hash = Sha256::digest(format!("{}\n{key}", at.base_url));
-    let start: String = hash.iter().take(6).map(|byte| format!("{byte:02x}")).collect();
-    format!("{provider}@{start}")
+    hash.iter().take(6).map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Receives the text of a running call.

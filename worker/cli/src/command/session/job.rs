@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::Value;
 use wakeful_store::queue::LACKS;
 use wakeful_store::standing::JobView;
-use wakeful_workflow::gate::{CLONE, STORE};
+use wakeful_workflow::gate::{CLONE, STORE, whose};
 
 /// Facts from outside the session's own rows.
 #[derive(Clone, Copy, Debug)]
@@ -139,11 +139,12 @@ pub(super) fn of_outage(job: &JobView, around: Surroundings<'_>) -> Option<Findi
                 });
             }
             format!(
-                "Step {step} waits for provider {provider}, which has failed for {since}: {next}.{last}{calls}{end}"
+                "Step {step} waits for {}, which has failed for {since}: {next}.{last}{calls}{end}",
+                whose(provider)
             )
         }
         None if job.due_in_s > 0.0 => format!(
-            "The provider has failed for {}; step {step} is tried again in {}.{last}{calls}{end}",
+            "The calls of its model have failed for {}; step {step} is tried again in {}.{last}{calls}{end}",
             span(lasted),
             span(job.due_in_s)
         ),
@@ -151,12 +152,12 @@ pub(super) fn of_outage(job: &JobView, around: Surroundings<'_>) -> Option<Findi
     };
     // `queue status` lists gates. While no gate is shut it shows nothing, and a scripted model has none.
     let list = match job.waits_for {
-        Some(_) => " All providers that fail: wakeful queue status",
+        Some(_) => " All models that fail: wakeful queue status",
         None => "",
     };
     let remedy = format!(
-        "It goes on by itself when the provider answers. To answer meanwhile, give the agent a model of another provider \
-         ([agents.NAME] fallback) and restart the workers.{list}"
+        "It goes on by itself when the provider answers. To answer meanwhile, give the agent another model ([agents.NAME] \
+         fallback) and restart the workers.{list}"
     );
     Some(Finding { why, remedy: Some(remedy) })
 }
@@ -227,11 +228,11 @@ mod tests {
     fn a_note_says_what_a_step_waits_for() {
         let now = Utc::now();
         let at = |s: i64| (now + chrono::Duration::seconds(s)).to_rfc3339();
-        let waits = json!({"leased": false, "waits_for": "openai", "provider_down_since": at(-185), "next_probe_at": at(9),
+        let waits = json!({"leased": false, "waits_for": "openai/gpt-5", "provider_down_since": at(-185), "next_probe_at": at(9),
             "last_error": "x"});
         let note_of = |job: &Value| note(job, Some(8)).unwrap_or_default();
         assert!(
-            note_of(&waits).starts_with("waits for openai, which has failed for 3m"),
+            note_of(&waits).starts_with("waits for openai/gpt-5, which has failed for 3m"),
             "{}",
             note_of(&waits)
         );

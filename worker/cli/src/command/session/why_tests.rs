@@ -162,11 +162,11 @@ fn a_step_that_waits_for_its_provider_says_since_when_and_what_comes_next() {
     let waiting = &mut waits.jobs[0];
     waiting.last_error = Some("the model's provider is failing (status 503)".into());
     (waiting.outage_s, waiting.outage_faults) = (Some(100.0), 2);
-    (waiting.waits_for, waiting.provider_down_s) = (Some("openai".into()), Some(120.0));
+    (waiting.waits_for, waiting.provider_down_s) = (Some("openai/gpt-5".into()), Some(120.0));
     waiting.next_probe_in_s = Some(9.0);
     let text = first(&waits, AROUND);
     for part in
-        ["provider openai", "failed for 2m", "next probe is in 9s", "503", "2 calls failed", "fallback"]
+        ["model openai/gpt-5", "failed for 2m", "next probe is in 9s", "503", "2 calls failed", "fallback"]
     {
         assert!(text.contains(part), "{part}: {text}");
     }

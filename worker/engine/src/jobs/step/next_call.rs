@@ -29,7 +29,7 @@ pub(super) async fn next_call(
     let simple =
         session.policy.replay.is_none() && (session.interrupted.is_empty() || transition.generation_over);
     // While the provider's gate is not open, another model may be called, or none.
-    let free = ctx.plugins.models.gate_of(&agent.model).is_none_or(|gate| ctx.gates.is_open(gate));
+    let free = ctx.plugins.models.gate_of(&agent.model).is_none_or(|gate| ctx.gates.is_open(&gate));
     if !goes_on || !simple || !may_try || !free || ctx.shutdown.draining.is_cancelled() {
         return None;
     }

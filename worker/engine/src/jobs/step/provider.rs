@@ -21,7 +21,7 @@ use wakeful_workflow::context::compaction;
 use wakeful_workflow::event::Event;
 use wakeful_workflow::fallback;
 use wakeful_workflow::fault::{Fault, Verdict};
-use wakeful_workflow::gate::Seen;
+use wakeful_workflow::gate::{Seen, Trouble};
 use wakeful_workflow::id::RunId;
 use wakeful_workflow::session::Session;
 
@@ -57,6 +57,16 @@ impl Troubles {
     /// A gate has opened for this job.
     pub(super) fn let_through(&mut self, opening: Option<i64>) {
         self.pass = opening.or(self.pass);
+    }
+
+    /// What the step met at the provider before the fault of its present call.
+    fn trouble(&self, ctx: &Ctx, gate_id: &str) -> Trouble {
+        let lasted = self.lasted();
+        Trouble {
+            earlier: self.outage.faults,
+            for_ms: i64::try_from(lasted.as_millis()).unwrap_or(i64::MAX),
+            others_answered: ctx.gates.answered_within(gate_id, lasted),
+        }
     }
 
     fn lasted(&self) -> Duration {
@@ -118,7 +128,7 @@ pub(super) async fn route<'a>(
             continue;
         }
         let admission = match ctx.plugins.models.gate_of(model) {
-            Some(gate_id) => ctx.gates.admit(&ctx.store, gate_id, &job.lease, troubles.pass).await?,
+            Some(gate_id) => ctx.gates.admit(&ctx.store, &gate_id, &job.lease, troubles.pass).await?,
             None => Admission::Free,
         };
         let probe = match admission {
@@ -140,7 +150,7 @@ pub(super) async fn route<'a>(
     if let Some(fault) = used_up(agent, model, troubles, &error) {
         return Ok(Routed::Fail(fault));
     }
-    let gate = ctx.plugins.models.gate_of(model).map(|gate| (gate.to_owned(), look(ctx, agent, troubles)));
+    let gate = ctx.plugins.models.gate_of(model).map(|gate| (gate, look(ctx, agent, troubles)));
     let back = Back { error, gate, delay: AGAIN, failed: None, outage: true };
     Ok(Routed::Wait(ClaimEnd::SetBack { kind: "waits", back: Box::new(back) }))
 }
@@ -181,10 +191,11 @@ pub(super) async fn performed(ctx: &Ctx, way: Way<'_>, performed: &Performed, tr
         _ => return answered(ctx, way, troubles).await,
     };
     let Some(gate_id) = ctx.plugins.models.gate_of(&way.agent.model) else { return };
-    match Seen::of(fault, way.probe.is_some(), ctx.gates.answered_lately(gate_id)) {
+    let lately = ctx.gates.answered_lately(&gate_id);
+    match Seen::of(fault, way.probe.is_some(), lately, troubles.trouble(ctx, &gate_id)) {
         Some(seen) => {
             if let Err(error) =
-                ctx.gates.saw_fault(&ctx.store, gate_id, seen, &bounded(&fault.to_string())).await
+                ctx.gates.saw_fault(&ctx.store, &gate_id, seen, &bounded(&fault.to_string())).await
             {
                 warn!(%error, "A provider's fault was not recorded at its gate; the next one is");
             }
@@ -197,7 +208,7 @@ pub(super) async fn performed(ctx: &Ctx, way: Way<'_>, performed: &Performed, tr
 /// Tells the gate that the provider answered.
 async fn answered(ctx: &Ctx, way: Way<'_>, troubles: &mut Troubles) {
     let Some(gate_id) = ctx.plugins.models.gate_of(&way.agent.model) else { return };
-    match ctx.gates.saw_success(&ctx.store, gate_id, way.probe.is_some()).await {
+    match ctx.gates.saw_success(&ctx.store, &gate_id, way.probe.is_some()).await {
         Ok(opening) => troubles.pass = opening.or(troubles.pass),
         Err(error) => warn!(%error, "A provider's answer was not recorded at its gate; the next one is"),
     }
@@ -220,8 +231,11 @@ pub(super) async fn after_fault(
     // A probe's stream that was cut proves that the provider is still failing, so it costs no attempt.
     let outage = fault.is_outage() || (probes && fault.shuts_gate());
     let mut open = true;
-    let lately = gate_id.is_some_and(|gate_id| ctx.gates.answered_lately(gate_id));
-    match (gate_id, Seen::of(&fault, probes, lately)) {
+    let seen = gate_id.as_deref().and_then(|gate_id| {
+        let lately = ctx.gates.answered_lately(gate_id);
+        Seen::of(&fault, probes, lately, counts.troubles.trouble(ctx, gate_id))
+    });
+    match (&gate_id, seen) {
         (Some(gate_id), Some(seen)) => {
             open = ctx.gates.saw_fault(&ctx.store, gate_id, seen, &text).await?;
         }
@@ -248,7 +262,7 @@ pub(super) async fn after_fault(
     let models = models(configured);
     let passes = |index: usize| {
         let gate = ctx.plugins.models.gate_of(models[index]);
-        gate.is_none_or(|gate| ctx.gates.lets_through(gate, troubles.pass))
+        gate.is_none_or(|gate| ctx.gates.lets_through(&gate, troubles.pass))
             && (index == 0 || !ctx.pauses.forbids(job, session, models[index]))
     };
     let failed = models.iter().position(|one| *one == model).unwrap_or(0);
@@ -260,11 +274,13 @@ pub(super) async fn after_fault(
     } else if fallback::at_once(models.len(), failed, faults, each, passes) {
         Duration::ZERO
     } else {
-        let asked = queue::delay(i32::try_from(faults).unwrap_or(i32::MAX), after);
-        asked.min(longest(ctx, configured, troubles, others))
+        // A step that fails while the gate is open waits no longer than a probe would.
+        let probe_max = Duration::from_millis(ctx.gates.policy.probe_max_ms.unsigned_abs());
+        let pause = queue::delay(i32::try_from(faults).unwrap_or(i32::MAX), None).min(probe_max);
+        pause.max(after.unwrap_or_default()).min(longest(ctx, configured, troubles, others))
     };
     let gate = gate_id.filter(|_| outage && !open && !others);
-    let gate = gate.map(|gate| (gate.to_owned(), look(ctx, configured, troubles)));
+    let gate = gate.map(|gate| (gate, look(ctx, configured, troubles)));
     let event = Event::AttemptFailed {
         model,
         fault: fault.kind().to_owned(),
