@@ -163,6 +163,12 @@ async fn k12_a_channel_that_can_be_asked_is_believed_only_when_no_attempt_can_be
     })
     .await;
     assert!(office.sent().is_empty());
+    let (status, error) = office.outbox().await.remove(0);
+    assert_eq!(status, "sending", "it may have gone out");
+    assert!(
+        error.is_some_and(|error| error.contains("still be under way")),
+        "the list says what it waits for"
+    );
     sqlx::query(
         "update deliveries set sending_at = sending_at - interval '1 hour',
             settled_by = settled_by - interval '1 hour'",

@@ -32,6 +32,7 @@ mod deliver;
 mod demo;
 mod dev;
 mod diff;
+mod doctor;
 mod documents;
 mod drain;
 mod effects;

@@ -283,3 +283,17 @@ async fn a_commit_that_is_refused_again_and_again_pays_for_no_endless_calls() {
     assert!(model.bodies().len() <= 2, "{} calls were paid", model.bodies().len());
     process.kill();
 }
+
+#[tokio::test]
+async fn a_model_whose_code_panics_is_named_in_the_error_and_in_the_log() {
+    let options = Options::new().model("panics/always").config("[agents.default.limits]\nattempts = 2");
+    let database = Database::new().await;
+    let process = options.serve(&database).await;
+    let client = process.client();
+    let answer = client.chat("c1", "Hello.").await;
+    let session = client.wait_for(answer["session_id"].as_str().unwrap(), "failed").await;
+    const SAID: &str = "the code of model panics/always panicked: the index is out of bounds";
+    assert!(session["error"].as_str().is_some_and(|error| error.contains(SAID)), "{session}");
+    assert!(process.log().contains(SAID), "{}", process.log());
+    assert!(process.terminate().success());
+}

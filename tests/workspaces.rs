@@ -4,7 +4,7 @@ mod seeds;
 
 use crate::support::client::texts;
 use crate::support::model::turns_since_user;
-use crate::support::{Answer, Client, Database, ModelServer, Options, Process};
+use crate::support::{Answer, Client, Database, ModelServer, Options, Process, eventually};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
@@ -270,6 +270,28 @@ async fn the_erasure_of_a_session_takes_its_pack_of_no_commit_and_no_other() {
     let (status, out, log) = sample.cli(&["conversation", "erase", "c1", "--yes"]).await;
     assert_eq!(status, 0, "{out}{log}");
     assert_eq!((packs(&sample.id).await, packs(&other).await), (0, 4));
+}
+
+#[tokio::test]
+async fn a_host_that_cannot_keep_files_is_told_to_operators_and_not_to_the_model() {
+    let sample = Sample::new().await;
+    let folder = sample.options.path("workspaces");
+    std::fs::remove_dir_all(&folder).unwrap();
+    std::fs::write(&folder, "in the way").unwrap();
+    let path = format!("/v1/sessions/{}/messages", sample.id);
+    sample.client.post(&path, &json!({"text": "Again."})).await;
+    eventually("the step to wait for a host", || async {
+        let (_, said, _) = sample.cli(&["session", "why", &sample.id]).await;
+        said.contains("cannot keep the session's files").then_some(())
+    })
+    .await;
+    let (_, status) = sample.client.get(&format!("/v1/sessions/{}", sample.id)).await;
+    assert_eq!(status["status"], "running", "{status}");
+    std::fs::remove_file(&folder).unwrap();
+    let session = sample.client.wait_for(&sample.id, "completed").await;
+    let told = texts(&session, "tool");
+    assert_eq!(told.len(), 10, "{told:?}");
+    assert!(told.iter().all(|text| !text.contains("workspace")), "{told:?}");
 }
 
 #[tokio::test]

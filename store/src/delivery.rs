@@ -249,7 +249,8 @@ impl Store {
             Ok(seal) => seal,
             Err(error) => {
                 if !row.maybe_sent {
-                    self.unsend(lease, &row.delivery_id, "its worker cannot open its text").await?;
+                    self.try_delivery_later(lease, &row.delivery_id, true, "its worker cannot open its text")
+                        .await?;
                 }
                 return Err(error);
             }

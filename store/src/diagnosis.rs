@@ -89,6 +89,10 @@ pub struct ServerFacts {
     pub version: String,
     /// The server's clock.
     pub now: DateTime<Utc>,
+    /// It is a standby, which takes no writes.
+    pub standby: bool,
+    /// It takes no writes: it is a standby, or this role's transactions are read-only by a setting.
+    pub read_only: bool,
     /// Duration of the query. The clock is known only as precisely as that.
     pub round_trip: Duration,
 }
@@ -177,7 +181,8 @@ impl Store {
             r#"
             select current_setting('server_version_num')::integer as "version_num!",
                 current_setting('server_version') as "version!",
-                clock_timestamp() as "now!"
+                clock_timestamp() as "now!", pg_is_in_recovery() as "standby!",
+                current_setting('transaction_read_only')::boolean as "read_only!"
             "#
         )
         .fetch_one(&mut *connection)
@@ -186,6 +191,8 @@ impl Store {
             version_num: row.version_num,
             version: row.version,
             now: row.now,
+            standby: row.standby,
+            read_only: row.standby || row.read_only,
             round_trip: began.elapsed(),
         })
     }
@@ -198,8 +205,9 @@ impl Store {
     /// [`Error::Database`]. No notification within `patience` is `None`.
     pub async fn notification_round_trip(&self, patience: Duration) -> Result<Option<Duration>> {
         let channel = crate::new_id("wakeful_doctor");
-        let pool =
-            PgPoolOptions::new().max_connections(1).connect_with(self.server.options().clone()).await?;
+        // A server that has no connection left would be asked again and again.
+        let pool = PgPoolOptions::new().max_connections(1).acquire_timeout(patience);
+        let pool = pool.connect_with(self.server.options().clone()).await?;
         let mut listener = PgListener::connect_with(&pool).await?;
         listener.listen(&channel).await?;
         let began = Instant::now();

@@ -41,7 +41,7 @@
 //! | detect a webhook token that was used before | [`webhook`] |
 //! | say what an upgrade would stop | [`preflight`] |
 //! | measure this process's use of the database | [`metrics`] |
-//! | diagnose the whole system | [`diagnosis`] |
+//! | diagnose the whole system; which rights the role lacks | [`diagnosis`], [`rights`] |
 //!
 //! All code takes locks in one order: schedule, conversation, session, job. A statement sees one snapshot.
 //! After waiting for a row, Postgres re-checks only that row's own columns. So only predicates on the row
@@ -95,6 +95,7 @@ pub mod replay;
 pub mod resend;
 pub mod resolve;
 pub mod retire;
+pub mod rights;
 pub mod run;
 pub mod schedule;
 pub mod schema;

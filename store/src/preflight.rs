@@ -153,6 +153,57 @@ impl Store {
         Ok(rows.into_iter().map(|row| (row.channel, row.session_id)).collect())
     }
 
+    /// Returns the agents of sessions, each with its space. The index gives one after the other, however many sessions each has.
+    ///
+    /// # Errors
+    /// [`Error::Database`].
+    pub async fn agents_of_sessions(&self, space_id: Option<&str>) -> Result<Vec<(String, String)>> {
+        let rows = sqlx::query!(
+            r#"
+            with recursive pairs (space_id, agent) as (
+                (select space_id, agent from conversation_sessions where $1::text is null or space_id = $1
+                order by space_id, agent limit 1)
+                union all
+                select next.space_id, next.agent
+                from pairs
+                cross join lateral (
+                    select s.space_id, s.agent from conversation_sessions s
+                    where (s.space_id, s.agent) > (pairs.space_id, pairs.agent) and ($1::text is null or s.space_id = $1)
+                    order by s.space_id, s.agent
+                    limit 1
+                ) next
+            )
+            select agent as "agent!", space_id as "space_id!" from pairs limit 10000
+            "#,
+            space_id
+        )
+        .fetch_all(&self.pool)
+        .await?;
+        Ok(rows.into_iter().map(|row| (row.agent, row.space_id)).collect())
+    }
+
+    /// Returns the sessions of an agent that rest and get their conversation's next message, the newest first, at most `limit`.
+    ///
+    /// # Errors
+    /// [`Error::Database`].
+    pub async fn resting_sessions(&self, agent: &str, space_id: &str, limit: usize) -> Result<Vec<String>> {
+        Ok(sqlx::query_scalar!(
+            "select s.session_id from conversation_sessions s
+            where s.space_id = $1 and s.agent = $2 and s.status in ('created', 'completed', 'failed', 'cancelled')
+                and s.trigger_type not in ('replay', 'import')
+                and not exists (
+                    select from conversation_sessions later
+                    where later.conversation_id = s.conversation_id and later.ordinal > s.ordinal)
+            order by s.session_id desc
+            limit $3",
+            space_id,
+            agent,
+            i64::try_from(limit).unwrap_or(i64::MAX)
+        )
+        .fetch_all(&self.pool)
+        .await?)
+    }
+
     /// How many conversations are encrypted, ended ones too.
     ///
     /// # Errors

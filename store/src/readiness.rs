@@ -2,9 +2,10 @@
 //! queries and refuses inserts. So the store remembers the last refusal until a write succeeds.
 
 use crate::error::Outage;
+use crate::pool::Use;
 use crate::{Error, Result, Store};
 use sqlx::Connection;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long a refusal is remembered without a write. A process that only takes messages gets no messages
@@ -17,15 +18,21 @@ const ANSWER: Duration = Duration::from_secs(2);
 
 /// The last write that the database refused as a whole. Clones share it.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Refusal(Arc<Mutex<Option<(Outage, Instant)>>>);
+pub(crate) struct Refusal(Arc<Mutex<Writes>>);
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Writes {
+    refused: Option<(Outage, Instant)>,
+    taken_at: Option<Instant>,
+}
 
 impl Refusal {
-    fn set(&self, refusal: Option<(Outage, Instant)>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = refusal;
+    fn writes(&self) -> MutexGuard<'_, Writes> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn get(&self) -> Option<Outage> {
-        let refusal = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let refusal = self.writes().refused;
         refusal.filter(|(_, at)| at.elapsed() < REMEMBERED).map(|(outage, _)| outage)
     }
 }
@@ -63,6 +70,16 @@ impl Store {
         self.server.links.all_lost()
     }
 
+    /// Since when no statement of this process has got a connection. `None`: they have some.
+    pub fn no_statement_since(&self) -> Option<Instant> {
+        self.server.links.lost_since(Use::Statements)
+    }
+
+    /// When the work last found the database to be well: a write was taken, or a lost connection came back.
+    pub fn last_well(&self) -> Option<Instant> {
+        self.refusal.writes().taken_at.max(self.server.links.back_at())
+    }
+
     /// Returns how many steps the database fails again and again, although it answers. `None`: that cannot be said now.
     pub async fn count_faulty_steps(&self) -> Option<i64> {
         let asked = sqlx::query_scalar!(
@@ -76,7 +93,7 @@ impl Store {
     /// Remembers the result of a write that adds rows.
     pub(crate) fn note_refusal<T>(&self, done: Result<T>) -> Result<T> {
         match &done {
-            Ok(_) => self.refusal.set(None),
+            Ok(_) => *self.refusal.writes() = Writes { refused: None, taken_at: Some(Instant::now()) },
             Err(error) => self.note(error),
         }
         done
@@ -84,7 +101,7 @@ impl Store {
 
     fn note(&self, error: &Error) {
         if let Some(outage) = error.outage().filter(|outage| outage.refuses_writes()) {
-            self.refusal.set(Some((outage, Instant::now())));
+            self.refusal.writes().refused = Some((outage, Instant::now()));
         }
     }
 }

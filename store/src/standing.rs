@@ -21,8 +21,9 @@ pub struct Standing {
     pub pending_messages: i64,
     /// Tool calls without a result, and uncertain ones.
     pub open_calls: Vec<OpenCall>,
-    /// How many tool calls the newest run asked for, and the newest of those that failed.
+    /// How many tool calls the newest run asked for, how many of those failed, and the newest of the failed ones.
     pub run_calls: i64,
+    pub run_failed_calls: i64,
     pub failed_calls: Vec<FailedCall>,
     /// The newest outgoing messages that were not sent, may not have been sent, or missed a recipient, in
     /// order.
@@ -250,8 +251,9 @@ impl Store {
             let error = call.error.take().map(|sealed| seal.open(sealed)).transpose()?;
             call.error = error.map(|text| text.chars().take(500).collect());
         }
-        let run_calls = sqlx::query_scalar!(
-            r#"select count(*) as "calls!" from tool_calls where session_id = $1 and run_id = $2"#,
+        let calls = sqlx::query!(
+            r#"select count(*) as "all!", count(*) filter (where status = 'failed') as "failed!"
+            from tool_calls where session_id = $1 and run_id = $2"#,
             session_id,
             run_id
         )
@@ -290,7 +292,8 @@ impl Store {
             jobs,
             pending_messages,
             open_calls,
-            run_calls,
+            run_calls: calls.all,
+            run_failed_calls: calls.failed,
             failed_calls,
             unsent,
             quiet_s,

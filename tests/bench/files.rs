@@ -129,7 +129,7 @@ fn workspaces(folder: &Path) -> Workspaces {
 fn failed(why: NotReady) -> anyhow::Error {
     match why {
         NotReady::Store(error) => error.into(),
-        NotReady::SeedAway(why) | NotReady::Refused(why) => anyhow!(why),
+        NotReady::SeedAway(why) | NotReady::Host(why) | NotReady::Refused(why) => anyhow!(why),
     }
 }
 

@@ -44,6 +44,23 @@ async fn what_is_forged_stale_cut_or_signed_by_another_secret_is_refused_before_
 }
 
 #[tokio::test]
+async fn a_stranger_who_sends_forgeries_without_end_does_not_fill_the_log() {
+    let desk = Desk::new().await;
+    let process = desk.serve().await;
+    let client = process.client();
+    let (now, bad) =
+        (chrono::Utc::now().timestamp(), ["wrong", "wrong", "whsec_d3Jvbmd3cm9uZ3dyb25nd3Jvbmd3cm9uZ3dy"]);
+    for _ in 0..30 {
+        let post = Post::new(Medium::Slack, 1, 1, "Hello");
+        assert_eq!(refused(post.signed(&client, now, bad)).await.0, StatusCode::UNAUTHORIZED);
+    }
+    process.wait_for_log("claims to be from Slack").await;
+    let lines = process.log().matches("claims to be from Slack").count();
+    assert!(lines < 10, "{lines} lines: {}", process.log());
+    assert!(process.terminate().success());
+}
+
+#[tokio::test]
 async fn a_door_that_is_not_set_up_says_which_section_opens_it() {
     let desk = Desk::new().await;
     let options = Options::new().model("openai/test").env("OPENAI_BASE_URL", &desk.model.url);

@@ -111,3 +111,57 @@ async fn preflight_counts_what_a_configuration_would_stop_shows_some_and_exits_w
     assert_eq!(ran.code, 2, "{}", ran.err);
     assert!(process.terminate().success());
 }
+
+#[tokio::test]
+async fn conversations_that_rest_are_counted_if_their_agent_would_be_gone() {
+    let database = Database::new().await;
+    let model = ModelServer::turns(vec![Answer::text("Done.")]).await;
+    let options = Options::new().model("openai/test").env("OPENAI_BASE_URL", &model.url);
+    let process = options.serve(&database).await;
+    let client = process.client();
+    let mut resting = Vec::new();
+    for n in 0..4 {
+        let answer = client.chat(&format!("c{n}"), "Hello.").await;
+        resting.push(answer["session_id"].as_str().unwrap().to_owned());
+        client.wait_for(&resting[n], "completed").await;
+    }
+    assert!(process.terminate().success());
+    // The first conversation has gone on in a newer session, and the last one's session takes no more messages.
+    let sql = format!(
+        "update conversation_sessions set agent = 'old' where session_id <> '{}';
+        update conversation_sessions set conversation_id = 'default/c1' where session_id = '{}';
+        update conversation_sessions set status = 'archived' where session_id = '{}'",
+        resting[2], resting[0], resting[3]
+    );
+    sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&database.pool).await.unwrap();
+    const OLD: &str = "[agents.old]\nsystem_prompt = \"Old.\"\nmodel = \"openai/test\"";
+    let text = std::fs::read_to_string(options.path("wakeful.toml")).unwrap();
+    let (with, without) = (options.path("with.toml"), options.path("without.toml"));
+    std::fs::write(&with, format!("{text}\n{OLD}\n")).unwrap();
+    std::fs::write(&without, text).unwrap();
+    let (with, without) = (with.display().to_string(), without.display().to_string());
+    let now = options.clone().config(OLD);
+
+    let ran = run(&now, &database.url, &["preflight", "--against", &without, "-o", "json"]).await;
+    assert_eq!(ran.code, 9, "{}{}", ran.out, ran.err);
+    let report = ran.json();
+    let finding = &report["findings"][0];
+    assert_eq!((&finding["kind"], &finding["sessions"]), (&json!("agent_of_resting"), &json!(1)), "{report}");
+    assert_eq!((&finding["samples"], &report["resting"]), (&json!([resting[1]]), &json!(1)), "{report}");
+    assert_eq!(
+        (&report["stopped"], report["findings"].as_array().unwrap().len()),
+        (&json!(0), 1),
+        "{report}"
+    );
+    let ran = run(&now, &database.url, &["preflight", "--against", &without]).await;
+    assert!(
+        ran.out.contains("agent old is gone") && ran.out.contains("and 1 conversation at rest could not"),
+        "{}",
+        ran.out
+    );
+    // An agent that stays is no obstacle, and neither is one that is missing already.
+    for (configured, against) in [(&now, &with), (&options, &without)] {
+        let ran = run(configured, &database.url, &["preflight", "--against", against]).await;
+        assert_eq!(ran.code, 0, "{}{}", ran.out, ran.err);
+    }
+}

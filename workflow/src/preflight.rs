@@ -7,7 +7,7 @@
 
 mod judge;
 
-pub use judge::{judge, judge_channel, judge_encryption, judge_rule, judge_schedule};
+pub use judge::{judge, judge_channel, judge_encryption, judge_resting, judge_rule, judge_schedule};
 
 use crate::agent::{Agent, ToolDefinition};
 use crate::effect::Effect;
@@ -183,6 +183,8 @@ pub enum Kind {
     AgentGone,
     /// The agent is there, for other spaces only.
     AgentNotInSpace,
+    /// The agent of conversations that rest is gone, or is for other spaces: their next message would wait.
+    AgentOfResting,
     /// The model's provider cannot be called.
     ModelGone,
     /// Calls of the model would count as free.
@@ -254,6 +256,10 @@ impl Kind {
                 "keep the agent until its sessions have ended, or run one worker that has it; or cancel them"
             }
             Kind::AgentNotInSpace => "add the space to the agent's `spaces`",
+            Kind::AgentOfResting => {
+                "keep the agent, or archive these conversations, so that their next message begins a new session: wakeful session \
+                 archive --filter agent=NAME --reason …"
+            }
             Kind::ModelGone => {
                 "set the provider's key, register the provider, or give the agent another model"
             }

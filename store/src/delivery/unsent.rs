@@ -1,22 +1,31 @@
-//! Gives claimed deliveries back that were not sent.
+//! Gives claimed deliveries back that are to be tried again.
 
 use crate::queue::{self, Lease};
 use crate::{Result, Store};
 use std::time::Duration;
 
 impl Store {
-    /// Gives a claimed delivery back. It was certainly not sent and will be tried again.
+    /// Gives a claimed delivery back, which will be tried again, and notes why. `unsent`: it certainly was not sent. Otherwise it
+    /// stays a message that may have gone out, and the end of its try stays unknown.
     ///
     /// # Errors
     /// [`crate::Error::Database`].
-    pub async fn unsend(&self, lease: &Lease, delivery_id: &str, error: &str) -> Result<()> {
+    pub async fn try_delivery_later(
+        &self,
+        lease: &Lease,
+        delivery_id: &str,
+        unsent: bool,
+        error: &str,
+    ) -> Result<()> {
         let error = self.sealed_for_job(lease.job_id, error).await?;
         sqlx::query!(
             "update deliveries
-            set status = 'queued', last_error = $3, tries = keep_tries(tries, tried_at, clock_timestamp())
-            where delivery_id = $1 and lease = $2",
+            set status = case when $3 then 'queued' else status end, last_error = $4,
+                tries = case when $3 then keep_tries(tries, tried_at, clock_timestamp()) else tries end
+            where delivery_id = $1 and lease = $2 and ($3 or status = 'sending')",
             delivery_id,
             lease.token,
+            unsent,
             error
         )
         .execute(&self.pool)

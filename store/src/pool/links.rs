@@ -2,7 +2,7 @@
 //! and the commands read it.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tracing::info;
 
@@ -31,23 +31,32 @@ impl Use {
     }
 }
 
-/// The connections that are lost. Clones share them.
+/// The connections that are lost, and when one came back last. Clones share them.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Links(Arc<Mutex<BTreeMap<Use, Instant>>>);
+pub(crate) struct Links(Arc<Mutex<Known>>);
+
+#[derive(Debug, Default)]
+struct Known {
+    lost: BTreeMap<Use, Instant>,
+    back_at: Option<Instant>,
+}
 
 impl Links {
-    fn lost_ones(&self) -> std::sync::MutexGuard<'_, BTreeMap<Use, Instant>> {
+    fn known(&self) -> MutexGuard<'_, Known> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Notes that there is no connection for `what`. The first such note counts.
     pub fn lost(&self, what: Use) {
-        self.lost_ones().entry(what).or_insert_with(Instant::now);
+        self.known().lost.entry(what).or_insert_with(Instant::now);
     }
 
     /// Notes that there is one.
     pub fn back(&self, what: Use) {
-        if let Some(since) = self.lost_ones().remove(&what) {
+        let mut known = self.known();
+        if let Some(since) = known.lost.remove(&what) {
+            known.back_at = Some(Instant::now());
+            drop(known);
             let lost_s = since.elapsed().as_secs();
             info!(lost_s, "There is a connection for {} again", what.as_str());
         }
@@ -55,7 +64,17 @@ impl Links {
 
     /// Each that is lost, and for how long.
     pub fn all_lost(&self) -> Vec<(&'static str, Duration)> {
-        self.lost_ones().iter().map(|(what, since)| (what.as_str(), since.elapsed())).collect()
+        self.known().lost.iter().map(|(what, since)| (what.as_str(), since.elapsed())).collect()
+    }
+
+    /// Since when there has been no connection for `what`.
+    pub fn lost_since(&self, what: Use) -> Option<Instant> {
+        self.known().lost.get(&what).copied()
+    }
+
+    /// When a connection that was lost came back last.
+    pub fn back_at(&self) -> Option<Instant> {
+        self.known().back_at
     }
 }
 
@@ -69,14 +88,17 @@ mod tests {
         let shared = links.clone();
         assert_eq!(links.all_lost(), []);
         links.lost(Use::Heartbeat);
-        let since = links.lost_ones()[&Use::Heartbeat];
+        let since = links.known().lost[&Use::Heartbeat];
         links.lost(Use::Heartbeat);
         shared.lost(Use::Statements);
-        assert_eq!(links.lost_ones()[&Use::Heartbeat], since);
+        assert_eq!(links.known().lost[&Use::Heartbeat], since);
         let names: Vec<_> = links.all_lost().into_iter().map(|(name, _)| name).collect();
         assert_eq!(names, ["statements", "heartbeat"]);
-        links.back(Use::Heartbeat);
         links.back(Use::Commits);
+        assert_eq!(links.back_at(), None, "it was not lost");
+        links.back(Use::Heartbeat);
+        assert!(links.back_at().is_some_and(|at| at >= since));
+        assert!(links.lost_since(Use::Statements).is_some() && links.lost_since(Use::Heartbeat).is_none());
         assert_eq!(shared.all_lost().len(), 1);
     }
 }

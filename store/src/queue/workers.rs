@@ -67,11 +67,23 @@ pub struct Connections {
     pub limit: i64,
     /// Connections of other programs now.
     pub others: i64,
+    /// The most that this role, or this database, may have; the server enforces it. `None`: neither has such a limit.
+    pub own_limit: Option<i64>,
 }
 
 impl Connections {
     /// Says in words that the server has too few connections, and what helps. `None`: it has enough.
     pub fn shortage(&self) -> Option<(String, &'static str)> {
+        if let Some(limit) = self.own_limit.filter(|limit| self.wanted > *limit) {
+            return Some((
+                format!(
+                    "{} workers want up to {} connections, and this role or this database may have {limit}",
+                    self.workers, self.wanted
+                ),
+                "workers go on with fewer, slower: raise it (alter role … connection limit, or alter database … connection limit), \
+                 or run fewer processes",
+            ));
+        }
         let left = (self.limit - self.others).max(0);
         let said = format!(
             "{} workers want up to {} connections, and the server has {left} for them ({} in all, {} used by other \
@@ -139,7 +151,13 @@ impl Store {
                     where datid is not null
                         and coalesce(backend_type, 'client backend') = 'client backend'
                         and application_name is distinct from $1
-                ) as "others!"
+                ) as "others!",
+                (
+                    -- Superusers have no such limit.
+                    select least(nullif(r.rolconnlimit, -1), nullif(d.datconnlimit, -1))::bigint
+                    from pg_roles r, pg_database d
+                    where r.rolname = session_user and not r.rolsuper and d.datname = current_database()
+                ) as own_limit
             from workers
             where beat_at > clock_timestamp() - interval '1 minute'
             "#,
@@ -152,6 +170,7 @@ impl Store {
             wanted: row.wanted + i64::from(own.unwrap_or(0)),
             limit: row.limit,
             others: row.others,
+            own_limit: row.own_limit,
         })
     }
 
@@ -219,11 +238,16 @@ mod tests {
 
     #[test]
     fn a_fleet_that_wants_more_connections_than_the_server_has_for_it_is_told_so() {
-        let fleet = |wanted| Connections { workers: 4, wanted, limit: 27, others: 3 };
+        let fleet = |wanted| Connections { workers: 4, wanted, limit: 27, others: 3, own_limit: None };
         assert!(fleet(24).shortage().is_none());
         let (said, remedy) = fleet(25).shortage().expect("one is lacking");
         assert!(said.contains("4 workers want up to 25 connections, and the server has 24"), "{said}");
         assert!(remedy.contains("max_connections"), "{remedy}");
+        let limited = |own_limit| Connections { own_limit: Some(own_limit), ..fleet(12) };
+        assert!(limited(12).shortage().is_none());
+        let (said, remedy) = limited(11).shortage().expect("one is lacking");
+        assert!(said.contains("this role or this database may have 11"), "{said}");
+        assert!(remedy.contains("alter role"), "{remedy}");
     }
 
     #[test]

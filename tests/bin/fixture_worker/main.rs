@@ -32,6 +32,7 @@ use repository::RunGit;
 use serde_json::{Value, json};
 use std::io::Write;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 use wakeful::App;
 use wakeful::tool::{Effect, Tool, ToolCallContext, ToolDefinition, ToolError, ToolOutput};
@@ -142,6 +143,7 @@ fn main() -> ExitCode {
     }
     let app = App::new().tool(Charge).tool(Reserve).tool(Fetch).tool(RunGit);
     let app = app.tool(Misbehave::IDEMPOTENT).tool(Misbehave::PURE).tool(Confirm);
+    let app = app.provider("panics", |_| Ok(Arc::new(misbehave::Panics)));
     match Post::from_env() {
         Some(post) => app.channel(post).main(),
         None => app.main(),

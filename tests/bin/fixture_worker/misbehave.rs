@@ -4,7 +4,22 @@
 use async_trait::async_trait;
 use serde_json::{Value, json};
 use std::hint::black_box;
+use wakeful::model::{Context, Deltas, Fault, Model, Reply, Request};
 use wakeful::tool::{Effect, Tool, ToolCallContext, ToolDefinition, ToolError, ToolOutput};
+
+/// A model whose code panics in each call.
+pub struct Panics;
+
+#[async_trait]
+impl Model for Panics {
+    fn request(&self, _: &Context) -> Request {
+        Request::new(Vec::new())
+    }
+
+    async fn call(&self, _: &Request, _: &mut dyn Deltas) -> Result<Reply, Fault> {
+        panic!("the index is out of bounds")
+    }
+}
 
 /// Ends or hangs the process in the way that `mode` names. Does no harm if a file exists whose name is the
 /// value of `FIXTURE_HOLD` plus `-mended`.

@@ -2,7 +2,7 @@
 
 use crate::Process;
 use secrecy::ExposeSecret as _;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -61,7 +61,8 @@ impl App {
         self
     }
 
-    /// Adds a provider of models: `factory` gets the part of the model's name after the slash.
+    /// Adds a provider of models, or replaces the built-in one of that name: `factory` gets the part of the model's name after the
+    /// slash.
     #[must_use]
     pub fn provider(
         mut self,
@@ -115,8 +116,9 @@ impl App {
     /// Returns every provider of models: the built-in ones and those that were added.
     ///
     /// # Errors
-    /// When the HTTP client cannot be built.
+    /// When the HTTP client cannot be built, or two providers were added under one name.
     pub(crate) fn models(&self, config: &Config) -> anyhow::Result<Models> {
+        once("provider", self.providers.iter().map(|(name, _)| name.as_str()))?;
         let mut models = Models::built_in(config)?;
         for (name, factory) in &self.providers {
             let factory = Arc::clone(factory);
@@ -234,8 +236,9 @@ impl App {
     /// Returns the channels by name: the built-in ones that are configured, and those that were added.
     ///
     /// # Errors
-    /// When one cannot be built, or when an agent may send mail and nothing does.
+    /// When one cannot be built, two were added under one name, or an agent may send mail and nothing does.
     pub(crate) fn channels(&self, config: &Config) -> anyhow::Result<BTreeMap<String, Arc<dyn Channel>>> {
+        once("channel", self.channels.iter().map(|channel| channel.name()))?;
         let mut channels: BTreeMap<String, Arc<dyn Channel>> = BTreeMap::new();
         for channel in wakeful_channels::senders(config)?.iter().chain(&self.channels) {
             channels.insert(channel.name().to_owned(), Arc::clone(channel));
@@ -297,5 +300,66 @@ impl App {
             enabled: server.console,
         };
         Ok(wakeful_console::mount(api, settings, |pages| door.before(pages)))
+    }
+}
+
+/// Refuses a name that a program has given twice: the second would silently take the place of the first.
+fn once<'a>(what: &str, names: impl Iterator<Item = &'a str>) -> anyhow::Result<()> {
+    let mut seen = BTreeSet::new();
+    for name in names {
+        if !seen.insert(name) {
+            let text = format!(
+                "this program registers two {what}s under the name {name:?}, and only one of them could be used: give one of them \
+                 another name"
+            );
+            return Err(Invalid(text).into());
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use wakeful_engine::channel::{Outbound, SendError};
+
+    struct Pigeon(&'static str);
+
+    #[async_trait::async_trait]
+    impl Channel for Pigeon {
+        fn name(&self) -> &str {
+            self.0
+        }
+
+        fn is_idempotent(&self) -> bool {
+            false
+        }
+
+        async fn send(&self, _: &Outbound<'_>) -> Result<serde_json::Value, SendError> {
+            Ok(serde_json::Value::Null)
+        }
+    }
+
+    #[test]
+    fn two_channels_or_providers_of_one_name_are_refused_in_words() {
+        let config = Config::load_with_providers(None, std::iter::empty(), &[]).expect("a configuration");
+        let sound = App::new().channel(Pigeon("pigeon")).channel(Pigeon("owl"));
+        assert_eq!(sound.channels(&config).map(|all| all.len()).map_err(|error| error.to_string()), Ok(2));
+        let twice = sound.channel(Pigeon("pigeon"));
+        let refused =
+            twice.channels(&config).map(|all| all.len()).expect_err("one would be lost").to_string();
+        assert!(refused.contains("two channels under the name \"pigeon\""), "{refused}");
+
+        let factory = |_: &str| Err(Fault::NotConfigured { message: "none".to_owned() });
+        // One in the place of a built-in one is meant.
+        let sound = App::new().provider("echo", factory).provider("openai", factory);
+        assert!(sound.models(&config).is_ok());
+        let refused = sound
+            .provider("echo", factory)
+            .models(&config)
+            .map(|_| ())
+            .expect_err("one would be lost")
+            .to_string();
+        assert!(refused.contains("two providers under the name \"echo\""), "{refused}");
     }
 }

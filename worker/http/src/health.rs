@@ -1,6 +1,7 @@
 //! Liveness and readiness of the process.
 
 use crate::openapi::{Operation, Proof, Shape};
+use crate::seldom::Seldom;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -52,15 +53,29 @@ impl Looks {
         if said.database == "ok" {
             seen.away_since = None;
         } else {
-            let since = *seen.away_since.get_or_insert_with(Instant::now);
-            // The work may have met it before anybody asked here.
-            let lost = ctx.store.lost_connections().into_iter().map(|(_, lost_for)| lost_for).max();
-            let away = since.elapsed().max(lost.unwrap_or_default());
-            said.database = format!("{}; first seen {} s ago", said.database, away.as_secs());
+            let (well, lost) = (ctx.store.last_well(), ctx.store.no_statement_since());
+            let since = first_seen(seen.away_since, well, lost, Instant::now());
+            seen.away_since = Some(since);
+            said.database = format!("{}; first seen {} s ago", said.database, since.elapsed().as_secs());
         }
         seen.last = Some((Instant::now(), said.clone()));
         said
     }
+}
+
+/// When the present outage was first seen. `before` is when a look saw one that no later look saw end, `well` when the work last found
+/// the database to be well, `lost` since when no statement has got a connection.
+fn first_seen(
+    before: Option<Instant>,
+    well: Option<Instant>,
+    lost: Option<Instant>,
+    now: Instant,
+) -> Instant {
+    // Nobody may have asked here between two outages.
+    let looked = before.filter(|before| well.is_none_or(|well| well < *before)).unwrap_or(now);
+    // The work may have met it before anybody asked here. Other connections say nothing of it: one of them may have been lost for long,
+    // while everything else went on.
+    lost.map_or(looked, |lost| lost.min(looked))
 }
 
 async fn look(ctx: &Ctx) -> Look {
@@ -70,7 +85,10 @@ async fn look(ctx: &Ctx) -> Look {
         Err(error) => {
             let outage = error.outage().map_or("the database cannot be asked", |outage| outage.as_str());
             // Strangers may ask this, and the error names the database and its role.
-            warn!(%error, "Not ready: {outage}");
+            static LINES: Seldom = Seldom::new();
+            if let Some(left_out) = LINES.turn(outage) {
+                warn!(%error, left_out, "Not ready: {outage}");
+            }
             format!("{outage}; the server's log says why")
         }
     };
@@ -135,4 +153,23 @@ pub(crate) fn operations() -> Vec<Operation> {
 
 fn readiness() -> Shape {
     crate::object! {"status": String, "checks": BTreeMap<String, String>}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_outage_is_as_old_as_the_first_that_was_seen_of_it_and_no_older() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let now = at(1000);
+        assert_eq!(first_seen(None, None, None, now), now);
+        assert_eq!(first_seen(Some(at(900)), None, None, now), at(900), "an earlier look saw it");
+        assert_eq!(first_seen(Some(at(900)), Some(at(800)), None, now), at(900));
+        assert_eq!(first_seen(None, Some(at(800)), Some(at(850)), now), at(850), "the work saw it first");
+        // Nobody looked between two outages.
+        assert_eq!(first_seen(Some(at(100)), Some(at(800)), None, now), now);
+        assert_eq!(first_seen(Some(at(100)), Some(at(800)), Some(at(990)), now), at(990));
+    }
 }

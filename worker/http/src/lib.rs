@@ -34,6 +34,7 @@ pub mod plain;
 pub mod problem;
 mod scope;
 pub mod search;
+pub mod seldom;
 pub mod sessions;
 mod steer;
 mod stream;

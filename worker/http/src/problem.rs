@@ -1,6 +1,7 @@
 //! Errors as `application/problem+json` (RFC 9457).
 
 use crate::plain;
+use crate::seldom::Seldom;
 use axum::extract::rejection::{BytesRejection, PathRejection, QueryRejection};
 use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
@@ -122,7 +123,11 @@ impl From<wakeful_store::Error> for Problem {
         use wakeful_store::Error;
         let detail = failed.to_string();
         if let Some(outage) = failed.outage() {
-            error!(error = %detail, "A request was refused: {}", outage.as_str());
+            // While it lasts, every request of everybody ends here.
+            static LINES: Seldom = Seldom::new();
+            if let Some(left_out) = LINES.turn(outage.as_str()) {
+                error!(error = %detail, left_out, "A request was refused: {}", outage.as_str());
+            }
             let detail = format!("{}; nothing was taken", outage.as_str());
             return Problem {
                 retry_after_s: Some(2),

@@ -43,6 +43,26 @@ pub fn judge_schedule(schedule: &ScheduleNeed, new: &Capabilities) -> Vec<Obstac
     found
 }
 
+/// Returns what keeps the next message of conversations from an answer that rest now, if their agent is there now and would not be.
+pub fn judge_resting(
+    agent: &str,
+    space_id: &str,
+    old: &Capabilities,
+    new: &Capabilities,
+) -> Option<Obstacle> {
+    agent_in(old, agent, space_id)?;
+    if agent_in(new, agent, space_id).is_some() {
+        return None;
+    }
+    let gone = match new.agents.contains_key(agent) {
+        true => format!("agent {agent} is not for space {space_id}"),
+        false => format!("agent {agent} is gone"),
+    };
+    let what =
+        format!("{gone}: the next message of conversations that rest in space {space_id} would wait for it");
+    Some(Obstacle { kind: Kind::AgentOfResting, what })
+}
+
 /// Returns what stops the messages that are still to be sent by `channel`.
 pub fn judge_channel(channel: &str, new: &Capabilities) -> Option<Obstacle> {
     let is_gone = !new.channels.contains(channel);

@@ -28,6 +28,7 @@ use wakeful_engine::ingest::Refused;
 use wakeful_engine::{ingest, new_session};
 use wakeful_http::openapi::{Operation, Proof, of};
 use wakeful_http::problem::Problem;
+use wakeful_http::seldom::Seldom;
 use wakeful_store::Error;
 use wakeful_store::space::{self, Scope};
 use wakeful_store::wake::{NewMessage, Woken};
@@ -188,8 +189,12 @@ fn ignored(messenger: &str, why: &str) -> Result<StatusCode, Problem> {
 }
 
 /// 401 for a wrong signature. The body was not parsed.
-fn not_signed(messenger: &str, error: SignatureError) -> Problem {
-    warn!(error = %error, "A webhook that claims to be from {messenger} was refused");
+fn not_signed(messenger: &'static str, error: SignatureError) -> Problem {
+    // Strangers may send as many as they like.
+    static LINES: Seldom = Seldom::new();
+    if let Some(left_out) = LINES.turn(messenger) {
+        warn!(error = %error, left_out, "A webhook that claims to be from {messenger} was refused");
+    }
     Problem::new(StatusCode::UNAUTHORIZED, error.to_string())
 }
 

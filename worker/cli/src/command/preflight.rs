@@ -15,7 +15,8 @@ use wakeful_engine::tool::registry;
 use wakeful_engine::web::{self, Reach};
 use wakeful_store::Store;
 use wakeful_workflow::preflight::{
-    Capabilities, Kind, Obstacle, judge, judge_channel, judge_encryption, judge_rule, judge_schedule,
+    Capabilities, Kind, Obstacle, judge, judge_channel, judge_encryption, judge_resting, judge_rule,
+    judge_schedule,
 };
 
 /// Sessions that a finding names.
@@ -63,6 +64,8 @@ struct Report {
     schedules: usize,
     /// Sessions that cannot go on as they would now.
     stopped: usize,
+    /// Sessions that rest and whose next message would wait; at most --limit of an agent.
+    resting: usize,
     /// There are more open sessions than were looked at.
     more: bool,
 }
@@ -149,6 +152,16 @@ async fn report(
             found.entry(obstacle).or_default();
         }
     }
+    let mut resting = 0;
+    for (agent, space_id) in store.agents_of_sessions(space_id).await? {
+        if let Some(obstacle) = judge_resting(&agent, &space_id, old, new) {
+            let sessions = store.resting_sessions(&agent, &space_id, limit).await?;
+            if !sessions.is_empty() {
+                resting += sessions.len();
+                found.entry(obstacle).or_default().extend(sessions);
+            }
+        }
+    }
     let findings = found.into_iter().map(|(obstacle, sessions)| {
         let count = sessions.len();
         Finding {
@@ -164,6 +177,7 @@ async fn report(
         open_sessions: needs.sessions.len(),
         schedules: schedules.len(),
         stopped: stopped.len(),
+        resting,
         more: needs.more,
     })
 }
@@ -196,7 +210,11 @@ fn show(output: &Output, report: &Report) -> anyhow::Result<()> {
         let what = if report.more { "What was looked at can go on" } else { "Everything can go on" };
         format!("{what}: {looked}{more}.")
     } else {
-        format!("{} cannot go on as now: {looked}{more}.", count(report.stopped as i64, "session"))
+        let resting = match report.resting {
+            0 => String::new(),
+            resting => format!(", and {} at rest could not", count(resting as i64, "conversation")),
+        };
+        format!("{} cannot go on as now{resting}: {looked}{more}.", count(report.stopped as i64, "session"))
     };
     print(&format!("{}\n", printable(&end)))
 }

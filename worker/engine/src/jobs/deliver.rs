@@ -199,9 +199,9 @@ async fn send_one(
         NextAction::Settle(settled) => settled,
         NextAction::GiveBack { error, unsent } => {
             ctx.metrics.delivery_tried(channel_name, "retried");
-            if unsent {
-                ctx.store.unsend(&job.lease, &claimed.delivery_id, &error).await.map_err(GiveBack::later)?;
-            }
+            let given_back =
+                ctx.store.try_delivery_later(&job.lease, &claimed.delivery_id, unsent, &error).await;
+            given_back.map_err(GiveBack::later)?;
             return Err(GiveBack::later(error));
         }
         NextAction::Throttled { error, after, unsent } => {

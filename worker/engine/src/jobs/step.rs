@@ -89,6 +89,7 @@ pub async fn step(mut job: Job, ctx: Data<Arc<Ctx>>) -> Result<(), BoxDynError> 
             ClaimEnd::Held { subject, why } => super::hold(&ctx, &job, subject, why).await,
             ClaimEnd::Left { agent } => held::leave(&ctx, &job, agent).await,
             ClaimEnd::WithoutKey { why } => held::wait_for_key(&ctx, &job, why).await,
+            ClaimEnd::Host { why } => held::wait_for_host(&ctx, &job, why).await,
             ClaimEnd::SetBack { kind, back } => {
                 telemetry::failed(&Span::current(), kind);
                 provider::set_back(&ctx, &job, back).await;
@@ -478,6 +479,7 @@ async fn plan_and_perform(
             RoundResult::Again
         }
         Err(Unperformed::Store(error)) => return Err(error),
+        Err(Unperformed::Host(why)) => RoundResult::End(ClaimEnd::Host { why }),
         Err(Unperformed::SeedAway(why)) => {
             RoundResult::End(files_gate::clone_away(ctx, session, probe, &why).await)
         }

@@ -99,7 +99,7 @@ async fn call(
     let span = generate::span_of_call(session, &agent.model);
     let what = format!("the call of model {} for a summary of session {}", agent.model, session.session_id);
     let (mut unseen, began) = (NoDeltas, Instant::now());
-    let calling = model.call(request, &mut unseen);
+    let calling = super::called(&agent.model, model.call(request, &mut unseen));
     let answered = ctx.watchdog.watch(lease.token, what, UNYIELDING, calling).instrument(span.clone()).await;
     let outcome = answered.as_ref().map_or_else(Fault::kind, |_| "ok");
     ctx.metrics.model_called(&agent.model, outcome, began.elapsed(), None);

@@ -158,7 +158,7 @@ pub(super) async fn call_model(
     let calling = async {
         let mut to_writer = ToWriter { said: &said, began: Instant::now(), first: None };
         let what = format!("the call of model {} for session {}", agent.model, session.session_id);
-        let replying = model.call(&request, &mut to_writer);
+        let replying = super::called(&agent.model, model.call(&request, &mut to_writer));
         let replied = ctx.watchdog.watch(lease.token, what, UNYIELDING, replying).await;
         said.end(replied.is_ok());
         let span = Span::current();

@@ -19,11 +19,14 @@ pub use tools::StartedCalls;
 pub(crate) use tools::refusal;
 
 use crate::ctx::Ctx;
+use futures::FutureExt as _;
+use std::panic::AssertUnwindSafe;
 use wakeful_store::queue::Lease;
 use wakeful_workflow::advance::Performed;
 use wakeful_workflow::agent::Agent;
 use wakeful_workflow::fault::Fault;
 use wakeful_workflow::plan::{Action, Stop};
+use wakeful_workflow::record::Reply;
 use wakeful_workflow::replay::has_recorded_replies;
 use wakeful_workflow::session::Session;
 
@@ -39,6 +42,8 @@ pub enum Unperformed {
     Store(wakeful_store::Error),
     /// The URL that the session's files begin with does not answer, and why.
     SeedAway(String),
+    /// This host cannot keep the session's files, and why.
+    Host(String),
 }
 
 impl From<Fault> for Unperformed {
@@ -51,6 +56,14 @@ impl From<wakeful_store::Error> for Unperformed {
     fn from(error: wakeful_store::Error) -> Self {
         Unperformed::Store(error)
     }
+}
+
+/// Makes a model call. A panic of the model's code is a fault that names the model: a program's own models are called here too.
+async fn called(model: &str, replying: impl Future<Output = Result<Reply, Fault>>) -> Result<Reply, Fault> {
+    AssertUnwindSafe(replying).catch_unwind().await.unwrap_or_else(|panic| {
+        let said = tools::panic_text(&*panic);
+        Err(Fault::Internal { message: format!("the code of model {model} panicked: {said}") })
+    })
 }
 
 /// Performs `action` for `session`. `committed` is the model call of [`Action::CallModel`] if the commit before it

@@ -439,7 +439,7 @@ fn end_of_output(output: ToolOutput) -> CallEnd {
 }
 
 /// The text of a panic, at most 500 characters of it.
-fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+pub(super) fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().copied().or(panic.downcast_ref::<String>().map(String::as_str));
     text.unwrap_or("it panicked").trim_end_matches('.').chars().take(500).collect()
 }

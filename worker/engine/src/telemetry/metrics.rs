@@ -63,7 +63,7 @@ impl Metrics {
             deliveries: Family::default(),
             messages: Family::default(),
         };
-        for end in ["closed", "stale", "no_agent", "no_key"] {
+        for end in ["closed", "stale", "no_agent", "no_key", "no_host"] {
             drop(metrics.claims.get_or_create(&[("end", end)]));
         }
         drop(metrics.commits.get_or_create(&[("result", "stale")]));

@@ -1,5 +1,6 @@
 //! One claim's folder: its lock, its index, and how it is replaced.
 
+use super::NotReady;
 use super::codec::Hash;
 use super::index::{Index, boot_id};
 use super::lock::{self, Lock};
@@ -77,9 +78,10 @@ pub(super) fn hash_of_hex(text: &str) -> Option<Hash> {
 
 impl Held {
     /// Takes the lock of the session's folder, or makes a folder of the claim's own if another claim still has it.
-    pub(super) fn take(settings: &Settings, session_id: &str, lease: i64) -> Result<Held, String> {
+    pub(super) fn take(settings: &Settings, session_id: &str, lease: i64) -> Result<Held, NotReady> {
         let root = settings.folder.clone();
-        let lock = |name: &str| lock::take(&root.join(STATE_FOLDER), name).map_err(|error| fault(&error));
+        // The files of the session have no part in this, so every failure is the host's.
+        let lock = |name: &str| lock::take(&root.join(STATE_FOLDER), name).map_err(|error| of_host(&error));
         let began = Instant::now();
         loop {
             if let Some(lock) = lock(session_id)? {
@@ -99,7 +101,7 @@ impl Held {
                 return Ok(Held::new(root, session_id, name, lease, true, lock));
             }
         }
-        Err("The workspace is in use by calls that do not end.".to_owned())
+        Err(NotReady::Refused("The workspace is in use by calls that do not end.".to_owned()))
     }
 
     fn new(root: PathBuf, session_id: &str, name: String, lease: i64, own: bool, lock: Lock) -> Held {
@@ -138,7 +140,7 @@ impl Held {
         index: Option<Index>,
         target: Option<&Snapshot>,
         limits: &Limits,
-    ) -> Result<Option<Option<Index>>, String> {
+    ) -> Result<Option<Option<Index>>, NotReady> {
         let index = index.or_else(|| Index::decode(&fs::read(self.index_file()).ok()?, &boot_id()));
         let Some(dir) = self.open().map_err(|error| fault(&error))? else {
             // Without a snapshot, a missing folder is a folder without files, or its files are elsewhere.
@@ -179,7 +181,7 @@ impl Held {
     }
 
     /// Makes the folder, with nothing in it.
-    pub(super) fn make_empty(&self) -> Result<Index, String> {
+    pub(super) fn make_empty(&self) -> Result<Index, NotReady> {
         let index = Index::empty();
         // The index first: a folder with an index is one that Wakeful made, so what a dead step leaves in it goes away.
         self.save(Some(&index));
@@ -246,7 +248,7 @@ impl Held {
     }
 
     /// Removes the folder.
-    pub(super) fn remove(&self) -> Result<(), String> {
+    pub(super) fn remove(&self) -> Result<(), NotReady> {
         self.move_away().map_err(|error| fault(&error))?;
         self.remove_parts(&self.state_folder());
         Ok(())
@@ -325,6 +327,26 @@ pub(super) fn private(folder: &Path) -> io::Result<()> {
 }
 
 /// Leaves out the workspace's path: the model has no use for a path of the host.
-fn fault(error: &io::Error) -> String {
-    format!("The workspace could not be opened: {error}.")
+fn fault(error: &io::Error) -> NotReady {
+    match is_of_host(error) {
+        true => of_host(error),
+        false => NotReady::Refused(format!("The workspace could not be opened: {error}.")),
+    }
+}
+
+/// Whether this host is at fault, and not what the files are: the host of another worker may well take them.
+pub(super) fn is_of_host(error: &io::Error) -> bool {
+    let out_of_a_resource = [libc::EIO, libc::EMFILE, libc::ENFILE, libc::ENOMEM];
+    matches!(
+        error.kind(),
+        ErrorKind::StorageFull
+            | ErrorKind::QuotaExceeded
+            | ErrorKind::ReadOnlyFilesystem
+            | ErrorKind::OutOfMemory
+    ) || error.raw_os_error().is_some_and(|code| out_of_a_resource.contains(&code))
+}
+
+/// For operators: the model is not told, because the step is tried again.
+pub(super) fn of_host(error: &io::Error) -> NotReady {
+    NotReady::Host(format!("this host cannot keep the session's files: {error}. See its [workspace] dir"))
 }

@@ -38,7 +38,7 @@ pub use seed::Seed;
 pub use settings::{FileUse, Settings};
 pub use sweep::remove_session;
 
-use folder::State;
+use folder::{State, is_of_host, of_host};
 use look::Fault;
 use restore::Bounds;
 use seed::NotPlanted;
@@ -71,6 +71,8 @@ pub enum NotReady {
     Store(wakeful_store::Error),
     /// The URL that the files begin with does not answer: the host, and what it did. The step is tried again.
     SeedAway(String),
+    /// This host cannot keep the files now: its disk is full, for one. Another worker's host may. The step is tried again.
+    Host(String),
     /// It is not possible. The model gets this text.
     Refused(String),
 }
@@ -279,6 +281,11 @@ async fn put(store: &Store, session_id: &str, packed: &pack::Packed) -> Result<(
 
 fn not_kept(store: &Store, session_id: &str, fault: Fault) -> NotReady {
     let said = fault.to_string();
+    if let Fault::Io(error) = &fault
+        && is_of_host(error)
+    {
+        return of_host(error);
+    }
     warn!(
         session.id = session_id,
         fault = store.in_log(Some(session_id), &said),
@@ -299,6 +306,7 @@ fn not_restored(store: &Store, session_id: &str, error: Unreadable) -> NotReady 
     );
     match error {
         Unreadable::Store(error) if error.is_transient() => NotReady::Store(error),
+        Unreadable::Io(error) if is_of_host(&error) => of_host(&error),
         error => unreadable(&error.to_string()),
     }
 }
@@ -307,6 +315,7 @@ fn not_planted(store: &Store, session_id: &str, why: NotPlanted) -> NotReady {
     let why = match why {
         // The step waits, and says so at its gate.
         NotPlanted::Away(why) => return NotReady::SeedAway(why),
+        NotPlanted::Host(error) => return of_host(&error),
         NotPlanted::Refused(why) => why,
     };
     let said = store.in_log(Some(session_id), &why);
@@ -326,10 +335,10 @@ fn unreadable(why: &str) -> NotReady {
 
 /// Runs `work` on a thread that may block.
 async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, String> + Send + 'static,
+    work: impl FnOnce() -> Result<T, NotReady> + Send + 'static,
 ) -> Result<T, NotReady> {
     match tokio::task::spawn_blocking(work).await {
-        Ok(done) => done.map_err(NotReady::Refused),
+        Ok(done) => done,
         Err(error) => Err(NotReady::Refused(format!("The workspace could not be used: {error}."))),
     }
 }

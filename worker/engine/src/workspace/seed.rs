@@ -1,6 +1,6 @@
 //! What an agent's sessions begin with: a copy of a folder, or the checkout of a git bundle, which may come from a URL.
 
-use super::folder::Held;
+use super::folder::{Held, is_of_host};
 use super::git::Git;
 use super::index::Index;
 use super::look::{self, Limits};
@@ -29,10 +29,12 @@ pub struct Seed<'a> {
 }
 
 /// Why a session's files could not begin with their seed.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(super) enum NotPlanted {
     /// Its URL does not answer now.
     Away(String),
+    /// This host's disk does not take it.
+    Host(io::Error),
     /// It cannot be copied.
     Refused(String),
 }
@@ -121,9 +123,9 @@ impl Seed<'_> {
 }
 
 async fn on_disk<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, String> + Send + 'static,
-) -> Result<T, String> {
-    tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(error.to_string()))
+    work: impl FnOnce() -> Result<T, NotPlanted> + Send + 'static,
+) -> Result<T, NotPlanted> {
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(error.to_string().into()))
 }
 
 /// What is left to copy.
@@ -138,23 +140,24 @@ struct Left<'a> {
 ///
 /// # Errors
 /// What is wrong with the folder, without its path.
-fn copy(from: &Dir, to: &Dir, limits: &Limits) -> Result<(), String> {
+fn copy(from: &Dir, to: &Dir, limits: &Limits) -> Result<(), NotPlanted> {
     let mut left =
         Left { limits, files: limits.files, bytes: limits.bytes, until: Instant::now() + limits.time };
     left.folder(from, to, 0)
 }
 
 impl Left<'_> {
-    fn folder(&mut self, from: &Dir, to: &Dir, depth: usize) -> Result<(), String> {
+    fn folder(&mut self, from: &Dir, to: &Dir, depth: usize) -> Result<(), NotPlanted> {
         if depth > MAX_DEPTH {
-            return Err(format!("it is deeper than {MAX_DEPTH} folders"));
+            return Err(format!("it is deeper than {MAX_DEPTH} folders").into());
         }
         for entry in from.entries().map_err(said)? {
             let name = entry.map_err(said)?.file_name();
             let metadata = from.symlink_metadata(&name).map_err(said)?;
             let (kind, mode) = (metadata.file_type(), metadata.mode() & 0o777);
             if Instant::now() > self.until {
-                return Err(format!("it was not copied within {} seconds", self.limits.time.as_secs()));
+                let seconds = self.limits.time.as_secs();
+                return Err(format!("it was not copied within {seconds} seconds").into());
             }
             if kind.is_dir() {
                 let mut builder = DirBuilder::new();
@@ -182,13 +185,13 @@ impl Left<'_> {
                 self.bytes = self.bytes.checked_sub(copied).ok_or_else(too_large)?;
                 copy.set_permissions(Permissions::from_mode(mode)).map_err(said)?;
             } else {
-                return Err(format!("{} is neither a file, a folder nor a link", name.display()));
+                return Err(format!("{} is neither a file, a folder nor a link", name.display()).into());
             }
         }
         Ok(())
     }
 }
 
-fn said(error: io::Error) -> String {
-    error.to_string()
+fn said(error: io::Error) -> NotPlanted {
+    if is_of_host(&error) { NotPlanted::Host(error) } else { NotPlanted::Refused(error.to_string()) }
 }

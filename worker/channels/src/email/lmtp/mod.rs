@@ -19,9 +19,13 @@ use tokio::sync::Semaphore;
 use tokio_util::task::TaskTracker;
 use tracing::{info, warn};
 use wakeful_engine::ctx::Ctx;
+use wakeful_http::seldom::Seldom;
 
 /// Maximum number of connections at a time. Each may hold a whole mail in memory.
 const CONNECTIONS: usize = 20;
+
+/// Lines about connections that were refused.
+static REFUSED: Seldom = Seldom::new();
 
 /// Serves LMTP at `address` until the process drains. Mails in transfer at that moment are still accepted.
 ///
@@ -42,7 +46,9 @@ pub(super) async fn listen(ctx: Arc<Ctx>, address: SocketAddr) -> anyhow::Result
         };
         match accepted {
             Ok((mut stream, peer)) if !ctx.config.email.incoming.is_lmtp_peer(peer.ip()) => {
-                warn!(%peer, "An LMTP connection was refused: email.lmtp_peers does not list its address");
+                if let Some(left_out) = REFUSED.turn("peer") {
+                    warn!(%peer, left_out, "An LMTP connection was refused: email.lmtp_peers does not list its address");
+                }
                 // It fits into the socket's empty buffer, so nothing is waited for.
                 let _ = stream.write_all(b"421 4.7.1 This server takes no mail from you\r\n").await;
             }

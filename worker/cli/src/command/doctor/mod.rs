@@ -2,6 +2,7 @@
 //! seconds.
 
 mod blobs;
+mod database;
 mod fleet;
 mod host;
 mod keys;

@@ -1,7 +1,7 @@
 //! Checks of what this host talks to: the server that listens here, the database, the workers and their work.
 
 use super::super::output::{count, span};
-use super::{Report, fleet, upgrade};
+use super::{Report, database, fleet, upgrade};
 use crate::client::address::{self, Address};
 use crate::client::readyz;
 use std::time::Duration;
@@ -136,11 +136,7 @@ pub(super) async fn database(config: &Config, since: Duration) -> Report {
     };
     match tokio::time::timeout(TIMEOUT, ask(config, &url, since, &mut report)).await {
         Ok(Ok(())) => {}
-        Ok(Err(error)) => report.problem(
-            "database",
-            error.to_string(),
-            "if it says `permission denied`, grant this user what is missing; else look at the server's log",
-        ),
+        Ok(Err(error)) => database::stopped(&error, &mut report),
         Err(_) => report.problem(
             "database",
             format!("its answers take more than {}", span(TIMEOUT.as_secs_f64())),
@@ -153,11 +149,7 @@ pub(super) async fn database(config: &Config, since: Duration) -> Report {
 async fn ask(config: &Config, url: &str, since: Duration, report: &mut Report) -> Result<(), Error> {
     let address = diagnosis::address(url)?;
     if let Err(error) = diagnosis::reach(url, CONNECT).await {
-        report.problem(
-            "database",
-            format!("{address}: {error}"),
-            "is Postgres up, and can this host reach it? Check host, port, user, password and name in DATABASE_URL",
-        );
+        database::unreached(&address, &error, report);
         return Ok(());
     }
     let blobs = wakeful_engine::blobs::stores(&config.blobs).unwrap_or_else(|wrong| {
@@ -187,9 +179,14 @@ async fn ask(config: &Config, url: &str, since: Duration, report: &mut Report) -
     } else {
         report.ok("clock", "agrees with the database's");
     }
-    match store.notification_round_trip(NOTIFICATION).await? {
-        Some(took) => report.ok("notifications", format!("arrive in {}", span(took.as_secs_f64()))),
-        None => report.warning(
+    database::writes(&facts, report);
+    database::rights(&store, report).await?;
+    // A standby refuses LISTEN.
+    let heard = if facts.standby { None } else { Some(store.notification_round_trip(NOTIFICATION).await?) };
+    match heard {
+        None => {}
+        Some(Some(took)) => report.ok("notifications", format!("arrive in {}", span(took.as_secs_f64()))),
+        Some(None) => report.warning(
             "notifications",
             "LISTEN hears nothing: is there a pooler in transaction mode between?",
             "connect directly, or by a pooler in session mode; until then work waits for the next poll",
@@ -200,8 +197,8 @@ async fn ask(config: &Config, url: &str, since: Duration, report: &mut Report) -
         return Ok(());
     }
     super::keys::check(config, &store, report).await?;
-    role(config, &store, report).await?;
-    tokens(config, &store, report).await?;
+    database::role(config, &store, report).await?;
+    database::tokens(config, &store, report).await?;
     work(config, &store, report).await?;
     schedules(&store, crate::command::queue::silent_after_s(config), report).await?;
     troubles(&store.troubles(Duration::from_secs_f64(WAITING_S), since).await?, since, report);
@@ -209,62 +206,6 @@ async fn ask(config: &Config, url: &str, since: Duration, report: &mut Report) -
         report.ok("old chats", legacy::advice(&config.chat.legacy, &store.legacy_counts().await?));
     }
     store.close().await;
-    Ok(())
-}
-
-/// Without the configured token, every program on this machine may do everything, whatever other tokens there are.
-async fn tokens(config: &Config, store: &Store, report: &mut Report) -> Result<(), Error> {
-    if config.server.token.is_some() {
-        return Ok(());
-    }
-    let ids: Vec<String> =
-        store.tokens(None, None, 10_000).await?.into_iter().map(|token| token.token_id).collect();
-    let in_force = store.tokens_in_force(&ids).await?.len();
-    if in_force > 0 {
-        report.warning(
-            "tokens",
-            format!(
-                "{} in force, and yet everybody on this machine is the server's admin without one",
-                if in_force == 1 { "1 token is".to_owned() } else { format!("{in_force} tokens are") }
-            ),
-            "set WAKEFUL_TOKEN: then every request needs a token",
-        );
-    }
-    Ok(())
-}
-
-/// `serve` needs no more than the runtime role of `deploy/roles.sql`.
-async fn role(config: &Config, store: &Store, report: &mut Report) -> Result<(), Error> {
-    let facts = store.role_facts().await?;
-    if config.retention.any() && !facts.retention_role {
-        report.warning(
-            "retention",
-            "`[retention]` is set, and the role wakeful_retention is not there: `wakeful retention run` can delete nothing",
-            "as a superuser: psql \"$DATABASE_URL\" --file=deploy/roles.sql",
-        );
-    }
-    let mut more = Vec::new();
-    if facts.superuser {
-        more.push("is a superuser, so it sees the rows of every space");
-    }
-    if facts.sees_all_spaces && !facts.superuser {
-        more.push("sees the rows of every space, because row-level security does not bind it");
-    }
-    if facts.ddl {
-        more.push("may change tables");
-    }
-    if facts.rewrites_logs {
-        more.push("may change or empty the logs");
-    }
-    if more.is_empty() {
-        report.ok("role", format!("{} has the rights that work needs, and no more", facts.role));
-    } else {
-        report.warning(
-            "role",
-            format!("{} {}", facts.role, more.join(", and ")),
-            "in production, run deploy/roles.sql and let `serve` log in as wakeful_runtime; migrations need more",
-        );
-    }
     Ok(())
 }
 

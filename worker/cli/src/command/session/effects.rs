@@ -82,7 +82,8 @@ pub(in crate::command) fn decide_call(session_id: &str, call_id: &str) -> String
 /// Says how many tool calls of the newest run failed, and why the last of them did. The model was told.
 pub(super) fn of_failed_calls(standing: &Standing) -> Option<Finding> {
     let last = standing.failed_calls.first()?;
-    let failed = standing.failed_calls.len();
+    // Only the newest are listed.
+    let failed = standing.run_failed_calls;
     let error = last.error.as_deref().map(|error| format!(": {}", bounded(error.trim_end_matches('.'))));
     Some(Finding {
         why: format!(

@@ -304,14 +304,20 @@ fn of_job(job: &JobView, standing: &Standing, around: Surroundings<'_>) -> Findi
     let (why, remedy) = match (job.leased, job.due_in_s > 0.0) {
         (true, true) => match job.worker_beat_age_s {
             Some(beat) if beat < around.silent_after_s => {
+                // A pure call stays `invoked` while it runs. While a call has no result, the model is not asked.
                 let running: Vec<String> = standing
                     .open_calls
                     .iter()
-                    .filter(|call| call.status == "started")
+                    .filter(|call| {
+                        call.status == "started"
+                            || call.status == "invoked" && call.effect == "pure" && !call.told
+                    })
                     .map(|call| format!("{} ({})", call.name, call.call_id))
                     .collect();
                 let doing = if job.faults > 0 {
                     "the database fails it".to_owned()
+                } else if running.is_empty() && !calls.is_empty() {
+                    format!("it is about to run {}", calls.join(", "))
                 } else if running.is_empty() {
                     let limit = around.call_s.map(|(idle_s, total_s)| {
                         format!(

@@ -66,6 +66,7 @@ fn standing(status: &str) -> Standing {
         pending_messages: 0,
         open_calls: vec![],
         run_calls: 0,
+        run_failed_calls: 0,
         failed_calls: vec![],
         unsent: vec![],
         quiet_s: Some(1.0),
@@ -119,6 +120,23 @@ fn a_session_at_work_names_its_worker_and_its_tool() {
     assert!(first(&at_work, AROUND).ends_with("| -"));
     at_work.quiet_s = Some(4000.0);
     assert!(first(&at_work, AROUND).contains("wakeful session cancel sess_1"));
+}
+
+#[test]
+fn a_pure_tool_that_runs_is_named_and_the_model_is_not_blamed() {
+    let mut at_work = running(job(true, 20.0));
+    assert!(first(&at_work, AROUND).contains("most likely it waits for the model"));
+    let pure = OpenCall { name: "search".into(), effect: "pure".into(), ..call("invoked", false) };
+    at_work.open_calls.push(pure);
+    let text = first(&at_work, AROUND);
+    assert!(text.contains("it runs search (call_1)") && !text.contains("model"), "{text}");
+    // Its result is written, and the model is asked next.
+    at_work.open_calls[0].told = true;
+    assert!(first(&at_work, AROUND).contains("most likely it waits for the model"));
+    // A guarded call that is not begun yet.
+    at_work.open_calls = vec![call("invoked", false)];
+    let text = first(&at_work, AROUND);
+    assert!(text.contains("it is about to run charge (call_1)"), "{text}");
 }
 
 #[test]
@@ -377,7 +395,9 @@ fn a_repeated_text_has_another_remedy_than_too_many_mails() {
 #[test]
 fn failed_calls_are_counted_and_an_uncertain_one_shows_what_it_was_asked_for() {
     let mut failed = standing("completed");
-    failed.run_calls = 3;
+    failed.run_calls = 49;
+    // More than are listed.
+    failed.run_failed_calls = 33;
     failed.failed_calls.push(wakeful_store::standing::FailedCall {
         call_id: "call_2".into(),
         name: "charge".into(),
@@ -386,7 +406,7 @@ fn failed_calls_are_counted_and_an_uncertain_one_shows_what_it_was_asked_for() {
     });
     let text = explain(&failed, AROUND).iter().map(|finding| finding.why.clone()).collect::<String>();
     assert!(
-        text.contains("1 of 3 tool calls of its newest run failed") && text.contains("no such card"),
+        text.contains("33 of 49 tool calls of its newest run failed") && text.contains("no such card"),
         "{text}"
     );
     let mut unsure = standing("completed");

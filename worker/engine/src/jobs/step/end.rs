@@ -28,6 +28,8 @@ pub(super) enum ClaimEnd {
     Held { subject: Subject, why: String },
     /// The data key of its texts cannot be had.
     WithoutKey { why: String },
+    /// This host cannot keep the session's files. Another worker's host may.
+    Host { why: String },
     /// This process lacks the agent, and leaves the job to those that have it.
     Left { agent: String },
     /// The job was not done because of its model's provider, or of a fault of the model call.
@@ -47,6 +49,7 @@ impl ClaimEnd {
             ClaimEnd::Stale
             | ClaimEnd::Retry { .. }
             | ClaimEnd::WithoutKey { .. }
+            | ClaimEnd::Host { .. }
             | ClaimEnd::Left { .. }
             | ClaimEnd::SetBack { .. } => false,
         }
@@ -61,6 +64,7 @@ impl ClaimEnd {
             ClaimEnd::Retry { kind, .. } | ClaimEnd::SetBack { kind, .. } => kind,
             ClaimEnd::Held { .. } => "paused",
             ClaimEnd::WithoutKey { .. } => "no_key",
+            ClaimEnd::Host { .. } => "no_host",
             ClaimEnd::Left { .. } => "no_agent",
         }
     }

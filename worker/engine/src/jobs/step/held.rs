@@ -1,5 +1,5 @@
-//! Steps that are given back and wait without a slot: those that a pause holds up, those whose agent this process lacks, and
-//! those of texts whose data key cannot be had.
+//! Steps that are given back and wait without a slot: those that a pause holds up, those whose agent this process lacks, those of
+//! texts whose data key cannot be had, and those whose files this host cannot keep.
 
 use super::unused::withdraw_intent;
 use super::{ClaimEnd, Counts, RoundResult};
@@ -18,6 +18,9 @@ use wakeful_workflow::session::Session;
 
 /// The key store is asked again after the delay of so many attempts: about two seconds.
 const KEY_ATTEMPTS: i32 = 3;
+
+/// The same for a host that cannot keep a session's files.
+const HOST_ATTEMPTS: i32 = 3;
 
 /// Returns the end of the claim if a pause holds up what the step does next. A run that ends is never held up, and neither is a
 /// replay.
@@ -48,6 +51,16 @@ pub(super) fn by_a_pause(
 pub(super) async fn wait_for_key(ctx: &Ctx, job: &Job, why: &str) {
     warn!(session.id = job.session_id, why, "The step waits for its data key");
     if let Err(error) = ctx.store.postpone(&job.lease, queue::delay(KEY_ATTEMPTS, None), why).await {
+        not_given_back(&error);
+    }
+}
+
+/// Gives the job back to whoever takes it next: another worker's host may keep the files, and this one may have room by then. It does
+/// not count as an attempt, however often: neither the model nor its user can do anything about it.
+pub(super) async fn wait_for_host(ctx: &Ctx, job: &Job, why: &str) {
+    warn!(session.id = job.session_id, why, "The step waits for a host that keeps its files");
+    let why = format!("worker {}: {why}", ctx.identity.worker_id);
+    if let Err(error) = ctx.store.postpone(&job.lease, queue::delay(HOST_ATTEMPTS, None), &why).await {
         not_given_back(&error);
     }
 }

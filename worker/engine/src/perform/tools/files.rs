@@ -68,6 +68,7 @@ impl ToolRun<'_> {
             Ok(snapshot) => Ok(snapshot),
             Err(NotReady::Store(error)) => Err(error.into()),
             Err(NotReady::SeedAway(why)) => Err(Unperformed::SeedAway(why)),
+            Err(NotReady::Host(why)) => Err(Unperformed::Host(why)),
             Err(NotReady::Refused(error)) => {
                 for (one, _) in
                     ended.iter_mut().filter(|(one, _)| self.file_use(&one.call) == FileUse::Writes)
@@ -123,6 +124,7 @@ fn unready(why: NotReady) -> Result<Option<ToolError>, Unperformed> {
     match why {
         NotReady::Store(error) => Err(error.into()),
         NotReady::SeedAway(why) => Err(Unperformed::SeedAway(why)),
+        NotReady::Host(why) => Err(Unperformed::Host(why)),
         NotReady::Refused(why) => Ok(Some(ToolError::new(why))),
     }
 }
