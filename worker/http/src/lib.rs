@@ -29,6 +29,7 @@ pub mod monitor;
 mod notifications;
 pub mod openapi;
 mod overview;
+mod parameters;
 mod pauses;
 pub mod plain;
 pub mod problem;
@@ -102,6 +103,7 @@ pub fn router(
     let own = door.before(own);
     let door = from_fn_with_state(door.clone(), door::held);
     let door_of_links = door.clone();
+    let known = from_fn_with_state(parameters::Parameters::new(operations), parameters::known);
     audit::count_refusals(&ctx);
     overview::sample_queue(&ctx);
     let followers = stream::Followers::start(&ctx);
@@ -169,6 +171,7 @@ pub fn router(
         .layer(from_fn(etag::tagged))
         .layer(door.clone())
         .merge(imports)
+        .route_layer(known.clone())
         .route_layer(from_fn_with_state(Arc::clone(&ctx), guard))
         .layer(Extension(ctx.config.users.jwt.clone().map(Issuer::new).map(Arc::new)))
         // Outside the guard: an export needs its own token instead of the bearer token.
@@ -178,7 +181,8 @@ pub fn router(
             Router::new()
                 .route("/links/look", post(links::look))
                 .route("/links/use", post(links::act))
-                .layer(door_of_links),
+                .layer(door_of_links)
+                .layer(known),
         )
         .nest(
             "/triggers",
