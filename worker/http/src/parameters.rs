@@ -10,11 +10,10 @@ use axum::extract::{MatchedPath, Query, Request, State};
 use axum::http::Method;
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
 /// The names of each method and path. They are looked up when a request has a query first.
-type Names = HashMap<(&'static str, &'static str), Vec<String>>;
+type Names = Vec<(&'static str, &'static str, Vec<String>)>;
 
 /// What each route takes.
 #[derive(Clone)]
@@ -32,11 +31,12 @@ impl Parameters {
     fn of(&self, method: &Method, path: &str) -> &[String] {
         let all = self.names.get_or_init(|| {
             let operations = crate::operations().into_iter().chain((self.of_channels)());
-            operations.map(|one| ((one.method, one.path), query_names(&one))).collect()
+            operations.map(|one| (one.method, one.path, query_names(&one))).collect()
         });
         // Every GET route takes HEAD too.
         let method = if *method == Method::HEAD { "GET" } else { method.as_str() };
-        all.get(&(method, path)).map_or(&[], Vec::as_slice)
+        let found = all.iter().find(|(of, at, _)| *of == method && *at == path);
+        found.map_or(&[], |(.., names)| names)
     }
 }
 
