@@ -44,6 +44,7 @@ pub struct SessionSummary {
     pub policy: Value,
     /// Hash of the pinned prefix. `None` in sessions that are older than pinning.
     pub prefix_sha256: Option<String>,
+    #[cfg_attr(feature = "schema", schemars(extend("enum" = wakeful_workflow::session::SessionStatus::WORDS)))]
     pub status: String,
     pub cancel_requested: bool,
     pub seed_message_count: i32,

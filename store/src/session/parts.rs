@@ -12,6 +12,7 @@ use wakeful_workflow::record::{Block, text_of};
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct RunView {
     pub run_id: String,
+    #[cfg_attr(feature = "schema", schemars(with = "wakeful_workflow::bundle::RunStatus"))]
     pub status: String,
     /// The text of the message that opened the run.
     pub prompt: Option<String>,
@@ -66,6 +67,7 @@ pub struct CallView {
     pub call_id: String,
     pub name: String,
     pub effect: String,
+    #[cfg_attr(feature = "schema", schemars(with = "wakeful_workflow::session::CallStatus"))]
     pub status: String,
     pub attempts: i32,
     /// The arguments of an uncertain or unapproved call, as JSON: a person has to know them to resolve or approve it.
@@ -82,6 +84,7 @@ pub struct CallView {
 pub struct DeliveryView {
     pub delivery_id: String,
     pub channel: String,
+    #[cfg_attr(feature = "schema", schemars(extend("enum" = crate::outbox::STATUSES)))]
     pub status: String,
     pub attempt: i32,
     pub last_error: Option<String>,

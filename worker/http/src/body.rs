@@ -14,6 +14,9 @@ pub const BODY_LIMIT_BYTES: usize = 1 << 20;
 /// The id of any row, from the path. 400 for a text that cannot be an id.
 pub struct Id(pub String);
 
+/// The longest reason, in bytes. The journal keeps it as one line.
+pub const REASON_BYTES: usize = 1000;
+
 impl<S: Send + Sync> FromRequestParts<S> for Id {
     type Rejection = Problem;
 
@@ -109,3 +112,17 @@ pub fn check_text(name: &str, text: Option<&str>, limit: usize) -> Result<(), Pr
         Some(_) | None => Ok(()),
     }
 }
+/// Checks a word of a request that is one of a few.
+///
+/// # Errors
+/// A sentence that lists them, for another word.
+pub fn check_word(name: &str, word: Option<&str>, known: &[&str]) -> Result<(), Problem> {
+    match word {
+        Some(word) if !known.contains(&word) => {
+            let word: String = word.chars().take(100).collect();
+            Err(Problem::bad_request(format!("`{name}` is {word:?}: it is one of {}", known.join(", "))))
+        }
+        Some(_) | None => Ok(()),
+    }
+}
+

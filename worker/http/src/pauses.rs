@@ -1,7 +1,7 @@
 //! Pauses: what operators switch off for a while. See [`wakeful_workflow::pause`].
 
 use crate::access::Caller;
-use crate::body::{check_text, parse};
+use crate::body::{REASON_BYTES, check_text, parse};
 use crate::openapi::Operation;
 use crate::openapi::of;
 use crate::problem::Problem;
@@ -38,6 +38,7 @@ struct BeginInput {
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "PauseEnd")]
 struct EndInput {
+    #[schemars(extend("enum" = Kind::ALL.map(Kind::as_str)))]
     kind: String,
     name: Option<String>,
     rate: Option<f64>,
@@ -49,6 +50,7 @@ pub(super) async fn list(State(ctx): State<Arc<Ctx>>) -> Result<Json<Value>, Pro
 }
 
 /// Pauses something, or changes its pause: 201.
+    #[schemars(extend("enum" = Kind::ALL.map(Kind::as_str)))]
 pub(super) async fn begin(
     State(ctx): State<Arc<Ctx>>,
     caller: Caller,
@@ -60,7 +62,7 @@ pub(super) async fn begin(
     if asked.reason.trim().is_empty() {
         return Err(Problem::bad_request("`reason` says why, for those who wait"));
     }
-    check_text("reason", Some(&asked.reason), super::steer::REASON_BYTES)?;
+    check_text("reason", Some(&asked.reason), REASON_BYTES)?;
     if asked.for_s.is_some_and(|seconds| !LASTS_S.contains(&seconds)) {
         return Err(Problem::bad_request(format!("`for_s` is from 1 to {}", LASTS_S.end())));
     }

@@ -2,7 +2,7 @@
 //! `wakeful session list`.
 
 use crate::access::Caller;
-use crate::body::{check_cursor, check_text};
+use crate::body::{NO_CURSOR, check_cursor, check_text, check_word};
 use crate::problem::Problem;
 use crate::sessions::{limit, no_trigger};
 use chrono::{DateTime, Utc};
@@ -35,6 +35,7 @@ pub struct Search {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub agent: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("enum" = SessionStatus::WORDS))]
     pub space: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
@@ -72,6 +73,7 @@ pub struct Search {
     pub cursor: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<i64>,
+    #[schemars(extend("enum" = SORTS))]
 }
 
 /// Why a search is refused.
@@ -118,11 +120,12 @@ impl Search {
     async fn filter_of(&self, store: &Store, user_id: Option<String>) -> Result<SessionFilter, Refused> {
         let reach = Reach { space_id: self.space.clone(), agent: self.agent.clone(), user_id };
         let wrong = |said: String| Err(Refused::Wrong(said));
-        if let Some(status) = &self.status
-            && SessionStatus::parse(status).is_none()
-        {
-            let known: Vec<&str> = SessionStatus::ALL.iter().map(|status| status.as_str()).collect();
-            return wrong(format!("no status {status:?}; there are: {}", known.join(", ")));
+        for (name, word, known) in [
+            ("status", &self.status, SessionStatus::WORDS.as_slice()),
+            ("sort", &self.sort, SORTS.as_slice()),
+        ] {
+            check_word(name, word.as_deref(), known)
+                .map_err(|problem| Refused::Wrong(problem.to_string()))?;
         }
         for (name, text) in [
             ("trigger_type", &self.trigger_type),
@@ -137,16 +140,14 @@ impl Search {
             check_text(name, text.as_deref(), LONGEST)
                 .map_err(|problem| Refused::Wrong(problem.to_string()))?;
         }
-        check_cursor(self.cursor.as_deref(), "sess")
-            .map_err(|problem| Refused::Wrong(problem.to_string()))?;
+        let by_activity = self.sort.as_deref() == Some("activity");
+        let (before, before_active_at) =
+            self.place(by_activity).map_err(|problem| Refused::Wrong(problem.to_string()))?;
         if self.cost_over.is_some_and(|dollars| !(0.0..=1e9).contains(&dollars)) {
             return wrong("`cost_over` is a number of dollars, 0 or more".to_owned());
         }
         if self.steps_over.is_some_and(|steps| steps < 0) {
             return wrong("`steps_over` is a number, 0 or more".to_owned());
-        }
-        if let Some(sort) = self.sort.as_deref().filter(|sort| !SORTS.contains(sort)) {
-            return wrong(format!("`sort` is {sort:?}: it is one of {}", SORTS.join(", ")));
         }
         if let (Some(since), Some(until)) = (self.since, self.until)
             && since >= until
@@ -183,8 +184,9 @@ impl Search {
             cost_over_micros: self.cost_over.map(|dollars| (dollars * 1e6).round() as i64),
             steps_over: self.steps_over,
             failed_calls: self.failed_calls,
-            by_activity: self.sort.as_deref() == Some("activity"),
-            before: self.cursor.clone(),
+            by_activity,
+            before,
+            before_active_at,
             limit: limit(self.limit).map_err(|problem| Refused::Wrong(problem.to_string()))?,
         })
     }

@@ -32,6 +32,7 @@ use wakeful_store::space::{Scope, within};
 use wakeful_store::wake::{NewMessage, Woken};
 use wakeful_workflow::access::Reach;
 use wakeful_workflow::diff::Report;
+use wakeful_workflow::session::SessionStatus;
 use wakeful_workflow::trigger;
 
 /// How many items a page has by default.
@@ -122,6 +123,7 @@ pub(super) struct Listed {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ReplaysQuery {
+    #[schemars(extend("enum" = SessionStatus::WORDS))]
     status: Option<String>,
     agent: Option<String>,
     #[serde(default, deserialize_with = "crate::times::usual")]
