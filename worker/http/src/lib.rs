@@ -30,7 +30,7 @@ mod notifications;
 pub mod openapi;
 mod overview;
 mod parameters;
-mod pauses;
+pub mod pauses;
 pub mod plain;
 pub mod problem;
 mod scope;
