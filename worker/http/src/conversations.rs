@@ -18,6 +18,7 @@ use std::sync::Arc;
 use wakeful_engine::ctx::Ctx;
 use wakeful_engine::new_session;
 use wakeful_store::history;
+use wakeful_store::page::{PAGE_BYTES, Page};
 use wakeful_store::session::SessionSummary;
 use wakeful_store::wake::NewSession;
 
@@ -62,8 +63,10 @@ pub(super) async fn history(
     }
     let conversation_id = caller.conversation(&id)?;
     let limit = limit(query.limit)?;
-    let items = ctx.store.history(&conversation_id, true, query.cursor.as_deref(), limit).await?;
-    let next = next_page(&items, limit, |last| json!(last.cursor));
+    let cursor = query.cursor.as_deref();
+    let Page { items, more, .. } =
+        ctx.store.history(&conversation_id, true, cursor, limit, PAGE_BYTES).await?;
+    let next = items.last().filter(|_| more).map(|last| &last.cursor);
     let totals = ctx.store.history_totals(&conversation_id, true).await?;
     Ok(Json(json!({"items": items, "next": next, "totals": totals})))
 }

@@ -114,6 +114,7 @@ pub fn router(
         .route("/sessions", get(sessions::list))
         .route("/sessions/{id}", get(sessions::show))
         .route("/sessions/{id}/messages", get(sessions::messages).post(sessions::send))
+        .route("/sessions/{id}/runs", get(sessions::runs))
         .route("/sessions/{id}/steps", get(sessions::steps))
         .route("/sessions/{id}/events", get(sessions::events))
         .route("/sessions/{id}/diff/{other}", get(sessions::diff))
