@@ -8,7 +8,7 @@ use crate::sessions::{limit, no_trigger};
 use chrono::{DateTime, Utc};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use wakeful_store::session::SessionFilter;
+use wakeful_store::session::{SessionFilter, SessionPlace};
 use wakeful_store::space::{Scope, within};
 use wakeful_store::{Error, Store};
 use wakeful_workflow::access::Reach;
@@ -19,6 +19,14 @@ use wakeful_workflow::session::SessionStatus;
 /// The longest text of a parameter, in bytes.
 const LONGEST: usize = 256;
 
+/// The cursor of the page after this place. See [`Search::place`].
+pub(crate) fn cursor(place: SessionPlace) -> String {
+    match place.active_at {
+        Some(at) => format!("{}~{}", at.timestamp_micros(), place.session_id),
+        None => place.session_id,
+    }
+}
+
 /// The orders of a list: the newest sessions first, or those that were active most recently.
 const SORTS: [&str; 2] = ["newest", "activity"];
 
@@ -27,6 +35,7 @@ const SORTS: [&str; 2] = ["newest", "activity"];
 #[serde(deny_unknown_fields)]
 pub struct Search {
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("enum" = SessionStatus::WORDS))]
     pub status: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub conversation_id: Option<String>,
@@ -35,7 +44,6 @@ pub struct Search {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub agent: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("enum" = SessionStatus::WORDS))]
     pub space: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
@@ -63,8 +71,9 @@ pub struct Search {
     /// With tool calls that failed.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub failed_calls: bool,
-    /// `newest`, which is the default, or `activity`.
+    /// `newest` is the default.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("enum" = SORTS))]
     pub sort: Option<String>,
     /// Includes replays and imports. By default the list leaves them out, unless their type or conversation is asked for.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -73,7 +82,6 @@ pub struct Search {
     pub cursor: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<i64>,
-    #[schemars(extend("enum" = SORTS))]
 }
 
 /// Why a search is refused.
@@ -189,6 +197,21 @@ impl Search {
             before_active_at,
             limit: limit(self.limit).map_err(|problem| Refused::Wrong(problem.to_string()))?,
         })
+    }
+
+    /// What the cursor names. In a list by activity it has the time as the page before had it, because the session may have moved since.
+    fn place(&self, by_activity: bool) -> Result<(Option<String>, Option<DateTime<Utc>>), Problem> {
+        let Some(cursor) = self.cursor.as_deref() else { return Ok((None, None)) };
+        let (at, id) = match cursor.split_once('~') {
+            Some((at, id)) if by_activity => {
+                let at = at.parse().ok().and_then(DateTime::from_timestamp_micros);
+                (Some(at.ok_or_else(|| Problem::bad_request(NO_CURSOR))?), id)
+            }
+            None if !by_activity => (None, cursor),
+            Some(_) | None => return Err(Problem::bad_request(NO_CURSOR)),
+        };
+        check_cursor(Some(id), "sess")?;
+        Ok((Some(id.to_owned()), at))
     }
 
     /// What the store is asked for a caller, who sees only what the caller reaches. The filter always names a space: ask the store

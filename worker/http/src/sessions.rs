@@ -6,7 +6,7 @@ use crate::body::{accepted, check_cursor, check_text, key_of, message_text, pars
 use crate::openapi::Operation;
 use crate::openapi::{both, of, page_of};
 use crate::problem::Problem;
-use crate::search::Search;
+use crate::search::{Search, cursor};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, PathRejection, QueryRejection};
@@ -99,12 +99,12 @@ pub(super) async fn list(
     let filter = query.filter_for(&ctx.store, &caller).await?;
     let space = filter.space_id.as_deref().unwrap_or(caller.space());
     let found = async {
-        let sessions = ctx.store.sessions(&filter).await?;
+        let (sessions, next) = ctx.store.sessions_page(&filter).await?;
         let ids: Vec<String> = sessions.iter().map(|one| one.session_id.clone()).collect();
-        Ok::<_, Error>((sessions, ctx.store.first_messages(&ids).await?))
+        Ok::<_, Error>((sessions, next, ctx.store.first_messages(&ids).await?))
     };
-    let (sessions, mut said) = within(Scope::of(space), found).await?;
-    let next = next_page(&sessions, filter.limit, |last| json!(last.session_id));
+    let (sessions, next, mut said) = within(Scope::of(space), found).await?;
+    let next = json!(next.map(cursor));
     let listed =
         |session: SessionSummary| Listed { first_message: said.remove(&session.session_id), session };
     page(&sessions.into_iter().map(listed).collect::<Vec<_>>(), next)
