@@ -180,11 +180,11 @@ pub(super) async fn create(
     let kind: Kind = parse(&body)?;
     if kind.verb.is_some_and(|verb| verb == Verb::Resolve.as_str()) {
         let mut input: resolve::Input = parse(&body)?;
-        input.client_key = input.client_key.or(idempotency_key(&headers)?);
+        input.client_key = key_of("client_key", input.client_key, &headers)?;
         return resolve::create(&ctx, &caller, input).await;
     }
     let mut input: Input = parse(&body)?;
-    input.client_key = input.client_key.or(idempotency_key(&headers)?);
+    input.client_key = key_of("client_key", input.client_key, &headers)?;
     let search = input.filter.clone().unwrap_or(Search { all: true, ..Search::default() });
     let filter = search.filter_for(&ctx.store, &caller).await?;
     let model = match &input.model {

@@ -3,7 +3,7 @@
 use super::sessions::{Answer, limit, next_page, page};
 use crate::access::Caller;
 use crate::body::Id;
-use crate::body::{NO_CURSOR, check_cursor, check_text, idempotency_key, parse};
+use crate::body::{NO_CURSOR, check_cursor, check_text, key_of, parse};
 use crate::openapi::{Operation, Shape, both, page_of};
 use crate::problem::Problem;
 use axum::Json;
@@ -91,8 +91,7 @@ pub(super) async fn restart(
 ) -> Result<(StatusCode, Json<Value>), Problem> {
     let body = body?;
     let asked: Anew = if body.is_empty() { Anew::default() } else { parse(&body)? };
-    let client_key = asked.client_key.or(idempotency_key(&headers)?);
-    check_text("client_key", client_key.as_deref(), 256)?;
+    let client_key = key_of("client_key", asked.client_key, &headers)?;
     check_text("repository_id", asked.repository_id.as_deref(), 256)?;
     let conversation_id = caller.conversation(&id)?;
     let agent = match asked.agent {

@@ -390,8 +390,7 @@ pub(super) async fn send(
     body: Result<Bytes, BytesRejection>,
 ) -> Result<(StatusCode, Json<Woken>), Problem> {
     let mut message: SessionMessage = parse(&body?)?;
-    message.client_key = message.client_key.or(idempotency_key(&headers)?);
-    check_text("client_key", message.client_key.as_deref(), 256)?;
+    message.client_key = key_of("client_key", message.client_key, &headers)?;
     let text = message_text(message.text)?;
     let session = ctx.store.session_within(&caller.reach, &id).await?;
     let message = NewMessage {
@@ -454,10 +453,10 @@ pub(crate) fn operations() -> Vec<Operation> {
         Operation::post("/v1/sessions/{id}/messages", "Sends a message to a session, whatever woke it")
             .body::<SessionMessage>()
             .answers(StatusCode::ACCEPTED, "accepted", of::<Woken>())
+            .answers(StatusCode::OK, "the first answer to this key", of::<Woken>()),
         Operation::get("/v1/sessions/{id}/runs", "Runs, the newest page first, each page oldest first")
             .query::<RunsQuery>()
             .lists::<RunView>(),
-            .answers(StatusCode::OK, "the first answer to this key", of::<Woken>()),
         Operation::get("/v1/sessions/{id}/steps", "Steps, the newest page first, each page oldest first")
             .query::<PageQuery>()
             .lists::<StepView>(),
