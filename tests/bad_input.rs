@@ -211,6 +211,13 @@ async fn a_client_key_makes_one_message_of_many_and_never_two_of_one() {
     refused(request, StatusCode::UNPROCESSABLE_ENTITY, "k1").await.unwrap();
     let header = client.post_request("/v1/chat/c1/messages").header("Idempotency-Key", "k1");
     refused(header.body("{\"text\":\"two\"}"), StatusCode::UNPROCESSABLE_ENTITY, "k1").await.unwrap();
+    for path in ["/v1/chat/c1/messages", &format!("/v1/sessions/{id}/messages")] {
+        let both = client.post_request(path).header("Idempotency-Key", "k3");
+        let both = both.body(json!({"text": "three", "client_key": "k2"}).to_string());
+        refused(both, StatusCode::BAD_REQUEST, "has two keys").await.unwrap();
+    }
+    let same = client.post_request("/v1/chat/c1/messages").header("Idempotency-Key", "k1");
+    assert_eq!(same.body(body.to_string()).send().await.unwrap().status(), StatusCode::OK);
     assert_eq!(database.rows().await, before);
     assert_eq!(texts(&client.session(id).await, "user"), ["one"]);
 

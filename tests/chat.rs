@@ -29,3 +29,29 @@ async fn a_message_becomes_steps_and_one_reply() {
     assert_eq!(session["total_cached_tokens"], 80);
     assert!(process.terminate().success());
 }
+
+#[tokio::test]
+async fn a_message_that_names_another_agent_than_its_session_has_says_so() {
+    let database = Database::new().await;
+    let agent = |name: &str| {
+        format!("[agents.{name}]\nmodel = \"scripted/none\"\nsystem_prompt = \"You are a test.\"\n")
+    };
+    let config = agent("default") + &agent("support");
+    let process = Options::new().config(&config).arg("--roles=api").serve(&database).await;
+    let client = process.client();
+    let said = async |agent: &str| {
+        let (_, answer) =
+            client.post("/v1/chat/c1/messages", &json!({"text": "Hello.", "agent": agent})).await;
+        (answer["session_id"].clone(), answer["warning"].as_str().unwrap_or_default().to_owned())
+    };
+    let (first, warning) = said("support").await;
+    assert_eq!(warning, "", "it begins the session");
+    let (second, warning) = said("default").await;
+    assert_eq!(second, first, "the session goes on");
+    assert!(warning.contains("a session of the agent support"), "{warning}");
+    let (_, warning) = said("support").await;
+    assert_eq!(warning, "");
+    let (_, made) = client.post("/v1/conversations/c1/new", &json!({"agent": "default"})).await;
+    let (third, warning) = said("default").await;
+    assert_eq!((third, warning.as_str()), (made["session_id"].clone(), ""));
+}

@@ -66,6 +66,10 @@ async fn a_change_for_another_version_is_refused_and_changes_nothing() {
     let put = async |tag: &str| ask(&stage, Method::PUT, DAILY, ("if-match", tag), &changed).await;
     assert_eq!(put("\"other\"").await.status, StatusCode::PRECONDITION_FAILED);
     assert_eq!(get(&stage, DAILY, "").await.tag, first.tag);
+    // A tick moves the schedule, and changes nothing that a client has set.
+    stage.execute("update schedules set last_tick = next_at, next_at = next_at + interval '1 day'").await;
+    let ticked = get(&stage, DAILY, &first.tag).await;
+    assert_eq!(ticked.status, StatusCode::OK, "the document has another time");
     let told = put(&first.tag).await;
     assert_eq!(told.status, StatusCode::OK, "{}", told.body);
     let stale = ask(&stage, Method::DELETE, DAILY, ("if-match", &first.tag), &json!({})).await;
@@ -77,6 +81,21 @@ async fn a_change_for_another_version_is_refused_and_changes_nothing() {
     assert_eq!(told.status, StatusCode::BAD_REQUEST, "nothing compares it: {}", told.body);
     let gone = ask(&stage, Method::DELETE, DAILY, ("if-match", &second.tag), &json!({})).await;
     assert_eq!(gone.status, StatusCode::NO_CONTENT, "{}", gone.body);
+}
+
+#[tokio::test]
+async fn the_audit_has_the_reason_for_which_a_schedule_was_paused() {
+    let stage = Stage::new("").await;
+    stage.post(TOKEN, "/v1/schedules", &daily("daily")).await;
+    for (verb, reason) in [("pause", "a holiday"), ("resume", "it is over")] {
+        let path = format!("{DAILY}/{verb}");
+        let (status, told) = stage.post(TOKEN, &path, &json!({"for_s": 60})).await;
+        assert_eq!(status, StatusCode::BAD_REQUEST, "it has no such field: {told}");
+        let (status, told) = stage.post(TOKEN, &path, &json!({"reason": reason})).await;
+        assert_eq!(status, StatusCode::OK, "{told}");
+        let (_, acts) = stage.get(TOKEN, &format!("/v1/audit?outcome=done&verb=schedule.{verb}")).await;
+        assert_eq!(acts["items"][0]["reason"], reason, "{acts}");
+    }
 }
 
 #[tokio::test]

@@ -1,6 +1,6 @@
 //! Many large messages: a page and a stream end by their bytes, so nobody takes the memory of the API by what he has sent himself.
 
-use crate::support::{Client, Database, Options, Process};
+use crate::support::{Answer, Client, Database, ModelServer, Options, Process};
 use futures::StreamExt;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -54,6 +54,42 @@ async fn pages_of_large_messages_end_by_their_bytes_and_lead_to_the_next() {
     }
     let grown = process.peak_mib() - before;
     assert!(grown < 60, "the process grew by {grown} MB");
+}
+
+#[tokio::test]
+async fn pages_of_a_history_end_by_their_bytes_too() {
+    let model = ModelServer::start(|_, _| Answer::text("Heard.")).await;
+    let database = Database::new().await;
+    let process =
+        Options::new().model("openai/test").env("OPENAI_BASE_URL", &model.url).serve(&database).await;
+    let client = process.client();
+    // Each in a session of its own, so that no model is asked about all of them.
+    let sessions = 7;
+    for number in 0..sessions {
+        let made = client.post("/v1/conversations/c1/new", &json!({})).await.0;
+        assert_eq!(made.as_u16(), if number == 0 { 404 } else { 201 });
+        let text = format!("{number} {}", "long ".repeat(BYTES / 5));
+        let id = client.chat("c1", &text).await["session_id"].as_str().expect("an id").to_owned();
+        client.wait_for(&id, "completed").await;
+    }
+    let (mut cursor, mut seen, mut pages) = (String::new(), Vec::new(), 0);
+    loop {
+        let path = format!("/v1/conversations/c1/history?limit=500{cursor}");
+        let text = client.get_request(&path).send().await.unwrap().text().await.unwrap();
+        assert!(text.len() < PAGE, "{} bytes", text.len());
+        pages += 1;
+        let page: Value = serde_json::from_str(&text).unwrap();
+        let items = page["items"].as_array().unwrap();
+        assert!(!items.is_empty());
+        seen.extend(items.iter().map(|item| format!("{} {}", item["type"], item["id"])));
+        match page["next"].as_str() {
+            Some(next) => cursor = format!("&cursor={next}"),
+            None => break,
+        }
+    }
+    assert!(pages >= 2, "{pages}");
+    let once: BTreeSet<&String> = seen.iter().collect();
+    assert_eq!((once.len(), seen.len()), (seen.len(), 3 * sessions), "each once: {seen:?}");
 }
 
 #[tokio::test]

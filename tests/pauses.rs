@@ -137,6 +137,13 @@ async fn each_kind_of_pause_holds_its_sessions_and_no_others_until_it_ends() {
     ] {
         let (code, said) = house.run(&["pause", "begin", kind, name, "--reason", "x"]).await;
         assert!(code == 0 && said.contains("nothing here has been called"), "{kind}: {said}");
+        let (status, made) =
+            house.client.post("/v1/pauses", &json!({"kind": kind, "name": name, "reason": "x"})).await;
+        let warning = made["warning"].as_str().unwrap_or_default();
+        assert!(
+            status == 201 && warning.contains(&format!("nothing here has been called {kind} ")),
+            "{made}"
+        );
     }
     for (kind, name) in [
         ("agent", "default"),
@@ -148,6 +155,9 @@ async fn each_kind_of_pause_holds_its_sessions_and_no_others_until_it_ends() {
     ] {
         let (code, said) = house.run(&["pause", "begin", kind, name, "--reason", "x"]).await;
         assert!(code == 0 && !said.contains("nothing here has been called"), "{kind}: {said}");
+        let (_, made) =
+            house.client.post("/v1/pauses", &json!({"kind": kind, "name": name, "reason": "x"})).await;
+        assert!(made["name"].is_string() && made["warning"].is_null(), "{made}");
     }
     assert_eq!(
         house.client.post("/v1/pauses", &json!({"kind": "queue", "reason": " "})).await.0.as_u16(),

@@ -89,7 +89,11 @@ async fn an_answer_after_the_workers_death_goes_on_with_the_same_run_and_every_e
     let store = &ctx.store;
     let session = store.session(None, &id).await.unwrap();
     assert_eq!((session.trigger_type.as_str(), session.trigger_source.as_str()), ("api", "api"));
-    assert_eq!(store.runs(&id, 10, i64::MAX).await.unwrap().len(), 1, "the answer opens no run of its own");
+    assert_eq!(
+        store.runs(&id, None, 10, i64::MAX).await.unwrap().items.len(),
+        1,
+        "the answer opens no run of its own"
+    );
     let first: Value = serde_json::from_str(&model.bodies()[0]).unwrap();
     assert_eq!(first["messages"][0]["content"], "You book tables.");
     assert_eq!(runner.consume_until_pause(|_| panic!("nothing is new")).await.unwrap(), ended);

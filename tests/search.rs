@@ -331,17 +331,21 @@ async fn those_active_most_recently_come_first_page_by_page_and_failed_calls_are
     let by_activity = || SessionFilter { by_activity: true, ..SessionFilter::default() };
     assert_eq!(found(&store, by_activity()).await, active);
     let mut pages = Vec::new();
-    let mut before = None;
-    while let Some(session) = store
-        .sessions(&SessionFilter { before: before.clone(), limit: 1, ..by_activity() })
-        .await
-        .unwrap()
-        .pop()
-    {
-        before = Some(session.session_id.clone());
-        pages.push(session.session_id);
+    let mut filter = SessionFilter { limit: 2, ..by_activity() };
+    loop {
+        let (page, next) = store.sessions_page(&filter).await.unwrap();
+        pages.extend(page.into_iter().map(|session| session.session_id));
+        let Some(next) = next else { break };
+        // The last one of the page moves to the top meanwhile.
+        if pages.len() == 2 {
+            store.send(&next.session_id, &more).await.unwrap();
+            index(&store).await;
+        }
+        filter.before = Some(next.session_id);
+        filter.before_active_at = next.active_at;
     }
     assert_eq!(pages, active, "each once");
+    let active = [&sessions[3], &sessions[0], &sessions[2], &sessions[1]].map(Clone::clone);
     let failed = SessionFilter { failed_calls: true, ..SessionFilter::default() };
     assert_eq!(found(&store, failed).await, [sessions[2].as_str()]);
 

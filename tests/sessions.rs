@@ -91,6 +91,44 @@ async fn a_session_shows_what_it_is_made_of_and_each_of_its_runs() {
 }
 
 #[tokio::test]
+async fn every_run_of_a_long_session_is_in_a_page() {
+    let database = Database::new().await;
+    let model = ModelServer::start(|_, _| Answer::text("Heard.")).await;
+    let process = options(&model).serve(&database).await;
+    let client = process.client();
+    let id = id(&client.chat("c1", "Hello.").await);
+    client.wait_for(&id, "completed").await;
+    sqlx::query(
+        "insert into session_runs
+        select (jsonb_populate_record(r, jsonb_build_object('run_id', 'run_' || lpad(n::text, 4, '0'), 'created_at',
+            r.created_at - make_interval(secs => n / 2)))).*
+        from session_runs r, generate_series(1, 60) n",
+    )
+    .execute(&database.pool)
+    .await
+    .unwrap();
+    let session = client.session(&id).await;
+    assert_eq!(session["runs"].as_array().unwrap().len(), 50);
+    let ids = |runs: &Value| -> Vec<String> {
+        runs.as_array().unwrap().iter().map(|run| run["run_id"].as_str().unwrap().to_owned()).collect()
+    };
+    let (mut pages, mut cursor) = (vec![ids(&session["runs"])], session["runs_before"].clone());
+    while let Some(before) = cursor.as_str() {
+        let (status, page) = client.get(&format!("/v1/sessions/{id}/runs?limit=7&cursor={before}")).await;
+        assert_eq!(status, StatusCode::OK, "{page}");
+        pages.push(ids(&page["items"]));
+        cursor = page["next"].clone();
+        assert!(pages.len() < 10, "{pages:?}");
+    }
+    pages.reverse();
+    let (_, whole) = client.get(&format!("/v1/sessions/{id}/runs?limit=500")).await;
+    assert_eq!(whole["next"], Value::Null);
+    assert_eq!((pages.concat(), ids(&whole["items"]).len()), (ids(&whole["items"]), 61));
+    let (status, told) = client.get(&format!("/v1/sessions/{id}/runs?cursor=7")).await;
+    assert_eq!(status, StatusCode::BAD_REQUEST, "{told}");
+}
+
+#[tokio::test]
 async fn a_run_that_has_not_begun_shows_the_message_that_waits_for_it() {
     let database = Database::new().await;
     let model = ModelServer::turns(vec![Answer::text("Hello.")]).await;

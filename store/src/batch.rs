@@ -37,6 +37,15 @@ pub const EVERYWHERE: &str = "*";
 /// The most members of a batch.
 pub const MEMBERS: i64 = 100_000;
 
+/// The statuses of a batch.
+pub const STATUSES: [&str; 5] = ["proving", "running", "paused", "done", "cancelled"];
+
+/// What became of a member.
+pub const OUTCOMES: [&str; 3] = ["pending", "acted", "refused"];
+
+/// How the run of a retried member ended.
+pub const RESULTS: [&str; 3] = ["passed", "failed_again", "cancelled"];
+
 /// The share of a stage's members that may fail again, if nothing else is said.
 pub const STOP_SHARE: f64 = 0.2;
 
@@ -132,12 +141,13 @@ pub struct Batch {
     pub batch_id: String,
     /// `*`: of the whole installation.
     pub space_id: String,
+    #[cfg_attr(feature = "schema", schemars(with = "Verb"))]
     pub verb: String,
     pub reason: Option<String>,
     pub filter: Value,
     /// Of a resolve: what is said of each effect.
     pub decision: Option<BulkDecision>,
-    /// `proving`, `running`, `paused`, `done` or `cancelled`.
+    #[cfg_attr(feature = "schema", schemars(extend("enum" = STATUSES)))]
     pub status: String,
     pub status_reason: Option<String>,
     pub rate: f64,
@@ -164,9 +174,11 @@ pub struct Member {
     pub effect_kind: Option<String>,
     pub effect_id: Option<String>,
     pub stage: i32,
+    #[cfg_attr(feature = "schema", schemars(extend("enum" = OUTCOMES)))]
     pub outcome: String,
     pub detail: Option<String>,
     pub acted_at: Option<DateTime<Utc>>,
+    /// `passed`, `failed_again` or `cancelled`, once a retried member has ended.
     pub result: Option<String>,
     pub result_at: Option<DateTime<Utc>>,
 }

@@ -30,6 +30,7 @@ pub struct ErrorGroup {
     pub fingerprint: String,
     pub space_id: String,
     /// The fault's kind.
+    #[cfg_attr(feature = "schema", schemars(extend("enum" = wakeful_workflow::failure::KINDS)))]
     pub kind: String,
     /// The provider, or nothing.
     pub source: String,

@@ -3,6 +3,7 @@
 
 use crate::chain::chain;
 use crate::encryption::hide;
+use crate::page::Page;
 use crate::session::shown;
 use crate::{Error, Result, Store};
 use chrono::{DateTime, Utc};
@@ -53,7 +54,8 @@ pub struct HistoryTotals {
 
 impl Store {
     /// Returns the history of `conversation_id`, its parents and its forks, newest first, with or without the
-    /// replays of its sessions. `before` is a cursor of the previous page.
+    /// replays of its sessions. `before` is a cursor of the previous page. The page has up to `limit` entries, and only as many as
+    /// have about `bytes` bytes together, and at least one.
     ///
     /// # Errors
     /// [`Error::NotFound`] for an unknown conversation, [`Error::Corrupt`] for an invalid cursor,
@@ -64,7 +66,8 @@ impl Store {
         replays: bool,
         before: Option<&str>,
         limit: i64,
-    ) -> Result<Vec<HistoryItem>> {
+        bytes: i64,
+    ) -> Result<Page<HistoryItem>> {
         let (at, place, id) = match before {
             Some(cursor) => {
                 let (at, place, id) =
@@ -148,8 +151,12 @@ impl Store {
             ), page as materialized (
                 select * from happened order by at desc, place desc, id desc limit $5
             )
-            select page.at as "at!", page.place as "place!", page.id as "id!", page.session_id as "session_id!",
-                page.conversation_id as "conversation_id!", told.kind as "kind!", told.facts as "facts!", told.content
+            select at as "at!", place as "place!", id as "id!", session_id as "session_id!",
+                conversation_id as "conversation_id!", kind as "kind!", facts as "facts!", content, found as "found!"
+            from (
+            select page.at, page.place, page.id, page.session_id, page.conversation_id, told.kind, told.facts, told.content,
+                count(*) over () as found, row_number() over page as ordinal,
+                sum(octet_length(told.facts) + coalesce(octet_length(told.content), 0)) over page as weighed
             from page
             cross join lateral (
                 select 'session' as kind,
@@ -195,22 +202,30 @@ impl Store {
                     null
                 from deliveries d
                 where page.place = 4 and d.delivery_id = page.id
+                -- Keeps Postgres from turning each text into JSON twice.
+                offset 0
             ) told
-            order by page.at desc, page.place desc, page.id desc
+            window page as (order by page.at desc, page.place desc, page.id desc rows unbounded preceding)
+            ) weighed
+            where weighed <= $6 or ordinal = 1
+            order by at desc, place desc, id desc
             "#,
             &chain,
             at,
             place,
             id,
-            limit
+            limit,
+            bytes
         )
         .fetch_all(&self.pool)
         .await?;
+        let found = rows.first().map_or(0, |row| row.found);
         let mut seals = Vec::with_capacity(rows.len());
         for row in &rows {
             seals.push(self.seal_of_row(&row.session_id).await?);
         }
-        rows.into_iter()
+        let items: Vec<HistoryItem> = rows
+            .into_iter()
             .zip(seals)
             .map(|(row, seal)| {
                 let open = |json: String| match &seal {
@@ -244,7 +259,8 @@ impl Store {
                     facts,
                 })
             })
-            .collect()
+            .collect::<Result<_>>()?;
+        Ok(Page::of(items, found, limit))
     }
 
     /// Returns sums over the conversation, its parents and its forks, with or without the replays of its sessions.

@@ -6,10 +6,10 @@ use serde::Serialize;
 use serde_json::Value;
 
 /// Every status of a delivery.
-const STATUSES: [&str; 6] = ["queued", "sending", "sent", "failed", "expired", "uncertain"];
+pub const STATUSES: [&str; 6] = ["queued", "sending", "sent", "failed", "expired", "uncertain"];
 
 /// The word that covers the statuses of a delivery that is not sent yet: `queued` and `sending`.
-const WAITING: &str = "waiting";
+pub const WAITING: &str = "waiting";
 
 /// One outgoing message for display. Relative times use the database's clock.
 #[derive(Clone, Debug, Serialize)]
@@ -20,6 +20,7 @@ pub struct Delivery {
     /// As in the API: without the space.
     pub conversation_id: String,
     pub channel: String,
+    #[cfg_attr(feature = "schema", schemars(extend("enum" = STATUSES)))]
     pub status: String,
     /// Attempts since it was made or sent again.
     pub attempt: i32,

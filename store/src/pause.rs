@@ -22,6 +22,7 @@ const COUNTED: i64 = 100_000;
 #[derive(Clone, Debug, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Pause {
+    #[cfg_attr(feature = "schema", schemars(extend("enum" = Kind::ALL.map(Kind::as_str))))]
     pub kind: String,
     pub name: String,
     pub reason: String,

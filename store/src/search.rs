@@ -16,7 +16,7 @@ pub use index::Indexed;
 pub(crate) use index::{LOCK, enter};
 
 use crate::pool::Transaction;
-use crate::session::SessionFilter;
+use crate::session::{SessionFilter, SessionPlace};
 use crate::{Error, Result, Store};
 use chrono::{DateTime, TimeDelta, Utc};
 use serde_json::Value;
@@ -41,7 +41,10 @@ const FEW: i64 = 3000;
 const MANY: f64 = 100_000.0;
 
 /// The columns of a search for ids.
-const IDS: &str = "s.session_id";
+const IDS: &str = "s.session_id, null::timestamptz as active_at";
+
+/// … in the order of their activity.
+const PLACES: &str = "s.session_id, h.active_at";
 
 /// What is read before a search, because its statement depends on it.
 #[derive(Debug, Default)]
@@ -56,10 +59,10 @@ struct Beside {
 }
 
 impl Store {
-    /// The ids of the sessions that a filter names, newest first.
-    pub(crate) async fn find_sessions(&self, filter: &SessionFilter) -> Result<Vec<String>> {
-        let found = self.find::<(String,)>(IDS, filter).await?;
-        Ok(found.into_iter().map(|(id,)| id).collect())
+    /// The sessions that a filter names, in their order.
+    pub(crate) async fn find_sessions(&self, filter: &SessionFilter) -> Result<Vec<SessionPlace>> {
+        let columns = if filter.by_activity { PLACES } else { IDS };
+        self.find(columns, filter).await
     }
 
     /// These columns, of a session `s`, of the sessions that a filter names, newest first.
@@ -332,9 +335,9 @@ fn statement(
         if let Some(agent) = &filter.agent {
             sql.push(" and h.agent = ").push_bind(agent.clone());
         }
-        if let Some(before) = &filter.before {
-            sql.push(" and (h.active_at, h.session_id) < (select active_at, session_id from search_sessions where session_id = ");
-            sql.push_bind(before.clone()).push(")");
+        if let (Some(before), Some(active_at)) = (&filter.before, filter.before_active_at) {
+            sql.push(" and (h.active_at, h.session_id) < (").push_bind(active_at);
+            sql.push(", ").push_bind(before.clone()).push(")");
         }
         sql.push(" order by h.active_at desc, h.session_id desc limit ").push_bind(filter.limit);
     } else {

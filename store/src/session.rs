@@ -44,6 +44,7 @@ pub struct SessionSummary {
     pub policy: Value,
     /// Hash of the pinned prefix. `None` in sessions that are older than pinning.
     pub prefix_sha256: Option<String>,
+    #[cfg_attr(feature = "schema", schemars(extend("enum" = wakeful_workflow::session::SessionStatus::WORDS)))]
     pub status: String,
     pub cancel_requested: bool,
     pub seed_message_count: i32,
@@ -104,7 +105,18 @@ pub struct SessionFilter {
     pub by_activity: bool,
     /// The last session id of the page before.
     pub before: Option<String>,
+    /// When that session had been active last, as that page had it. It may have moved since: with `by_activity` this is the place that
+    /// the next page begins at.
+    pub before_active_at: Option<DateTime<Utc>>,
     pub limit: i64,
+}
+
+/// Where a page of sessions ended: [`SessionFilter::before`] and [`SessionFilter::before_active_at`] of the next one.
+#[derive(Clone, Debug, PartialEq, Eq, sqlx::FromRow)]
+pub struct SessionPlace {
+    pub session_id: String,
+    /// Of a list by activity.
+    pub active_at: Option<DateTime<Utc>>,
 }
 
 impl SessionFilter {
@@ -121,16 +133,29 @@ impl Store {
     /// # Errors
     /// [`Error::Database`].
     pub async fn sessions(&self, filter: &SessionFilter) -> Result<Vec<SessionSummary>> {
-        let ids = self.find_sessions(filter).await?;
+        Ok(self.sessions_page(filter).await?.0)
+    }
+
+    /// Sessions, newest first, and where this page ended, if there may be more.
+    ///
+    /// # Errors
+    /// [`Error::Database`].
+    pub async fn sessions_page(
+        &self,
+        filter: &SessionFilter,
+    ) -> Result<(Vec<SessionSummary>, Option<SessionPlace>)> {
+        let places = self.find_sessions(filter).await?;
+        let next = places.last().filter(|_| places.len() as i64 == filter.limit).cloned();
+        let ids: Vec<String> = places.into_iter().map(|place| place.session_id).collect();
         if ids.is_empty() {
-            return Ok(Vec::new());
+            return Ok((Vec::new(), None));
         }
         let mut sessions = self.sessions_by_id(&ids).await?;
         if filter.by_activity {
             let place = |id: &str| ids.iter().position(|one| one == id);
             sessions.sort_by_key(|session| place(&session.session_id));
         }
-        Ok(sessions)
+        Ok((sessions, next))
     }
 
     /// Returns whether a filter may name this trigger type: it is one of Wakeful's own types, or a session that the

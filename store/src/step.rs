@@ -26,7 +26,7 @@ use statement::{Written, write};
 use std::sync::Arc;
 use wakeful_workflow::advance::{Next, Transition};
 use wakeful_workflow::event::Event;
-use wakeful_workflow::failure::Failure;
+use wakeful_workflow::failure::{Failure, UNREADABLE};
 use wakeful_workflow::session::{Session, SessionStatus};
 
 /// Result of a commit.
@@ -330,7 +330,7 @@ impl Store {
             .await?;
         if let Some(run_id) = &run_id {
             if !failed.cancelled {
-                let failure = Failure::new("unreadable", "", error);
+                let failure = Failure::new(UNREADABLE, "", error);
                 let seal = seal.as_ref();
                 failure::add(&mut tx, session_id, run_id, &failure, error, seal.is_none_or(Seal::is_on))
                     .await?;

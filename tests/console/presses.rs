@@ -5,6 +5,7 @@ use super::browser::Form;
 use crate::support::eventually;
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
+use std::sync::atomic::Ordering;
 
 #[tokio::test]
 async fn two_buttons_of_one_page_are_two_presses() {
@@ -113,4 +114,81 @@ async fn a_session_is_there_as_json_and_its_journal_page_by_page() {
         pages += 1;
     }
     assert!(pages >= 3 && page.html.contains("id=\"e1\""), "{pages}: {}", page.html);
+}
+
+#[tokio::test]
+async fn what_was_typed_into_a_refused_form_is_still_in_it() {
+    let scene = Scene::new("").await;
+    let browser = scene.browser();
+    let form = browser.open("/queue").await.form("/console/pauses");
+    // A rate that no pause may have.
+    let typed =
+        [("kind", "agent"), ("name", "supp\"ort"), ("reason", "the <prompt> is wrong"), ("rate", "-1")];
+    let answer = browser.post(&form, &typed).await;
+    assert_eq!(answer.status, StatusCode::SEE_OTHER, "{}", answer.html);
+    // Another page of the browser looks again by itself meanwhile.
+    browser.ask(Method::GET, &answer.location(), None, &[("sec-fetch-mode", "cors")]).await;
+    let page = browser.get(&answer.location()).await;
+    assert!(page.html.contains("Nothing was done: "), "{}", page.html);
+    for kept in ["value=\"supp&#34;ort\"", "value=\"the &#60;prompt&#62; is wrong\"", "value=\"-1\""] {
+        assert!(page.html.contains(kept), "{kept}: {}", page.html);
+    }
+    assert!(!page.html.contains("data-typed-else"), "{}", page.html);
+    let again = browser.get(&answer.location()).await;
+    assert!(!again.html.contains("supp&#34;ort"), "it is there once");
+    // Pressed again with what was wrong put right, it acts. The agent is none that this server knows, so the name may be wrong.
+    let answer = browser.post(&page.form("/console/pauses"), &[&typed[..3], &[("rate", "1")]].concat()).await;
+    let page = browser.get(&answer.location()).await;
+    assert!(
+        page.html.contains("It is paused.") && page.html.contains("nothing here has been called"),
+        "{}",
+        page.html
+    );
+}
+
+#[tokio::test]
+async fn a_message_that_was_refused_is_shown_where_its_form_is_gone() {
+    let scene = Scene::new("").await;
+    let session = scene.session("desk", "Hello?", "completed").await;
+    let browser = scene.browser();
+    let form = browser.open(&format!("/sessions/{session}")).await.form("/messages");
+    scene.process.client().post(&format!("/v1/sessions/{session}/terminate"), &json!({})).await;
+    let answer = browser.post(&form, &[("text", "A long message.")]).await;
+    let page = browser.get(&answer.location()).await;
+    assert!(
+        page.html.contains("Nothing was done: ") && page.html.contains("A long message."),
+        "{}",
+        page.html
+    );
+}
+
+#[tokio::test]
+async fn a_conversation_gets_a_new_session_by_a_button() {
+    let scene = Scene::new("").await;
+    let first = scene.session("desk", "Hello?", "completed").await;
+    let browser = scene.browser();
+    let page = browser.open("/chat/desk").await;
+    let answer = browser.post(&page.form("/chat/desk/new"), &[]).await;
+    let page = browser.get(&answer.location()).await;
+    assert!(page.html.contains("A new session has begun") && page.html.contains(&first), "{}", page.html);
+    assert!(
+        !page.forms().iter().any(|form| form.action.ends_with("/new")),
+        "it is new already: {}",
+        page.html
+    );
+    let second = scene.session("desk", "And now?", "completed").await;
+    assert_ne!(second, first);
+}
+
+#[tokio::test]
+async fn the_overview_leads_to_what_it_does_not_show() {
+    let scene = Scene::new("").await;
+    scene.model_fails.store(true, Ordering::SeqCst);
+    let browser = scene.browser();
+    for number in 0..6 {
+        scene.session(&format!("c{number}"), "Hello?", "failed").await;
+        let page = browser.open("/").await;
+        let has_more = page.html.contains("sessions?status=failed\">All 6 that failed");
+        assert_eq!(has_more, number == 5, "{}", page.html);
+    }
 }

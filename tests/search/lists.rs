@@ -8,6 +8,7 @@ use serde_json::Value;
 use std::collections::BTreeSet;
 use wakeful_store::Store;
 use wakeful_store::audit::AuditFilter;
+use wakeful_store::page::PAGE_BYTES;
 use wakeful_store::session::SessionFilter;
 
 const FILL: &str = include_str!("../bench/lists/fill.sql");
@@ -58,7 +59,7 @@ async fn a_page_of_each_list_reads_little_more_than_it_shows() {
     let [space, long, batch, of_batch] = [&space, &long, &batch, &of_batch].map(String::as_str);
     let [deliveries, notifications, mails, members, messages, journal] =
         [&deliveries, &notifications, &mails, &members, &messages, &journal].map(String::as_str);
-    let bytes = wakeful_store::page::PAGE_BYTES.to_string();
+    let bytes = PAGE_BYTES.to_string();
     let bytes = bytes.as_str();
     let open = "array['queued', 'running']";
     let uncertain = |space| {
@@ -187,7 +188,9 @@ async fn a_page_of_a_long_history_makes_only_the_entries_that_it_shows() {
     let history = shipped("went_out\n");
     let chain = format!("array['{conversation}']");
     for at in ["null", "now()"] {
-        let plan = explain(&database, space, &history, &[&chain, at, "2", "''", "50"]).await;
+        let plan =
+            explain(&database, space, &history, &[&chain, at, "2", "''", "50", &PAGE_BYTES.to_string()])
+                .await;
         let mut made = Vec::new();
         made_for_many(&plan, &mut made);
         assert!(made.is_empty(), "{made:#?}\n{plan:#}");
@@ -196,7 +199,8 @@ async fn a_page_of_a_long_history_makes_only_the_entries_that_it_shows() {
     let mut cursor: Option<String> = None;
     let mut seen = Vec::new();
     loop {
-        let page = store.history(conversation, false, cursor.as_deref(), 400).await.unwrap();
+        let page =
+            store.history(conversation, false, cursor.as_deref(), 400, PAGE_BYTES).await.unwrap().items;
         let Some(last) = page.last() else { break };
         cursor = Some(last.cursor.clone());
         seen.extend(page.into_iter().map(|item| (item.kind, item.id, item.facts)));

@@ -117,7 +117,7 @@ async fn what_a_run_has_used_is_shown_while_it_runs_and_written_when_it_ends() {
     let world = World::new().await;
     let session_id = world.wake("c1", "Hello").await;
     let used = async || {
-        let runs = world.store.runs(&session_id, 10, i64::MAX).await.unwrap();
+        let runs = world.store.runs(&session_id, None, 10, i64::MAX).await.unwrap().items;
         runs.iter()
             .map(|run| (run.steps, run.input_tokens + run.output_tokens, run.tool_calls))
             .collect::<Vec<_>>()

@@ -10,6 +10,34 @@ use sha2::{Digest, Sha256};
 /// The longest normalised text, in characters.
 const LONGEST: usize = 300;
 
+/// The kind of a run that failed because its session cannot be read.
+pub const UNREADABLE: &str = "unreadable";
+
+/// The kinds that a group may have: those of faults ([`Fault::kind`]), and [`UNREADABLE`].
+pub const KINDS: [&str; 21] = [
+    "rate_limited",
+    "overloaded",
+    "timeout",
+    "unreachable",
+    "stream_cut",
+    "stalled",
+    "bad_response",
+    "empty_reply",
+    "context_overflow",
+    "unauthorized",
+    "unknown_model",
+    "refused",
+    "not_configured",
+    "step_limit",
+    "token_limit",
+    "worker_died",
+    "stuck",
+    "provider_down",
+    "recording_over",
+    "internal",
+    UNREADABLE,
+];
+
 /// What a failed run belongs to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
@@ -217,6 +245,14 @@ mod tests {
         assert!(is_fingerprint(&limit(3).fingerprint) && !is_fingerprint("a text of 16 by"));
         // A fingerprint is stored: another version must find the same.
         assert_eq!(Failure::new("refused", "openai", "no model 7").fingerprint, "578e4591f0a18a23");
+    }
+
+    #[test]
+    fn the_kinds_are_those_of_faults_and_the_one_of_sessions_that_cannot_be_read() {
+        // The parser lists every kind of a fault.
+        let said = serde_json::from_str::<Fault>(r#"{"kind": "nosuch"}"#).unwrap_err().to_string();
+        let kinds: Vec<&str> = said.split('`').skip(3).step_by(2).chain([UNREADABLE]).collect();
+        assert_eq!(kinds, KINDS);
     }
 
     proptest! {

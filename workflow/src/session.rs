@@ -216,6 +216,7 @@ impl Session {
 
 /// Status of a ledger row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum CallStatus {
     /// The model asked for it. A call with effects has not run. A pure call or a dry run may have run: neither is ever `started`.

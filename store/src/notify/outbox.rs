@@ -5,6 +5,7 @@
 //! settles is not a transition, so a notification that fails causes none.
 
 use crate::error::bounded;
+use crate::outbox::WAITING;
 use crate::{Error, Result, Store, new_id};
 use chrono::{DateTime, Utc};
 use serde::Serialize;
@@ -16,7 +17,7 @@ use wakeful_workflow::notify::Kind;
 const NAMED: i64 = 50;
 
 /// Every status of a notification.
-const STATUSES: [&str; 5] = ["queued", "sending", "sent", "failed", "uncertain"];
+pub const STATUSES: [&str; 5] = ["queued", "sending", "sent", "failed", "uncertain"];
 
 /// A message that this claim may send now.
 #[derive(Clone, Debug)]
@@ -93,6 +94,7 @@ pub struct Notification {
     pub label: String,
     pub count: i64,
     pub total: i64,
+    #[cfg_attr(feature = "schema", schemars(extend("enum" = STATUSES)))]
     pub status: String,
     pub attempt: i32,
     pub last_error: Option<String>,
@@ -125,9 +127,9 @@ pub struct NotificationFilter {
 /// For another word, a sentence that lists the known ones.
 pub fn statuses(word: &str) -> std::result::Result<Vec<String>, String> {
     match word {
-        "waiting" => Ok(vec!["queued".to_owned(), "sending".to_owned()]),
+        WAITING => Ok(vec!["queued".to_owned(), "sending".to_owned()]),
         known if STATUSES.contains(&known) => Ok(vec![known.to_owned()]),
-        _ => Err(format!("no status {word:?}; there are: waiting, {}", STATUSES.join(", "))),
+        _ => Err(format!("no status {word:?}; there are: {WAITING}, {}", STATUSES.join(", "))),
     }
 }
 

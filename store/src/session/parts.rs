@@ -12,6 +12,7 @@ use wakeful_workflow::record::{Block, text_of};
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct RunView {
     pub run_id: String,
+    #[cfg_attr(feature = "schema", schemars(with = "wakeful_workflow::bundle::RunStatus"))]
     pub status: String,
     /// The text of the message that opened the run.
     pub prompt: Option<String>,
@@ -66,6 +67,7 @@ pub struct CallView {
     pub call_id: String,
     pub name: String,
     pub effect: String,
+    #[cfg_attr(feature = "schema", schemars(with = "wakeful_workflow::session::CallStatus"))]
     pub status: String,
     pub attempts: i32,
     /// The arguments of an uncertain or unapproved call, as JSON: a person has to know them to resolve or approve it.
@@ -82,6 +84,7 @@ pub struct CallView {
 pub struct DeliveryView {
     pub delivery_id: String,
     pub channel: String,
+    #[cfg_attr(feature = "schema", schemars(extend("enum" = crate::outbox::STATUSES)))]
     pub status: String,
     pub attempt: i32,
     pub last_error: Option<String>,
@@ -112,18 +115,25 @@ impl Store {
         .await?)
     }
 
-    /// The session's newest `limit` runs, oldest first, and no more than have about `bytes` bytes together.
+    /// The session's newest `limit` runs before the run `before`, oldest first, and no more than have about `bytes` bytes together.
     ///
     /// # Errors
     /// [`Error::Database`], [`Error::Corrupt`].
-    pub async fn runs(&self, session_id: &str, limit: i64, bytes: i64) -> Result<Vec<RunView>> {
+    pub async fn runs(
+        &self,
+        session_id: &str,
+        before: Option<&str>,
+        limit: i64,
+        bytes: i64,
+    ) -> Result<Page<RunView>> {
         let rows = sqlx::query!(
             r#"
             select run_id as "run_id!", status as "status!", prompt_message_number, steps as "steps!",
                 input_tokens as "input_tokens!", output_tokens as "output_tokens!", tool_calls as "tool_calls!", error,
-                created_at as "created_at!", started_at, completed_at, prompt as "prompt?", waiting as "waiting?"
+                created_at as "created_at!", started_at, completed_at, prompt as "prompt?", waiting as "waiting?",
+                found as "found!"
             from (
-                select newest.*, row_number() over runs as place,
+                select newest.*, count(*) over () as found, row_number() over runs as place,
                     sum(coalesce(octet_length(prompt), 0) + coalesce(octet_length(waiting), 0)) over runs as weighed
                 from (
                     select r.run_id, r.status, r.prompt_message_number, used.steps, used.input_tokens, used.output_tokens,
@@ -140,6 +150,8 @@ impl Store {
                         limit 1
                     ) i on r.prompt_message_number is null
                     where r.session_id = $1
+                        and ($4::text is null or (r.created_at, r.run_id) < (
+                            select b.created_at, b.run_id from session_runs b where b.session_id = $1 and b.run_id = $4))
                     order by r.created_at desc, r.run_id desc
                     limit $2
                 ) newest
@@ -150,12 +162,15 @@ impl Store {
             "#,
             session_id,
             limit,
-            bytes
+            bytes,
+            before
         )
         .fetch_all(&self.pool)
         .await?;
+        let found = rows.first().map_or(0, |row| row.found);
         let seal = self.seal_of(session_id).await?;
-        rows.into_iter()
+        let runs: Vec<RunView> = rows
+            .into_iter()
             .rev()
             .map(|row| {
                 let said = row.prompt.map(|content| {
@@ -179,7 +194,8 @@ impl Store {
                     completed_at: row.completed_at,
                 })
             })
-            .collect()
+            .collect::<Result<_>>()?;
+        Ok(Page::of(runs, found, limit))
     }
 
     /// The newest `limit` messages below `before`, oldest first.

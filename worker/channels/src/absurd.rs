@@ -19,7 +19,7 @@ use std::sync::Arc;
 use wakeful_engine::ctx::Ctx;
 use wakeful_engine::{ingest, new_session};
 use wakeful_http::access::Caller;
-use wakeful_http::body::{accepted, check_text, idempotency_key, message_text, parse};
+use wakeful_http::body::{accepted, check_text, key_of, message_text, parse};
 use wakeful_http::openapi::{Operation, of};
 use wakeful_http::problem::Problem;
 use wakeful_store::wake::{Continues, NewMessage, NewSession, Woken};
@@ -79,8 +79,7 @@ async fn accept(
     check_text("task_name", Some(&spawned.task_name), 256)?;
     let queue = spawned.options.queue.as_deref().unwrap_or("default");
     check_text("options.queue", Some(queue), QUEUE_BYTES)?;
-    let given = spawned.options.idempotency_key.clone().or(idempotency_key(&headers)?);
-    check_text("options.idempotency_key", given.as_deref(), 256)?;
+    let given = key_of("options.idempotency_key", spawned.options.idempotency_key.clone(), &headers)?;
     let settings = ctx.config.absurd.task(&spawned.task_name);
     let declared = match &settings.shape {
         Some(Shape::Declared(declared)) => Some(&**declared),

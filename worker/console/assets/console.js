@@ -44,8 +44,9 @@
       const fresh = new DOMParser().parseFromString(await response.text(), "text/html");
       for (const part of document.querySelectorAll("[data-part]")) {
         const next = fresh.querySelector(`[data-part="${part.dataset.part}"]`);
-        // Somebody types there. What is only focused, such as a folded line that was clicked, does not keep a part from its news.
+        // Somebody types there, or has typed. What is only focused, such as a folded line that was clicked, does not keep a part from its news.
         if (!next || (part.contains(document.activeElement) && document.activeElement.matches("input, textarea, select"))) continue;
+        if ([...part.querySelectorAll("input, textarea")].some((field) => field.value !== field.defaultValue || (field.value && "typed" in field.dataset))) continue;
         if (same(part, next)) continue;
         changed ||= still(part) !== still(next);
         swap(part, next);

@@ -3,14 +3,15 @@
 use crate::form::see_other;
 use crate::frame::{Frame, page};
 use crate::refusal::Refusal;
+use crate::typed::Typed;
 use crate::visit::{Visit, is_of_this_site};
 use crate::{Console, Outside};
 use askama::Template;
-use axum::body::to_bytes;
+use axum::body::{Body, to_bytes};
 use axum::extract::{Request, State};
 use axum::http::header::{
-    CACHE_CONTROL, CONNECTION, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName, HeaderValue,
-    REFERRER_POLICY, RETRY_AFTER, SET_COOKIE, X_CONTENT_TYPE_OPTIONS,
+    CACHE_CONTROL, CONNECTION, CONTENT_LENGTH, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName,
+    HeaderValue, REFERRER_POLICY, RETRY_AFTER, SET_COOKIE, X_CONTENT_TYPE_OPTIONS,
 };
 use axum::http::{HeaderMap, Method, StatusCode};
 use axum::middleware::Next;
@@ -58,9 +59,22 @@ pub(crate) async fn door(State(console): State<Arc<Console>>, mut request: Reque
         && let Some(read) = visit.note_was_read()
     {
         response.headers_mut().append(SET_COOKIE, read);
+        if let Some(typed) = visit.typed() {
+            response = with_typed(response, &typed).await;
+        }
     }
     harden(response.headers_mut());
     response
+}
+
+/// The page with what was typed in its form.
+async fn with_typed(response: Response, typed: &Typed) -> Response {
+    let (mut parts, body) = response.into_parts();
+    let Ok(page) = to_bytes(body, usize::MAX).await else {
+        return Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "the page broke off").into_response();
+    };
+    parts.headers.remove(CONTENT_LENGTH);
+    Response::from_parts(parts, Body::from(typed.fill(&String::from_utf8_lossy(&page))))
 }
 
 /// Does what a form asks for to its end, also if the browser goes away: at a second press it leaves the first one, whose act the

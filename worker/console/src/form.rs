@@ -3,7 +3,8 @@
 use crate::press::Outcome;
 use crate::refusal::Refusal;
 use crate::seal::random_word;
-use crate::visit::Visit;
+use crate::typed::Typed;
+use crate::visit::{Note, Visit};
 use axum::body::to_bytes;
 use axum::extract::{FromRequest, Request};
 use axum::http::header::{LOCATION, SET_COOKIE};
@@ -101,17 +102,28 @@ impl Form {
             Ok(outcome) => Ok(self.lead(&outcome)),
             Err(refusal) if is_of_the_moment(refusal.status) => {
                 let said = format!("Nothing was done: {}", refusal.detail);
-                Ok(self.lead(&Outcome { to: back.to_owned(), said, went_well: false, next: None }))
+                Ok(self.led(back, Note { said, went_well: false, next: None, typed: self.keep() }))
             }
             Err(refusal) => Err(refusal),
         }
     }
 
+    /// Keeps what was typed for the next page, and returns its key.
+    pub fn keep(&self) -> Option<String> {
+        let (action, fields) = (format!("{}{}", self.visit.base(), self.path), self.pairs.clone());
+        let login = self.visit.login_id().to_owned();
+        self.visit.console.typed.keep(Typed { login, action, fields })
+    }
+
     fn lead(&self, outcome: &Outcome) -> Response {
-        let mut response = see_other(&outcome.to);
-        if !outcome.said.is_empty() {
-            let note = self.visit.leave_note(&outcome.said, outcome.went_well, outcome.next.clone());
-            response.headers_mut().append(SET_COOKIE, note);
+        let Outcome { to, said, went_well, next } = outcome.clone();
+        self.led(&to, Note { said, went_well, next, typed: None })
+    }
+
+    fn led(&self, to: &str, note: Note) -> Response {
+        let mut response = see_other(to);
+        if !note.said.is_empty() {
+            response.headers_mut().append(SET_COOKIE, self.visit.leave_note(note));
         }
         response
     }

@@ -22,6 +22,7 @@ mod refusal;
 mod seal;
 mod search;
 mod text;
+mod typed;
 mod visit;
 
 use axum::Router;
@@ -60,6 +61,7 @@ pub(crate) struct Console {
     seal: Seal,
     presses: Presses,
     recent: Recent,
+    typed: typed::Kept,
 }
 
 /// What the front line knows of a request, before a router sees it.
@@ -81,6 +83,7 @@ pub fn mount(api: Router, settings: Settings, guarded: impl FnOnce(Router) -> Ro
             seal,
             presses: Presses::default(),
             recent: Recent::default(),
+            typed: typed::Kept::default(),
         });
         let door = from_fn_with_state(Arc::clone(&console), door::door);
         guarded(pages::router().with_state(console)).layer(door)

@@ -88,8 +88,8 @@ impl Session {
 
     /// The agent is at work, or will be as soon as a worker is free.
     pub fn is_busy(&self) -> bool {
-        let is_held = self.job.as_ref().is_some_and(|job| job.held().is_some());
-        matches!(self.status.as_str(), "queued" | "running") && !is_held
+        let waits = self.job.as_ref().is_some_and(Job::waits);
+        matches!(self.status.as_str(), "queued" | "running") && !waits
     }
 
     pub fn took(&self) -> String {

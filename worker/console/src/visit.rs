@@ -4,6 +4,7 @@ use crate::api::Api;
 use crate::frame::Frame;
 use crate::refusal::Refusal;
 use crate::seal::random_word;
+use crate::typed::Typed;
 use crate::{Console, Outside};
 use axum::extract::FromRequestParts;
 use axum::http::header::{AUTHORIZATION, COOKIE, HOST, HeaderValue, ORIGIN};
@@ -59,6 +60,9 @@ pub(crate) struct Note {
     /// Words, and where they lead.
     #[serde(default)]
     pub next: Option<(String, String)>,
+    /// The key of what was typed, if the form was refused.
+    #[serde(default)]
+    pub typed: Option<String>,
 }
 
 /// One request of a browser.
@@ -155,7 +159,7 @@ impl Visit {
         self.console.seal.knows(self.login_id(), word)
     }
 
-    fn login_id(&self) -> &str {
+    pub fn login_id(&self) -> &str {
         self.login.as_ref().map_or(NO_LOGIN, |login| &login.id)
     }
 
@@ -199,10 +203,16 @@ impl Visit {
     }
 
     /// The cookie with what the next page says.
-    pub fn leave_note(&self, said: &str, went_well: bool, next: Option<(String, String)>) -> HeaderValue {
-        let note = Note { said: said.chars().take(500).collect(), went_well, next };
+    pub fn leave_note(&self, note: Note) -> HeaderValue {
+        let note = Note { said: note.said.chars().take(500).collect(), ..note };
         let sealed = self.console.seal.seal(NOTE, &note).unwrap_or_default();
         cookie_header(NOTE, &sealed, "; HttpOnly; SameSite=Strict; Max-Age=60", "")
+    }
+
+    /// What was typed into the form that the note is about.
+    pub fn typed(&self) -> Option<Typed> {
+        let key = self.note.as_ref()?.typed.as_ref()?;
+        self.console.typed.take(key, self.login_id())
     }
 
     /// The cookie that forgets the note, once it was shown.
@@ -332,6 +342,7 @@ mod tests {
             seal: crate::seal::Seal::new(Some("a token of the tests")),
             presses: crate::press::Presses::default(),
             recent: crate::recent::Recent::default(),
+            typed: crate::typed::Kept::default(),
         });
         let mut login = Login::new("wkt_secret");
         login.issued_at -= age;

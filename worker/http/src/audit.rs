@@ -1,9 +1,9 @@
 //! Every request that changes something is in the audit, and every refused one. See [`wakeful_store::audit`].
 
 use crate::access::{Caller, Rule, Who};
+use crate::body::{check_text, check_word};
 use crate::front::Peer;
 use crate::openapi::Operation;
-use crate::problem::Problem;
 use crate::sessions::{Answer, limit, next_page, page};
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, Request, State};
@@ -24,6 +24,9 @@ use wakeful_store::audit::act::{Act, acting};
 
 /// How often it is asked whether counted refusals are to be written.
 const COUNT_EVERY: Duration = Duration::from_secs(30);
+
+/// How a request may have ended.
+const OUTCOMES: [&str; 2] = ["done", "refused"];
 
 /// The longest target that is kept: ids are shorter.
 const TARGET_BYTES: usize = 300;
@@ -131,6 +134,7 @@ pub(crate) struct ListQuery {
     actor: Option<String>,
     verb: Option<String>,
     target: Option<String>,
+    #[schemars(extend("enum" = OUTCOMES))]
     outcome: Option<String>,
     #[serde(default, deserialize_with = "crate::times::usual")]
     #[schemars(with = "Option<DateTime<Utc>>")]
@@ -145,11 +149,9 @@ pub(crate) async fn list(
     query: Result<Query<ListQuery>, QueryRejection>,
 ) -> Answer {
     let Query(query) = query?;
-    if query.outcome.as_deref().is_some_and(|outcome| !matches!(outcome, "done" | "refused")) {
-        return Err(Problem::bad_request("`outcome` is `done` or `refused`"));
-    }
+    check_word("outcome", query.outcome.as_deref(), &OUTCOMES)?;
     for (name, given) in [("actor", &query.actor), ("verb", &query.verb), ("target", &query.target)] {
-        crate::body::check_text(name, given.as_deref(), 512)?;
+        check_text(name, given.as_deref(), 512)?;
     }
     let limit = limit(query.limit)?;
     let filter = AuditFilter {

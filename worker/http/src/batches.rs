@@ -3,9 +3,8 @@
 pub mod resolve;
 
 use super::sessions::{Answer, limit, next_page, page};
-use super::steer::REASON_BYTES;
 use crate::access::Caller;
-use crate::body::{Id, check_cursor, check_text, idempotency_key, parse};
+use crate::body::{Id, REASON_BYTES, check_cursor, check_text, check_word, key_of, parse};
 use crate::openapi::{Operation, either, of};
 use crate::problem::Problem;
 use crate::search::{Refused, Search};
@@ -22,7 +21,7 @@ use std::sync::Arc;
 use wakeful_engine::ctx::Ctx;
 use wakeful_store::audit::act;
 use wakeful_store::batch::{Batch, Chosen, NewBatch, Steer, Verb};
-use wakeful_store::batch::{EffectsPreview, Member, Preview};
+use wakeful_store::batch::{EffectsPreview, Member, OUTCOMES, Preview, RESULTS, STATUSES};
 use wakeful_store::fork::Model;
 use wakeful_store::session::SessionFilter;
 use wakeful_store::space::{Scope, within};
@@ -181,11 +180,11 @@ pub(super) async fn create(
     let kind: Kind = parse(&body)?;
     if kind.verb.is_some_and(|verb| verb == Verb::Resolve.as_str()) {
         let mut input: resolve::Input = parse(&body)?;
-        input.client_key = input.client_key.or(idempotency_key(&headers)?);
+        input.client_key = key_of("client_key", input.client_key, &headers)?;
         return resolve::create(&ctx, &caller, input).await;
     }
     let mut input: Input = parse(&body)?;
-    input.client_key = input.client_key.or(idempotency_key(&headers)?);
+    input.client_key = key_of("client_key", input.client_key, &headers)?;
     let search = input.filter.clone().unwrap_or(Search { all: true, ..Search::default() });
     let filter = search.filter_for(&ctx.store, &caller).await?;
     let model = match &input.model {
@@ -212,6 +211,7 @@ pub(super) async fn create(
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ListQuery {
+    #[schemars(extend("enum" = STATUSES))]
     status: Option<String>,
     cursor: Option<String>,
     limit: Option<i64>,
@@ -224,7 +224,7 @@ pub(super) async fn list(
     query: Result<Query<ListQuery>, QueryRejection>,
 ) -> Answer {
     let Query(query) = query?;
-    check_text("status", query.status.as_deref(), 256)?;
+    check_word("status", query.status.as_deref(), &STATUSES)?;
     check_cursor(query.cursor.as_deref(), "batch")?;
     let limit = limit(query.limit)?;
     let items = ctx
@@ -247,7 +247,9 @@ pub(super) async fn show(
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct MembersQuery {
+    #[schemars(extend("enum" = OUTCOMES))]
     outcome: Option<String>,
+    #[schemars(extend("enum" = RESULTS))]
     result: Option<String>,
     cursor: Option<i32>,
     limit: Option<i64>,
@@ -261,8 +263,8 @@ pub(super) async fn members(
     query: Result<Query<MembersQuery>, QueryRejection>,
 ) -> Answer {
     let Query(query) = query?;
-    check_text("outcome", query.outcome.as_deref(), 256)?;
-    check_text("result", query.result.as_deref(), 256)?;
+    check_word("outcome", query.outcome.as_deref(), &OUTCOMES)?;
+    check_word("result", query.result.as_deref(), &RESULTS)?;
     ctx.store.batch(Some(caller.space()), &id).await?;
     let limit = limit(query.limit)?;
     let (outcome, result) = (query.outcome.as_deref(), query.result.as_deref());

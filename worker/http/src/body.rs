@@ -8,8 +8,14 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode};
 use wakeful_store::wake::Woken;
 
+/// The longest key of a request, in bytes.
+pub(crate) const KEY_BYTES: usize = 256;
+
 /// Largest request body.
 pub const BODY_LIMIT_BYTES: usize = 1 << 20;
+
+/// The longest reason, in bytes. The journal keeps it as one line.
+pub const REASON_BYTES: usize = 1000;
 
 /// The id of any row, from the path. 400 for a text that cannot be an id.
 pub struct Id(pub String);
@@ -34,10 +40,28 @@ pub fn accepted(woken: Woken) -> (StatusCode, Json<Woken>) {
 }
 
 /// The header `Idempotency-Key`: means the same as `client_key`, for clients that set it on every request.
-pub fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, Problem> {
+pub(crate) fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, Problem> {
     let Some(key) = headers.get("idempotency-key") else { return Ok(None) };
     let key = key.to_str().map_err(|_| Problem::bad_request("`Idempotency-Key` is not ASCII"))?;
     Ok(Some(key.to_owned()))
+}
+
+/// The key of a request: that of its body, whose field has this name, or the header `Idempotency-Key`.
+///
+/// # Errors
+/// 400 for two keys that differ, and for one that is no key.
+pub fn key_of(name: &str, in_body: Option<String>, headers: &HeaderMap) -> Result<Option<String>, Problem> {
+    check_text(name, in_body.as_deref(), KEY_BYTES)?;
+    let in_header = idempotency_key(headers)?;
+    check_text("Idempotency-Key", in_header.as_deref(), KEY_BYTES)?;
+    if let (Some(one), Some(other)) = (&in_body, &in_header)
+        && one != other
+    {
+        return Err(Problem::bad_request(format!(
+            "the request has two keys: `{name}` and the header `Idempotency-Key` mean the same, so give one of them"
+        )));
+    }
+    Ok(in_body.or(in_header))
 }
 
 /// Parses a JSON body. The error says where it is wrong.
@@ -93,6 +117,20 @@ pub(crate) fn check_cursor(cursor: Option<&str>, prefix: &str) -> Result<(), Pro
     };
     match cursor {
         Some(cursor) if !is_id(cursor) => Err(Problem::bad_request(NO_CURSOR)),
+        Some(_) | None => Ok(()),
+    }
+}
+
+/// Checks a word of a request that is one of a few.
+///
+/// # Errors
+/// A sentence that lists them, for another word.
+pub fn check_word(name: &str, word: Option<&str>, known: &[&str]) -> Result<(), Problem> {
+    match word {
+        Some(word) if !known.contains(&word) => {
+            let word: String = word.chars().take(100).collect();
+            Err(Problem::bad_request(format!("`{name}` is {word:?}: it is one of {}", known.join(", "))))
+        }
         Some(_) | None => Ok(()),
     }
 }

@@ -3,7 +3,7 @@
 use super::sessions::{Answer, limit, next_page, page};
 use crate::access::Caller;
 use crate::body::Id;
-use crate::body::{NO_CURSOR, check_cursor, check_text, idempotency_key, parse};
+use crate::body::{NO_CURSOR, check_cursor, check_text, key_of, parse};
 use crate::openapi::{Operation, Shape, both, page_of};
 use crate::problem::Problem;
 use axum::Json;
@@ -18,6 +18,7 @@ use std::sync::Arc;
 use wakeful_engine::ctx::Ctx;
 use wakeful_engine::new_session;
 use wakeful_store::history;
+use wakeful_store::page::{PAGE_BYTES, Page};
 use wakeful_store::session::SessionSummary;
 use wakeful_store::wake::NewSession;
 
@@ -62,8 +63,10 @@ pub(super) async fn history(
     }
     let conversation_id = caller.conversation(&id)?;
     let limit = limit(query.limit)?;
-    let items = ctx.store.history(&conversation_id, true, query.cursor.as_deref(), limit).await?;
-    let next = next_page(&items, limit, |last| json!(last.cursor));
+    let cursor = query.cursor.as_deref();
+    let Page { items, more, .. } =
+        ctx.store.history(&conversation_id, true, cursor, limit, PAGE_BYTES).await?;
+    let next = items.last().filter(|_| more).map(|last| &last.cursor);
     let totals = ctx.store.history_totals(&conversation_id, true).await?;
     Ok(Json(json!({"items": items, "next": next, "totals": totals})))
 }
@@ -88,8 +91,7 @@ pub(super) async fn restart(
 ) -> Result<(StatusCode, Json<Value>), Problem> {
     let body = body?;
     let asked: Anew = if body.is_empty() { Anew::default() } else { parse(&body)? };
-    let client_key = asked.client_key.or(idempotency_key(&headers)?);
-    check_text("client_key", client_key.as_deref(), 256)?;
+    let client_key = key_of("client_key", asked.client_key, &headers)?;
     check_text("repository_id", asked.repository_id.as_deref(), 256)?;
     let conversation_id = caller.conversation(&id)?;
     let agent = match asked.agent {

@@ -1,10 +1,9 @@
 //! Outgoing messages: list, show and resend.
 
 use super::sessions::{Answer, limit, next_page, page};
-use super::steer::REASON_BYTES;
 use crate::access::Caller;
 use crate::body::Id;
-use crate::body::{check_cursor, check_text, parse};
+use crate::body::{REASON_BYTES, check_cursor, check_text, parse};
 use crate::openapi::Operation;
 use crate::openapi::of;
 use crate::problem::Problem;
@@ -19,13 +18,14 @@ use serde_json::json;
 use std::sync::Arc;
 use wakeful_engine::ctx::Ctx;
 use wakeful_engine::telemetry;
-use wakeful_store::outbox::{Delivery, DeliveryFilter, statuses};
+use wakeful_store::outbox::{Delivery, DeliveryFilter, STATUSES, WAITING, statuses};
 use wakeful_store::resend::{Resend, Resent};
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ListQuery {
     /// A status, or `waiting` for deliveries that are still to be sent.
+    #[schemars(extend("enum" = [&[WAITING], STATUSES.as_slice()].concat()))]
     status: Option<String>,
     session_id: Option<String>,
     conversation_id: Option<String>,

@@ -1,9 +1,8 @@
 //! Failed runs in groups: list, show, mute, note. See [`wakeful_store::failure`].
 
 use super::sessions::{Answer, limit, page};
-use super::steer::REASON_BYTES;
 use crate::access::Caller;
-use crate::body::{Id, NO_CURSOR, check_text, parse};
+use crate::body::{Id, NO_CURSOR, REASON_BYTES, check_text, check_word, parse};
 use crate::openapi::Operation;
 use crate::openapi::{both, of};
 use crate::problem::Problem;
@@ -21,16 +20,22 @@ use std::time::Duration;
 use wakeful_engine::ctx::Ctx;
 use wakeful_store::failure::{ErrorFilter, ErrorGroup};
 use wakeful_store::space::{Scope, within};
+use wakeful_workflow::failure::KINDS;
 
 /// The longest time that a group is muted for: ten years. Without a time it is muted for good.
 pub const LONGEST_S: u64 = 10 * 366 * 24 * 3600;
 
+/// Which groups are listed by whether they are muted.
+const MUTED: [&str; 3] = ["true", "false", "all"];
+
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ListQuery {
-    /// `true`, `false` (the default) or `all`.
+    /// `false` is the default.
+    #[schemars(extend("enum" = MUTED))]
     muted: Option<String>,
     text: Option<String>,
+    #[schemars(extend("enum" = KINDS))]
     kind: Option<String>,
     #[serde(default, deserialize_with = "crate::times::usual")]
     #[schemars(with = "Option<DateTime<Utc>>")]
@@ -48,13 +53,12 @@ pub(super) async fn list(
 ) -> Answer {
     let Query(query) = query?;
     check_text("text", query.text.as_deref(), 256)?;
-    check_text("kind", query.kind.as_deref(), 256)?;
+    check_word("kind", query.kind.as_deref(), &KINDS)?;
     let space = caller.asked_space(query.space.as_deref())?;
+    check_word("muted", query.muted.as_deref(), &MUTED)?;
     let muted = match query.muted.as_deref() {
-        None | Some("false") => Some(false),
-        Some("true") => Some(true),
         Some("all") => None,
-        Some(_) => return Err(Problem::bad_request("`muted` is `true`, `false` or `all`")),
+        muted => Some(muted == Some("true")),
     };
     let limit = limit(query.limit)?;
     let filter = ErrorFilter {

@@ -2,7 +2,7 @@
 
 use crate::access::Caller;
 use crate::body::Id;
-use crate::body::{check_text, idempotency_key, message_text, parse};
+use crate::body::{check_text, key_of, message_text, parse};
 use crate::openapi::Operation;
 use crate::openapi::of;
 use crate::problem::Problem;
@@ -70,8 +70,7 @@ pub(super) async fn fork(
 ) -> Result<(StatusCode, Json<Forked>), Problem> {
     let body = body?;
     let given: Fork = if body.is_empty() { Fork { start: true, ..Fork::default() } } else { parse(&body)? };
-    let client_key = given.client_key.clone().or(idempotency_key(&headers)?);
-    check_text("client_key", client_key.as_deref(), 256)?;
+    let client_key = key_of("client_key", given.client_key.clone(), &headers)?;
     let parent = ctx.store.session_within(&caller.reach, &id).await?;
     if let Some(own) = &caller.reach.agent {
         within_agent(&ctx, own, &given, &parent)?;

@@ -8,7 +8,7 @@
 //! answer not kept.
 
 use crate::access::{Caller, Rule, Who};
-use crate::body::idempotency_key;
+use crate::body::{KEY_BYTES, idempotency_key};
 use crate::problem::Problem;
 use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::rejection::BytesRejection;
@@ -26,8 +26,6 @@ use wakeful_store::idempotency::{KeyUse, Keyed, RENEW};
 
 /// An answer that is given again has this header.
 const REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
-/// The longest key.
-const KEY_BYTES: usize = 256;
 
 /// Routes that recognise a repeated request by themselves: by `client_key`, or by the mail.
 const OWN_RULE: &[&str] = &[

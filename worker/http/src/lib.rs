@@ -29,7 +29,8 @@ pub mod monitor;
 mod notifications;
 pub mod openapi;
 mod overview;
-mod pauses;
+mod parameters;
+pub mod pauses;
 pub mod plain;
 pub mod problem;
 mod scope;
@@ -103,6 +104,7 @@ pub fn router(
     let own = door.before(own);
     let door = from_fn_with_state(door.clone(), door::held);
     let door_of_links = door.clone();
+    let known = from_fn_with_state(parameters::Parameters::new(operations), parameters::known);
     audit::count_refusals(&ctx);
     overview::sample_queue(&ctx);
     let followers = stream::Followers::start(&ctx);
@@ -113,6 +115,7 @@ pub fn router(
         .route("/sessions", get(sessions::list))
         .route("/sessions/{id}", get(sessions::show))
         .route("/sessions/{id}/messages", get(sessions::messages).post(sessions::send))
+        .route("/sessions/{id}/runs", get(sessions::runs))
         .route("/sessions/{id}/steps", get(sessions::steps))
         .route("/sessions/{id}/events", get(sessions::events))
         .route("/sessions/{id}/diff/{other}", get(sessions::diff))
@@ -170,6 +173,7 @@ pub fn router(
         .layer(from_fn(etag::tagged))
         .layer(door.clone())
         .merge(imports)
+        .route_layer(known.clone())
         .route_layer(from_fn_with_state(Arc::clone(&ctx), guard))
         .layer(Extension(ctx.config.users.jwt.clone().map(Issuer::new).map(Arc::new)))
         // Outside the guard: an export needs its own token instead of the bearer token.
@@ -179,7 +183,8 @@ pub fn router(
             Router::new()
                 .route("/links/look", post(links::look))
                 .route("/links/use", post(links::act))
-                .layer(door_of_links),
+                .layer(door_of_links)
+                .layer(known),
         )
         .nest(
             "/triggers",

@@ -16,13 +16,15 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use wakeful_engine::ctx::Ctx;
 use wakeful_store::Error;
-use wakeful_store::notify::outbox::{Notification, NotificationFilter, Told, statuses};
+use wakeful_store::notify::outbox::{Notification, NotificationFilter, STATUSES, Told, statuses};
+use wakeful_store::outbox::WAITING;
 use wakeful_store::space::{Scope, within};
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ListQuery {
     /// A status, or `waiting` for what is still to be sent.
+    #[schemars(extend("enum" = [&[WAITING], STATUSES.as_slice()].concat()))]
     status: Option<String>,
     rule: Option<String>,
     cursor: Option<String>,

@@ -2,13 +2,13 @@
 //! `wakeful session list`.
 
 use crate::access::Caller;
-use crate::body::{check_cursor, check_text};
+use crate::body::{NO_CURSOR, check_cursor, check_text, check_word};
 use crate::problem::Problem;
 use crate::sessions::{limit, no_trigger};
 use chrono::{DateTime, Utc};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use wakeful_store::session::SessionFilter;
+use wakeful_store::session::{SessionFilter, SessionPlace};
 use wakeful_store::space::{Scope, within};
 use wakeful_store::{Error, Store};
 use wakeful_workflow::access::Reach;
@@ -19,6 +19,14 @@ use wakeful_workflow::session::SessionStatus;
 /// The longest text of a parameter, in bytes.
 const LONGEST: usize = 256;
 
+/// The cursor of the page after this place. See [`Search::place`].
+pub(crate) fn cursor(place: SessionPlace) -> String {
+    match place.active_at {
+        Some(at) => format!("{}~{}", at.timestamp_micros(), place.session_id),
+        None => place.session_id,
+    }
+}
+
 /// The orders of a list: the newest sessions first, or those that were active most recently.
 const SORTS: [&str; 2] = ["newest", "activity"];
 
@@ -27,6 +35,7 @@ const SORTS: [&str; 2] = ["newest", "activity"];
 #[serde(deny_unknown_fields)]
 pub struct Search {
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("enum" = SessionStatus::WORDS))]
     pub status: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub conversation_id: Option<String>,
@@ -62,8 +71,9 @@ pub struct Search {
     /// With tool calls that failed.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub failed_calls: bool,
-    /// `newest`, which is the default, or `activity`.
+    /// `newest` is the default.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("enum" = SORTS))]
     pub sort: Option<String>,
     /// Includes replays and imports. By default the list leaves them out, unless their type or conversation is asked for.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -118,11 +128,12 @@ impl Search {
     async fn filter_of(&self, store: &Store, user_id: Option<String>) -> Result<SessionFilter, Refused> {
         let reach = Reach { space_id: self.space.clone(), agent: self.agent.clone(), user_id };
         let wrong = |said: String| Err(Refused::Wrong(said));
-        if let Some(status) = &self.status
-            && SessionStatus::parse(status).is_none()
-        {
-            let known: Vec<&str> = SessionStatus::ALL.iter().map(|status| status.as_str()).collect();
-            return wrong(format!("no status {status:?}; there are: {}", known.join(", ")));
+        for (name, word, known) in [
+            ("status", &self.status, SessionStatus::WORDS.as_slice()),
+            ("sort", &self.sort, SORTS.as_slice()),
+        ] {
+            check_word(name, word.as_deref(), known)
+                .map_err(|problem| Refused::Wrong(problem.to_string()))?;
         }
         for (name, text) in [
             ("trigger_type", &self.trigger_type),
@@ -137,16 +148,14 @@ impl Search {
             check_text(name, text.as_deref(), LONGEST)
                 .map_err(|problem| Refused::Wrong(problem.to_string()))?;
         }
-        check_cursor(self.cursor.as_deref(), "sess")
-            .map_err(|problem| Refused::Wrong(problem.to_string()))?;
+        let by_activity = self.sort.as_deref() == Some("activity");
+        let (before, before_active_at) =
+            self.place(by_activity).map_err(|problem| Refused::Wrong(problem.to_string()))?;
         if self.cost_over.is_some_and(|dollars| !(0.0..=1e9).contains(&dollars)) {
             return wrong("`cost_over` is a number of dollars, 0 or more".to_owned());
         }
         if self.steps_over.is_some_and(|steps| steps < 0) {
             return wrong("`steps_over` is a number, 0 or more".to_owned());
-        }
-        if let Some(sort) = self.sort.as_deref().filter(|sort| !SORTS.contains(sort)) {
-            return wrong(format!("`sort` is {sort:?}: it is one of {}", SORTS.join(", ")));
         }
         if let (Some(since), Some(until)) = (self.since, self.until)
             && since >= until
@@ -183,10 +192,26 @@ impl Search {
             cost_over_micros: self.cost_over.map(|dollars| (dollars * 1e6).round() as i64),
             steps_over: self.steps_over,
             failed_calls: self.failed_calls,
-            by_activity: self.sort.as_deref() == Some("activity"),
-            before: self.cursor.clone(),
+            by_activity,
+            before,
+            before_active_at,
             limit: limit(self.limit).map_err(|problem| Refused::Wrong(problem.to_string()))?,
         })
+    }
+
+    /// What the cursor names. In a list by activity it has the time as the page before had it, because the session may have moved since.
+    fn place(&self, by_activity: bool) -> Result<(Option<String>, Option<DateTime<Utc>>), Problem> {
+        let Some(cursor) = self.cursor.as_deref() else { return Ok((None, None)) };
+        let (at, id) = match cursor.split_once('~') {
+            Some((at, id)) if by_activity => {
+                let at = at.parse().ok().and_then(DateTime::from_timestamp_micros);
+                (Some(at.ok_or_else(|| Problem::bad_request(NO_CURSOR))?), id)
+            }
+            None if !by_activity => (None, cursor),
+            Some(_) | None => return Err(Problem::bad_request(NO_CURSOR)),
+        };
+        check_cursor(Some(id), "sess")?;
+        Ok((Some(id.to_owned()), at))
     }
 
     /// What the store is asked for a caller, who sees only what the caller reaches. The filter always names a space: ask the store

@@ -2,11 +2,11 @@
 
 use crate::access::Caller;
 use crate::body::Id;
-use crate::body::{accepted, check_text, idempotency_key, message_text, parse};
+use crate::body::{accepted, check_cursor, check_text, key_of, message_text, parse};
 use crate::openapi::Operation;
 use crate::openapi::{both, of, page_of};
 use crate::problem::Problem;
-use crate::search::Search;
+use crate::search::{Search, cursor};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, PathRejection, QueryRejection};
@@ -32,6 +32,7 @@ use wakeful_store::space::{Scope, within};
 use wakeful_store::wake::{NewMessage, Woken};
 use wakeful_workflow::access::Reach;
 use wakeful_workflow::diff::Report;
+use wakeful_workflow::session::SessionStatus;
 use wakeful_workflow::trigger;
 
 /// How many items a page has by default.
@@ -98,12 +99,12 @@ pub(super) async fn list(
     let filter = query.filter_for(&ctx.store, &caller).await?;
     let space = filter.space_id.as_deref().unwrap_or(caller.space());
     let found = async {
-        let sessions = ctx.store.sessions(&filter).await?;
+        let (sessions, next) = ctx.store.sessions_page(&filter).await?;
         let ids: Vec<String> = sessions.iter().map(|one| one.session_id.clone()).collect();
-        Ok::<_, Error>((sessions, ctx.store.first_messages(&ids).await?))
+        Ok::<_, Error>((sessions, next, ctx.store.first_messages(&ids).await?))
     };
-    let (sessions, mut said) = within(Scope::of(space), found).await?;
-    let next = next_page(&sessions, filter.limit, |last| json!(last.session_id));
+    let (sessions, next, mut said) = within(Scope::of(space), found).await?;
+    let next = json!(next.map(cursor));
     let listed =
         |session: SessionSummary| Listed { first_message: said.remove(&session.session_id), session };
     page(&sessions.into_iter().map(listed).collect::<Vec<_>>(), next)
@@ -122,6 +123,7 @@ pub(super) struct Listed {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ReplaysQuery {
+    #[schemars(extend("enum" = SessionStatus::WORDS))]
     status: Option<String>,
     agent: Option<String>,
     #[serde(default, deserialize_with = "crate::times::usual")]
@@ -199,12 +201,14 @@ pub async fn detail(store: &wakeful_store::Store, reach: &Reach, id: &str) -> Re
     let session = store.session_within(reach, id).await?;
     let mut body = serde_json::to_value(&session)
         .map_err(|error| Error::Corrupt { what: "session", reason: error.to_string() })?;
+    let runs = store.runs(id, None, PAGE, PAGE_BYTES).await?;
     let messages = store.messages_page(None, id, None, PAGE, PAGE_BYTES).await?;
     let steps = store.steps(id, None, PAGE).await?;
     let older_messages = older_messages(&messages);
     let older_steps = older_page(&steps, PAGE, |first| first.step_number);
     if let Value::Object(fields) = &mut body {
-        fields.insert("runs".to_owned(), json!(store.runs(id, PAGE, PAGE_BYTES).await?));
+        fields.insert("runs_before".to_owned(), older_runs(&runs));
+        fields.insert("runs".to_owned(), json!(runs.items));
         fields.insert("earlier".to_owned(), json!(store.earlier_messages(id, PAGE, PAGE_BYTES).await?));
         fields.insert("messages".to_owned(), json!(messages.items));
         fields.insert("messages_before".to_owned(), older_messages);
@@ -254,6 +258,32 @@ pub(super) async fn messages(
 /// The cursor of the page with older messages, or null.
 fn older_messages(page: &Page<MessageView>) -> Value {
     page.items.first().filter(|_| page.more).map_or(Value::Null, |first| json!(first.message_number))
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RunsQuery {
+    cursor: Option<String>,
+    limit: Option<i64>,
+}
+
+/// Runs before the one that the cursor names, oldest first; `next` leads to older ones.
+pub(super) async fn runs(
+    State(ctx): State<Arc<Ctx>>,
+    caller: Caller,
+    Id(id): Id,
+    query: Result<Query<RunsQuery>, QueryRejection>,
+) -> Answer {
+    let query = of_session(&ctx, &caller, &id, query).await?;
+    check_cursor(query.cursor.as_deref(), "run")?;
+    let limit = limit(query.limit)?;
+    let runs = ctx.store.runs(&id, query.cursor.as_deref(), limit, PAGE_BYTES).await?;
+    page(&runs.items, older_runs(&runs))
+}
+
+/// The cursor of the page with older runs, or null.
+fn older_runs(page: &Page<RunView>) -> Value {
+    page.items.first().filter(|_| page.more).map_or(Value::Null, |first| json!(first.run_id))
 }
 
 /// Steps below the cursor, oldest first; `next` leads to older ones.
@@ -360,8 +390,7 @@ pub(super) async fn send(
     body: Result<Bytes, BytesRejection>,
 ) -> Result<(StatusCode, Json<Woken>), Problem> {
     let mut message: SessionMessage = parse(&body?)?;
-    message.client_key = message.client_key.or(idempotency_key(&headers)?);
-    check_text("client_key", message.client_key.as_deref(), 256)?;
+    message.client_key = key_of("client_key", message.client_key, &headers)?;
     let text = message_text(message.text)?;
     let session = ctx.store.session_within(&caller.reach, &id).await?;
     let message = NewMessage {
@@ -405,7 +434,7 @@ pub(crate) fn operations() -> Vec<Operation> {
                 both(
                     of::<SessionSummary>(),
                     crate::object! {
-                        "runs": Vec<RunView>, "earlier": Vec<EarlierMessage>, "messages": Vec<MessageView>, "messages_before": Option<i64>,
+                        "runs": Vec<RunView>, "runs_before": Option<String>, "earlier": Vec<EarlierMessage>, "messages": Vec<MessageView>, "messages_before": Option<i64>,
                         "steps": Vec<StepView>, "steps_before": Option<i64>, "tool_calls": Vec<CallView>,
                         "deliveries": Vec<DeliveryView>,
                     },
@@ -425,6 +454,9 @@ pub(crate) fn operations() -> Vec<Operation> {
             .body::<SessionMessage>()
             .answers(StatusCode::ACCEPTED, "accepted", of::<Woken>())
             .answers(StatusCode::OK, "the first answer to this key", of::<Woken>()),
+        Operation::get("/v1/sessions/{id}/runs", "Runs, the newest page first, each page oldest first")
+            .query::<RunsQuery>()
+            .lists::<RunView>(),
         Operation::get("/v1/sessions/{id}/steps", "Steps, the newest page first, each page oldest first")
             .query::<PageQuery>()
             .lists::<StepView>(),

@@ -2,7 +2,7 @@
 
 use crate::access::Caller;
 use crate::body::Id;
-use crate::body::{check_text, message_text, parse};
+use crate::body::{REASON_BYTES, check_text, message_text, parse};
 use crate::effects::EffectOutcome;
 use crate::openapi::{Operation, Shape, of};
 use crate::problem::Problem;
@@ -21,9 +21,6 @@ use wakeful_store::audit::act::because;
 use wakeful_store::heal::Healed;
 use wakeful_store::resolve::{Decision, Effect, Resolved};
 use wakeful_workflow::resolve::Resolution;
-
-/// The longest reason, in bytes. The journal keeps it as one line.
-pub(super) const REASON_BYTES: usize = 1000;
 
 type Steered = Result<(StatusCode, Json<Value>), Problem>;
 type Body = Result<Bytes, BytesRejection>;

@@ -51,6 +51,7 @@ pub(super) async fn list(
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "NewToken")]
 struct TokenInput {
+    #[schemars(extend("enum" = Scope::ALL.map(Scope::as_str)))]
     scope: String,
     space: Option<String>,
     agent: Option<String>,

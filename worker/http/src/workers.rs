@@ -1,6 +1,6 @@
 //! The worker processes: which there are, and how one is told to end.
 
-use crate::body::{Id, check_text, parse};
+use crate::body::{Id, REASON_BYTES, check_text, parse};
 use crate::openapi::Operation;
 use crate::problem::Problem;
 use crate::sessions::Answer;
@@ -40,7 +40,7 @@ pub(super) async fn drain(
 ) -> Result<(StatusCode, Json<Value>), Problem> {
     let body = body?;
     let asked: Reason = if body.is_empty() { Reason::default() } else { parse(&body)? };
-    check_text("reason", asked.reason.as_deref(), super::steer::REASON_BYTES)?;
+    check_text("reason", asked.reason.as_deref(), REASON_BYTES)?;
     because(asked.reason.as_deref());
     ctx.store.drain_workers(Some(&id)).await?;
     Ok((StatusCode::ACCEPTED, Json(json!({"worker_id": id, "state": "draining"}))))

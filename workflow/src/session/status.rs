@@ -43,8 +43,19 @@ impl SessionStatus {
         SessionStatus::Terminated,
     ];
 
+    /// Their words, in the same order.
+    pub const WORDS: [&str; SessionStatus::ALL.len()] = {
+        let mut words = [""; SessionStatus::ALL.len()];
+        let mut at = 0;
+        while at < words.len() {
+            words[at] = SessionStatus::ALL[at].as_str();
+            at += 1;
+        }
+        words
+    };
+
     /// The word that is stored and shown.
-    pub fn as_str(self) -> &'static str {
+    pub const fn as_str(self) -> &'static str {
         match self {
             SessionStatus::Created => "created",
             SessionStatus::Queued => "queued",

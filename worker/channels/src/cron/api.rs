@@ -19,11 +19,12 @@ use wakeful_engine::ingest::{announce, send_span};
 use wakeful_engine::telemetry;
 use wakeful_http::access::Caller;
 use wakeful_http::body::Id;
-use wakeful_http::body::{accepted, check_text, idempotency_key, parse};
+use wakeful_http::body::{REASON_BYTES, accepted, check_text, key_of, parse};
 use wakeful_http::etag::IfMatch;
 use wakeful_http::openapi::{Operation, both, of, page_of};
 use wakeful_http::problem::Problem;
 use wakeful_http::sessions::limit as page_size;
+use wakeful_store::audit::act;
 use wakeful_store::schedule::Firing;
 use wakeful_store::schedule::{FIRINGS_KEPT, Schedule};
 use wakeful_store::wake::Woken;
@@ -118,11 +119,40 @@ fn is_version(if_match: Option<&IfMatch>, schedule: &Schedule) -> bool {
     if_match.is_none_or(|if_match| if_match.is(&View::of(schedule.clone())))
 }
 
-async fn pause(State(ctx): State<Arc<Ctx>>, caller: Caller, Id(id): Id) -> Result<Json<View>, Problem> {
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(rename = "ScheduleReason")]
+struct Reason {
+    reason: Option<String>,
+}
+
+/// Reads the reason, for the audit.
+fn because(body: &[u8]) -> Result<(), Problem> {
+    let given: Reason = if body.is_empty() { Reason::default() } else { parse(body)? };
+    check_text("reason", given.reason.as_deref(), REASON_BYTES)?;
+    act::because(given.reason.as_deref());
+    Ok(())
+}
+
+type Body = Result<Bytes, BytesRejection>;
+
+async fn pause(
+    State(ctx): State<Arc<Ctx>>,
+    caller: Caller,
+    Id(id): Id,
+    body: Body,
+) -> Result<Json<View>, Problem> {
+    because(&body?)?;
     Ok(Json(View::of(ctx.store.pause_schedule(caller.space(), &id).await?)))
 }
 
-async fn resume(State(ctx): State<Arc<Ctx>>, caller: Caller, Id(id): Id) -> Result<Json<View>, Problem> {
+async fn resume(
+    State(ctx): State<Arc<Ctx>>,
+    caller: Caller,
+    Id(id): Id,
+    body: Body,
+) -> Result<Json<View>, Problem> {
+    because(&body?)?;
     Ok(Json(View::of(ctx.store.resume_schedule(caller.space(), &id, None).await?)))
 }
 
@@ -142,8 +172,7 @@ async fn trigger(
 ) -> Result<(StatusCode, Json<Woken>), Problem> {
     let body = body?;
     let asked: TriggerBody = if body.is_empty() { TriggerBody::default() } else { parse(&body)? };
-    let client_key = asked.client_key.or(idempotency_key(&headers)?);
-    check_text("client_key", client_key.as_deref(), 256)?;
+    let client_key = key_of("client_key", asked.client_key, &headers)?;
     let compose = |schedule: &Schedule| {
         session_of(&ctx.config, &ctx.plugins.tools, schedule).map_err(|cannot| cannot.to_string())
     };
@@ -224,8 +253,12 @@ pub(crate) fn operations() -> Vec<Operation> {
             "deleted",
             "",
         ),
-        Operation::post("/v1/schedules/{id}/pause", "Pauses a schedule").shows::<View>(),
-        Operation::post("/v1/schedules/{id}/resume", "Goes on with a schedule").shows::<View>(),
+        Operation::post("/v1/schedules/{id}/pause", "Pauses a schedule")
+            .body_if_any::<Reason>()
+            .shows::<View>(),
+        Operation::post("/v1/schedules/{id}/resume", "Goes on with a schedule")
+            .body_if_any::<Reason>()
+            .shows::<View>(),
         Operation::post("/v1/schedules/{id}/trigger", "Fires a schedule now")
             .body_if_any::<TriggerBody>()
             .answers(StatusCode::ACCEPTED, "fired", of::<Woken>())

@@ -21,7 +21,7 @@ use wakeful_config::address::is_address;
 use wakeful_engine::ctx::Ctx;
 use wakeful_engine::{ingest, new_session};
 use wakeful_http::access::Caller;
-use wakeful_http::body::{accepted, check_text, idempotency_key, parse};
+use wakeful_http::body::{accepted, check_text, key_of, parse};
 use wakeful_http::openapi::{Operation, of};
 use wakeful_http::problem::Problem;
 use wakeful_store::new_id;
@@ -112,8 +112,7 @@ async fn accept(
     body: Result<Bytes, BytesRejection>,
 ) -> Result<(StatusCode, Json<Woken>), Problem> {
     let heralded: Heralded = parse(&body?)?;
-    let given = heralded.client_key.clone().or(idempotency_key(&headers)?);
-    check_text("client_key", given.as_deref(), 256)?;
+    let given = key_of("client_key", heralded.client_key.clone(), &headers)?;
     check_text("user_id", heralded.user_id.as_deref(), 256)?;
     let mail_to = heralded.mail_to.unwrap_or_default();
     if let Some(wrong) = mail_to.iter().find(|address| !is_address(address)) {

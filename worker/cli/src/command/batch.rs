@@ -3,11 +3,12 @@
 use super::output::{Cell, Column, Output, Table, Tone, age, print, printable, until_reader_goes};
 use super::session::bulk::asked;
 use super::{Exit, Usage};
+use clap::builder::PossibleValuesParser;
 use std::fmt::Write as _;
 use std::time::Duration;
 use wakeful_config::Config;
 use wakeful_store::Store;
-use wakeful_store::batch::{Batch, Member, Steer};
+use wakeful_store::batch::{Batch, Member, OUTCOMES, RESULTS, STATUSES, Steer};
 
 /// How often a batch that is waited for is read.
 const EVERY: Duration = Duration::from_millis(300);
@@ -23,8 +24,8 @@ pub(super) type Args = super::Noun<Verb>;
 pub(super) enum Verb {
     /// List batches, newest first.
     List {
-        /// Only with this status: proving, running, paused, done, cancelled.
-        #[arg(long)]
+        /// Only with this status.
+        #[arg(long, value_parser = PossibleValuesParser::new(STATUSES))]
         status: Option<String>,
         /// Show at most this many.
         #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(i64).range(1..=10_000))]
@@ -39,11 +40,11 @@ pub(super) enum Verb {
     Members {
         /// The batch's id.
         id: String,
-        /// Only with this outcome: pending, acted, refused.
-        #[arg(long)]
+        /// Only with this outcome.
+        #[arg(long, value_parser = PossibleValuesParser::new(OUTCOMES))]
         outcome: Option<String>,
-        /// Only with this result of a retry: passed, failed_again, cancelled.
-        #[arg(long)]
+        /// Only with this result of a retry.
+        #[arg(long, value_parser = PossibleValuesParser::new(RESULTS))]
         result: Option<String>,
         /// Show at most this many.
         #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(i64).range(1..=100_000))]

@@ -98,7 +98,7 @@ async fn history(
     replays: bool,
     limit: i64,
 ) -> anyhow::Result<Exit> {
-    let items = store.history(id, replays, None, limit).await?;
+    let items = store.history(id, replays, None, limit, i64::MAX).await?.items;
     output.items(&items, || table(&items, id))?;
     more(output, items.len(), limit);
     if output.for_people() {

@@ -4,6 +4,7 @@ use super::output::{Cell, Column, Output, Table, Tone, age, count, print, printa
 use super::session::list::{list_table, when};
 use super::{Exit, Usage};
 use chrono::{DateTime, Utc};
+use clap::builder::PossibleValuesParser;
 use std::fmt::Write as _;
 use std::time::Duration;
 use wakeful_config::Config;
@@ -11,6 +12,7 @@ use wakeful_http::errors::{LONGEST_S, detail};
 use wakeful_store::Store;
 use wakeful_store::failure::{ErrorFilter, ErrorGroup};
 use wakeful_store::session::SessionFilter;
+use wakeful_workflow::failure::KINDS;
 
 pub(super) type Args = super::Noun<Verb>;
 
@@ -32,8 +34,8 @@ pub(super) enum Verb {
         /// Only groups with this in their text.
         #[arg(long)]
         text: Option<String>,
-        /// Only this kind of fault, such as refused or step_limit.
-        #[arg(long)]
+        /// Only this kind of fault.
+        #[arg(long, value_parser = PossibleValuesParser::new(KINDS))]
         kind: Option<String>,
         /// Only what failed then or later: 2h, 7d (ago), 2026-11-23.
         #[arg(long, value_name = "WHEN", value_parser = when)]

@@ -8,17 +8,10 @@ use chrono::Utc;
 use std::collections::BTreeSet;
 use std::time::Duration;
 use wakeful_config::Config;
-use wakeful_store::outbox::DeliveryFilter;
+use wakeful_http::pauses::unknown;
+use wakeful_store::Store;
 use wakeful_store::pause::Pause;
-use wakeful_store::session::SessionFilter;
-use wakeful_store::{Error, Store};
-use wakeful_workflow::access::Reach;
-use wakeful_workflow::id::DEFAULT_SPACE;
 use wakeful_workflow::pause::{Kind, LASTS_S, Subject};
-use wakeful_workflow::trigger;
-
-/// How many known names a warning lists.
-const SHOWN: usize = 20;
 
 pub(super) type Args = super::Noun<Verb>;
 
@@ -106,10 +99,15 @@ async fn pauses(
     match verb {
         Verb::Begin { what, how } => {
             let subject = Subject::named(what.kind, what.name.as_deref(), space).map_err(Usage)?;
-            let pause = begin(store, output, &subject, &how).await?;
-            if let Some(known) = unknown(app, config, store, &subject).await? {
-                let what = printable(&pause.what()).into_owned();
-                eprintln!("wakeful: warning: nothing here has been called {what} so far{known}");
+            begin(store, output, &subject, &how).await?;
+            let known = match subject.kind {
+                Kind::Provider => app.models(config)?.providers().map(str::to_owned).collect(),
+                Kind::Tool => app.registry(config)?.names().map(str::to_owned).collect(),
+                Kind::Channel => app.channels(config)?.into_keys().collect(),
+                _ => BTreeSet::new(),
+            };
+            if let Some(warning) = unknown(config, store, &subject, known).await? {
+                eprintln!("wakeful: warning: {}", printable(&warning));
             }
             Ok(())
         }
@@ -153,81 +151,6 @@ pub(super) async fn end(
     let subject = store.resume_first(subjects, pace.rate).await?;
     let body = serde_json::json!({"kind": subject.kind.as_str(), "name": subject.name});
     output.one(&body, || "What waits goes on: `wakeful pause list` shows how far it is.\n".to_owned())
-}
-
-/// If neither the configuration nor the database has what is paused: the names that are known, in words.
-async fn unknown(
-    app: &App,
-    config: &Config,
-    store: &Store,
-    subject: &Subject,
-) -> anyhow::Result<Option<String>> {
-    let name = subject.name.as_str();
-    let of_sessions = SessionFilter { limit: 1, ..SessionFilter::default() };
-    let mut names: BTreeSet<String> = BTreeSet::new();
-    let filter = match subject.kind {
-        Kind::Queue => return Ok(None),
-        Kind::Space => {
-            names.insert(DEFAULT_SPACE.to_owned());
-            names.extend(config.agents.values().flat_map(|agent| agent.spaces.clone().unwrap_or_default()));
-            Some(SessionFilter { space_id: Some(name.to_owned()), ..of_sessions })
-        }
-        Kind::Agent => {
-            names.extend(config.agent_names());
-            let served =
-                store.workers().await?.into_iter().flat_map(|worker| worker.agents.unwrap_or_default());
-            names.extend(served.map(|one| one.rsplit('/').next().unwrap_or_default().to_owned()));
-            Some(SessionFilter { agent: Some(name.to_owned()), ..of_sessions })
-        }
-        Kind::Trigger => {
-            names.extend(trigger::OWN.map(str::to_owned));
-            if store.knows_trigger_type(&Reach::default(), name).await? {
-                names.insert(name.to_owned());
-            }
-            None
-        }
-        Kind::Provider => {
-            names.extend(app.models(config)?.providers().map(str::to_owned));
-            None
-        }
-        Kind::Tool => {
-            names.extend(app.registry(config)?.names().map(str::to_owned));
-            Some(SessionFilter { tool: Some(name.to_owned()), ..of_sessions })
-        }
-        Kind::Channel => {
-            names.extend(app.channels(config)?.into_keys());
-            let filter =
-                DeliveryFilter { channel: Some(name.to_owned()), limit: 1, ..DeliveryFilter::default() };
-            if !store.outbox(&filter).await?.is_empty() {
-                return Ok(None);
-            }
-            None
-        }
-        Kind::Conversation => Some(SessionFilter { conversation_id: Some(name.to_owned()), ..of_sessions }),
-        Kind::Schedule => {
-            let (space, own) = name.split_once('/').unwrap_or((DEFAULT_SPACE, name));
-            match store.schedule(space, own).await {
-                Ok(_) => return Ok(None),
-                Err(Error::NotFound { .. }) => {}
-                Err(error) => return Err(error.into()),
-            }
-            names.extend(store.schedules(space).await?.into_iter().map(|one| one.definition.name));
-            None
-        }
-    };
-    if names.contains(name) {
-        return Ok(None);
-    }
-    if let Some(filter) = filter
-        && !store.sessions(&filter).await?.is_empty()
-    {
-        return Ok(None);
-    }
-    let shown: Vec<&str> = names.iter().take(SHOWN).map(String::as_str).collect();
-    let more = if names.len() > SHOWN { ", …" } else { "" };
-    let known =
-        if shown.is_empty() { String::new() } else { format!("; there is {}{more}", shown.join(", ")) };
-    Ok(Some(printable(&known).into_owned()))
 }
 
 fn table(pauses: &[Pause]) -> Table {

@@ -108,6 +108,13 @@ struct Chat {
 }
 
 impl Chat {
+    /// A token of one agent begins no session by itself.
+    fn begins_anew(&self) -> bool {
+        let is_whole = self.frame.me.as_ref().is_some_and(|me| me.operates() && me.agent.is_none());
+        // A session to which nothing was said is new already.
+        is_whole && !self.said.is_empty()
+    }
+
     fn listens(&self) -> bool {
         self.session.as_ref().is_none_or(Session::listens)
     }
@@ -168,6 +175,17 @@ pub(crate) async fn begin(form: Form) -> Result<Response, Refusal> {
 pub(crate) async fn say(Path(conversation): Path<String>, form: Form) -> Result<Response, Refusal> {
     let to = format!("{}/chat/{}", form.visit.base(), part(&conversation));
     send(&form, &conversation, &to, &to).await
+}
+
+/// Begins a new session in the conversation. Its model sees nothing of what was said before.
+pub(crate) async fn anew(Path(conversation): Path<String>, form: Form) -> Result<Response, Refusal> {
+    let to = format!("{}/chat/{}", form.visit.base(), part(&conversation));
+    form.act(&to, async {
+        let path = format!("/v1/conversations/{}/new", part(&conversation));
+        form.visit.api.post(&path, &Value::Object(Map::new()), Some(&form.key())).await?;
+        Ok(done(&to, "A new session has begun: its agent knows nothing of what was said before."))
+    })
+    .await
 }
 
 async fn send(form: &Form, conversation: &str, back: &str, to: &str) -> Result<Response, Refusal> {

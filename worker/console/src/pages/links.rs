@@ -6,7 +6,7 @@ use crate::form::{Form, see_other};
 use crate::frame::{Frame, page};
 use crate::refusal::Refusal;
 use crate::text::Moment;
-use crate::visit::Visit;
+use crate::visit::{Note, Visit};
 use askama::Template;
 use axum::extract::Path;
 use axum::http::StatusCode;
@@ -102,6 +102,8 @@ pub(crate) async fn act(Path(token): Path<String>, form: Form) -> Result<Respons
         Err(refusal) => return Err(refusal),
     };
     let mut response = see_other(&back);
-    response.headers_mut().append(SET_COOKIE, form.visit.leave_note(&said, went_well, None));
+    let typed = if went_well { None } else { form.keep() };
+    let note = Note { said, went_well, next: None, typed };
+    response.headers_mut().append(SET_COOKIE, form.visit.leave_note(note));
     Ok(response)
 }

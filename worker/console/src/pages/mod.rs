@@ -44,6 +44,7 @@ pub(crate) fn router() -> Router<Arc<Console>> {
         .route("/sessions/{id}/{verb}", post(act::steer))
         .route("/chat", get(chat::list).post(chat::begin))
         .route("/chat/{conversation}", get(chat::show).post(chat::say))
+        .route("/chat/{conversation}/new", post(chat::anew))
         .route("/effects", get(effects::list))
         .route("/effects/resolve", post(effects::resolve))
         .route("/errors", get(errors::list))

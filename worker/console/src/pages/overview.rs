@@ -35,6 +35,10 @@ struct Overview {
     fleet: Option<Fleet>,
 }
 
+/// How many of each kind that needs a person are shown, and how many of those that run.
+const SHOWN: usize = 5;
+const RUNNING: i64 = 8;
+
 /// As far as uncertain effects are counted.
 const EFFECTS: usize = 50;
 
@@ -179,6 +183,30 @@ impl Overview {
         (self.effects > 0).then(|| format!("{}{more} effect{s}", self.effects))
     }
 
+    fn runs_more(&self) -> bool {
+        self.counts.running > RUNNING
+    }
+
+    /// Where the rest is of what needs a person, if not all of it is shown: words, and the page.
+    fn more(&self) -> Vec<(String, String)> {
+        let counts = &self.counts;
+        let sessions = [
+            (counts.needs_attention, "need attention", "needs_attention"),
+            (counts.failed, "failed", "failed"),
+            (counts.waiting_input, "wait for input", "waiting_input"),
+        ];
+        let sessions = sessions.into_iter().filter(|(count, ..)| *count > SHOWN as i64);
+        let sessions = sessions.map(|(count, words, status)| {
+            (format!("All {} that {words}", counts.shown(&count)), format!("/sessions?status={status}"))
+        });
+        let deliveries = ["uncertain", "failed"]
+            .into_iter()
+            .filter(|status| self.deliveries.iter().filter(|one| one.status == *status).count() >= SHOWN);
+        let deliveries = deliveries
+            .map(|status| (format!("All {status} deliveries"), format!("/deliveries?status={status}")));
+        sessions.chain(deliveries).collect()
+    }
+
     fn is_calm(&self) -> bool {
         self.needs.is_empty()
             && self.deliveries.is_empty()
@@ -197,7 +225,7 @@ pub(crate) async fn show(visit: Visit) -> Result<Response, Refusal> {
     let whole = me.as_ref().is_some_and(|me| me.everywhere && me.agent.is_none());
     let of_space = me.is_some_and(|me| me.agent.is_none());
     let api = &visit.api;
-    let list = async |query: &str| -> Result<Vec<Session>, Refusal> {
+    let list = async |query: String| -> Result<Vec<Session>, Refusal> {
         Ok(api.get::<List<Session>>(&format!("/v1/sessions?{query}")).await?.items)
     };
     let unsent = async {
@@ -207,7 +235,9 @@ pub(crate) async fn show(visit: Visit) -> Result<Response, Refusal> {
         let mut all: Vec<Delivery> = Vec::new();
         for status in ["uncertain", "failed"] {
             all.extend(
-                api.get::<List<Delivery>>(&format!("/v1/deliveries?status={status}&limit=5")).await?.items,
+                api.get::<List<Delivery>>(&format!("/v1/deliveries?status={status}&limit={SHOWN}"))
+                    .await?
+                    .items,
             );
         }
         Ok(all)
@@ -220,11 +250,11 @@ pub(crate) async fn show(visit: Visit) -> Result<Response, Refusal> {
     let fleet = async { if whole { fleet(&visit).await.map(Some) } else { Ok(None) } };
     let (counted, attention, failed, asks, running, recent, deliveries, effects, errors, fleet) = tokio::try_join!(
         api.get::<Counted>("/v1/overview"),
-        list("status=needs_attention&limit=5"),
-        list("status=failed&limit=5"),
-        list("status=waiting_input&limit=5"),
-        list("status=running&limit=8"),
-        list("limit=8"),
+        list(format!("status=needs_attention&limit={SHOWN}")),
+        list(format!("status=failed&limit={SHOWN}")),
+        list(format!("status=waiting_input&limit={SHOWN}")),
+        list(format!("status=running&limit={RUNNING}")),
+        list("limit=8".to_owned()),
         unsent,
         effects,
         errors,

@@ -1,6 +1,7 @@
 //! Pauses, which the page of the queue shows: one begins, one ends.
 
 use crate::form::{Form, done};
+use crate::press::Outcome;
 use crate::refusal::Refusal;
 use crate::text::{Badge, Moment, badge, count};
 use axum::http::StatusCode;
@@ -84,8 +85,13 @@ pub(crate) async fn begin(form: Form) -> Result<Response, Refusal> {
         body.insert("for_s".to_owned(), seconds.map_or_else(|_| json!(minutes), |seconds| json!(seconds)));
     }
     form.act(&back, async {
-        form.visit.api.post("/v1/pauses", &Value::Object(body), None).await?;
-        Ok(done(&back, "It is paused. Messages are still accepted, and what runs ends first."))
+        let made = form.visit.api.post("/v1/pauses", &Value::Object(body), None).await?;
+        let said = "It is paused. Messages are still accepted, and what runs ends first.";
+        Ok(match made["warning"].as_str() {
+            // The name may be misspelt.
+            Some(warning) => Outcome { went_well: false, ..done(&back, format!("{said} But {warning}.")) },
+            None => done(&back, said),
+        })
     })
     .await
 }

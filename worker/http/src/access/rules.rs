@@ -61,6 +61,7 @@ pub const RULES: &[Rule] = &[
     Rule::look("/v1/sessions/{id}/messages", Read, Users),
     Rule::act("POST", "/v1/sessions/{id}/messages", Operate, Users, "session.send"),
     Rule::look("/v1/sessions/{id}/stream", Read, Users),
+    Rule::look("/v1/sessions/{id}/runs", Read, Users),
     Rule::look("/v1/sessions/{id}/steps", Read, Agents),
     Rule::look("/v1/sessions/{id}/events", Read, Agents),
     Rule::look("/v1/sessions/{id}/diff/{other}", Read, Agents),

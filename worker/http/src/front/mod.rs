@@ -19,7 +19,7 @@ mod tracked;
 use crate::problem::Problem;
 use axum::Router;
 use axum::body::Body;
-use axum::http::header::{CONNECTION, CONTENT_SECURITY_POLICY, HeaderValue, X_CONTENT_TYPE_OPTIONS};
+use axum::http::header::{CONNECTION, CONTENT_SECURITY_POLICY, EXPECT, HeaderValue, X_CONTENT_TYPE_OPTIONS};
 use axum::http::{Request, Response};
 use axum::response::IntoResponse;
 use handover::{Framing, Handover, Stream};
@@ -271,9 +271,13 @@ async fn handled(
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         return Ok(response);
     }
-    let (mut request, served) = tracked::request(request, &place);
+    let expects_continue = request.headers().contains_key(EXPECT);
+    let (mut request, served, rest) = tracked::request(request, &place);
     request.extensions_mut().insert(Peer(place.address()));
-    let response = router.call(request).await?;
+    let mut response = router.call(request).await?;
+    if !rest.read(expects_continue).await {
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    }
     Ok(tracked::response(response, served))
 }
 

@@ -97,6 +97,26 @@ async fn a_head_that_does_not_come_whole_and_a_silent_connection_are_closed() {
 }
 
 #[tokio::test]
+async fn an_answer_before_the_end_of_the_body_says_that_the_connection_ends() {
+    let server = server(100, LONG).await;
+    // No POST is taken here, so nobody reads these bodies.
+    let post = |length: usize, more: &str, body: &str| {
+        format!("POST {QUICK} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n{more}\r\n{body}")
+    };
+    for text in [post(10, "", "x"), post(10, "Expect: 100-continue\r\n", "")] {
+        let answer = rest(send(server.address, &text).await).await;
+        assert!(answer.starts_with("HTTP/1.1 405"), "{answer}");
+        assert!(answer.contains("\r\nconnection: close\r\n"), "{answer}");
+    }
+    // A short one that is there is read, and the next request is answered.
+    let next = format!("GET {QUICK} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+    let both = rest(send(server.address, &(post(3, "", "abc") + &next)).await).await;
+    let (first, second) = both.split_once("HTTP/1.1 200").expect("both are answered");
+    assert!(first.starts_with("HTTP/1.1 405") && !first.contains("connection: close"), "{first}");
+    assert!(second.ends_with("quick"), "{second}");
+}
+
+#[tokio::test]
 async fn who_does_not_read_a_large_answer_loses_the_connection() {
     let mut server = server(1, LONG).await;
     let mut unread = ask(server.address, LARGE).await;

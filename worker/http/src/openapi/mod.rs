@@ -34,6 +34,15 @@ const REFUSALS: &[(u16, &str)] = &[
     (503, "The database is unreachable, or there is no room: nothing was accepted"),
 ];
 
+/// The names of the parameters that an operation takes in its query.
+pub(crate) fn query_names(operation: &Operation) -> Vec<String> {
+    let mut schemas = SchemaSettings::draft2020_12().into_generator();
+    let schema = operation.query.as_ref().map(|query| query(&mut schemas).to_value()).unwrap_or_default();
+    let fields = schema["properties"].as_object().into_iter().flatten().map(|(name, _)| name.clone());
+    let texts = operation.texts.iter().filter(|(_, place, _)| *place == "query");
+    fields.chain(texts.map(|(name, ..)| (*name).to_owned())).collect()
+}
+
 /// The document. `base_path` is where the server serves the API.
 pub fn document(operations: &[Operation], base_path: &str) -> Value {
     let settings = |contract| {

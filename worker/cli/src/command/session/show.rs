@@ -23,7 +23,7 @@ pub(super) async fn show(store: &Store, output: &Output, id: &str, full: bool) -
     let detail = wakeful_http::sessions::detail(store, &Reach::default(), id).await?;
     let session = store.session(None, id).await?;
     let shown = Shown {
-        runs: store.runs(id, NEWEST, i64::MAX).await?,
+        runs: store.runs(id, None, NEWEST, i64::MAX).await?.items,
         earlier: store.earlier_messages(id, NEWEST, i64::MAX).await?,
         messages: store.messages(id, None, NEWEST).await?,
         steps: store.steps(id, None, NEWEST).await?,

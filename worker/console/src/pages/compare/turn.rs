@@ -5,6 +5,10 @@ use serde_json::Value;
 
 /// The longest text of one side.
 const TEXT: usize = 4000;
+/// How much of what is the same is shown on each side of a change, if the text is longer than that.
+const AROUND: usize = 400;
+/// What stands for what is left out.
+const LEFT_OUT: &str = " […] ";
 
 pub(super) struct Turn {
     pub number: i64,
@@ -40,11 +44,19 @@ impl Row {
 
     /// What each side has as a whole.
     fn whole(name: impl Into<String>, left: &str, right: &str) -> Row {
-        let piece = |text: &str| {
-            let piece = Piece { text: text.chars().take(TEXT).collect(), is_changed: left != right };
-            if text.is_empty() { Vec::new() } else { vec![piece] }
+        let is_changed = left != right;
+        // A difference beyond the longest text has to be seen all the same: what is the same before it is left out.
+        let is_long = [left, right].into_iter().any(|text| text.chars().count() > TEXT);
+        let same = if is_changed && is_long { common(left, right) } else { 0 };
+        let pieces = |text: &str| {
+            let (before, rest) = text.split_at(same);
+            let pieces = [
+                Piece { text: shortened(before), is_changed: false },
+                Piece { text: begun(rest, TEXT), is_changed },
+            ];
+            pieces.into_iter().filter(|piece| !piece.text.is_empty()).collect()
         };
-        Row { name: name.into(), left: piece(left), right: piece(right) }
+        Row { name: name.into(), left: pieces(left), right: pieces(right) }
     }
 
     /// Texts that the API has compared word by word, or else as a whole.
@@ -52,14 +64,30 @@ impl Row {
         let Some(words) = words.as_array().filter(|words| !words.is_empty()) else {
             return Row::whole(name, left, right);
         };
+        let is_changed = words.iter().any(|one| one["of"] != "both");
         let of = |side: &str| {
             let mut room = TEXT;
             let mut pieces = Vec::new();
-            for one in words.iter().filter(|one| one["of"] == side || one["of"] == "both") {
-                let text: String = text(&one["text"]).chars().take(room).collect();
-                room -= text.chars().count();
-                if !text.is_empty() {
-                    pieces.push(Piece { text, is_changed: one["of"] == side });
+            for (at, one) in words.iter().enumerate() {
+                let is_own = one["of"] == side;
+                if !is_own && one["of"] != "both" {
+                    continue;
+                }
+                let whole = text(&one["text"]);
+                let shown = if is_changed && !is_own { shortened(&whole) } else { whole };
+                if shown.chars().count() > room {
+                    // The rest is left out, and with it what differs there.
+                    let differs = words[at..].iter().any(|one| one["of"] != "both");
+                    let beginning: String = shown.chars().take(room).collect();
+                    if !beginning.is_empty() {
+                        pieces.push(Piece { text: beginning, is_changed: is_own });
+                    }
+                    pieces.push(Piece { text: LEFT_OUT.to_owned(), is_changed: differs });
+                    break;
+                }
+                room -= shown.chars().count();
+                if !shown.is_empty() {
+                    pieces.push(Piece { text: shown, is_changed: is_own });
                 }
             }
             pieces
@@ -70,6 +98,30 @@ impl Row {
     fn is_empty(&self) -> bool {
         self.left.is_empty() && self.right.is_empty()
     }
+}
+
+/// How many bytes both texts begin with.
+fn common(left: &str, right: &str) -> usize {
+    let same = left.char_indices().zip(right.chars()).take_while(|((_, one), other)| one == other);
+    same.last().map_or(0, |((at, char), _)| at + char.len_utf8())
+}
+
+/// The beginning of a text, which says so if there is more.
+fn begun(text: &str, most: usize) -> String {
+    match text.char_indices().nth(most) {
+        Some((end, _)) => format!("{}{LEFT_OUT}", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
+/// A text that is the same on both sides, without its middle if it is long.
+fn shortened(text: &str) -> String {
+    let length = text.chars().count();
+    if length <= 2 * AROUND + LEFT_OUT.len() {
+        return text.to_owned();
+    }
+    let end: String = text.chars().skip(length - AROUND).collect();
+    begun(text, AROUND) + &end
 }
 
 pub(super) fn turn(turn: &Value) -> Turn {
@@ -217,6 +269,26 @@ mod tests {
             (turn.word, turn.sentences.join(", "), turn.only_left),
             ("other tool calls", "call: charge, state, input, result: charge".to_owned(), None)
         );
+    }
+
+    #[test]
+    fn what_differs_after_a_long_text_is_shown() {
+        let same = "word ".repeat(2000);
+        let words = json!([{"of": "both", "text": same}, {"of": "left", "text": "five"}, {"of": "right", "text": "seven"}]);
+        let (left, right) = (format!("{same}five"), format!("{same}seven"));
+        for row in [Row::words("says", &words, &left, &right), Row::whole("says", &left, &right)] {
+            assert!(!row.is_same());
+            let [(_, left, right)] = <[_; 1]>::try_from(shown(&[row])).unwrap();
+            assert!(left.ends_with("word [five]") && right.ends_with("word [seven]"), "{left}");
+            assert!(left.contains("word  […] ") && left.chars().count() < 1000, "{left}");
+        }
+        // Of too many changes, it is said that there are more.
+        let many = json!([{"of": "left", "text": same}, {"of": "right", "text": "x"}, {"of": "both", "text": "and"},
+            {"of": "right", "text": "more"}]);
+        let row = Row::words("says", &many, "", "");
+        assert_eq!(row.left.last(), Some(&Piece { text: LEFT_OUT.to_owned(), is_changed: true }));
+        let row = Row::whole("says", &same, &same);
+        assert!(row.is_same() && row.left[0].text.ends_with(LEFT_OUT));
     }
 
     #[test]
