@@ -166,16 +166,16 @@ async fn a_model_that_answers_500_is_waited_for() {
     let client = process.client();
     let id = ask(&client, "Hello?").await;
     waits(&scene).await;
-    let remedy = scene.because(&id, &["waits for provider openai", "status 500", "failed."]).await;
+    let remedy = scene.because(&id, &["waits for model openai/test", "status 500", "failed."]).await;
     assert!(remedy.contains("goes on by itself") && remedy.contains("fallback"), "{remedy}");
     // During a probe the job does not wait.
     eventually("the list to say it", || async {
-        scene.list().await.contains("waits for openai, which has failed").then_some(())
+        scene.list().await.contains("waits for openai/test, which has failed").then_some(())
     })
     .await;
     let told = scene.doctor("providers").await;
     assert!(told.contains("status 500") && told.contains("nothing is lost"), "{told}");
-    assert!(scene.said("wakeful queue status -o table").await.contains("Provider openai has failed for"));
+    assert!(scene.said("wakeful queue status -o table").await.contains("Model openai/test has failed for"));
     // Nothing is to be done.
     scene.provider_is(0);
     client.wait_for(&id, "completed").await;
@@ -346,7 +346,7 @@ async fn a_run_behind_another_one_leads_to_it() {
     let why = command(&remedy, "wakeful session why");
     // Between two pauses, its next call is under way.
     eventually("the first run to wait for the provider", || async {
-        scene.said(&why).await.contains("waits for provider openai").then_some(())
+        scene.said(&why).await.contains("waits for model openai/test").then_some(())
     })
     .await;
     scene.provider_is(0);

@@ -74,6 +74,8 @@ pub struct Models {
     providers: BTreeMap<String, Factory>,
     /// How the ids of a provider's gates end, for each provider whose calls can fail by an outage.
     gates: BTreeMap<String, String>,
+    /// The gates of the models that were asked for.
+    gate_ids: Mutex<BTreeMap<String, Arc<str>>>,
     made: Mutex<BTreeMap<String, Arc<dyn Model>>>,
 }
 
@@ -167,8 +169,16 @@ impl Models {
 
     /// Returns the gate that the calls of the model with this name pass. `None`: they pass none. Each model has its own: a
     /// provider limits the rate of each, and one may be overloaded while its neighbour answers.
-    pub fn gate_of(&self, name: &str) -> Option<String> {
-        self.gates.get(provider_of(name)).map(|account| format!("{name}@{account}"))
+    pub fn gate_of(&self, name: &str) -> Option<Arc<str>> {
+        let account = self.gates.get(provider_of(name))?;
+        let mut known = self.gate_ids.lock().unwrap_or_else(PoisonError::into_inner);
+        // Each step asks more than once.
+        if let Some(id) = known.get(name) {
+            return Some(Arc::clone(id));
+        }
+        let id: Arc<str> = format!("{name}@{account}").into();
+        known.insert(name.to_owned(), Arc::clone(&id));
+        Some(id)
     }
 
     /// Returns the model of that name.

@@ -150,7 +150,7 @@ pub(super) async fn route<'a>(
     if let Some(fault) = used_up(agent, model, troubles, &error) {
         return Ok(Routed::Fail(fault));
     }
-    let gate = ctx.plugins.models.gate_of(model).map(|gate| (gate, look(ctx, agent, troubles)));
+    let gate = ctx.plugins.models.gate_of(model).map(|gate| (gate.to_string(), look(ctx, agent, troubles)));
     let back = Back { error, gate, delay: AGAIN, failed: None, outage: true };
     Ok(Routed::Wait(ClaimEnd::SetBack { kind: "waits", back: Box::new(back) }))
 }
@@ -280,7 +280,7 @@ pub(super) async fn after_fault(
         pause.max(after.unwrap_or_default()).min(longest(ctx, configured, troubles, others))
     };
     let gate = gate_id.filter(|_| outage && !open && !others);
-    let gate = gate.map(|gate| (gate, look(ctx, configured, troubles)));
+    let gate = gate.map(|gate| (gate.to_string(), look(ctx, configured, troubles)));
     let event = Event::AttemptFailed {
         model,
         fault: fault.kind().to_owned(),
