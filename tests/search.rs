@@ -339,6 +339,10 @@ async fn those_active_most_recently_come_first_page_by_page_and_failed_calls_are
         // The last one of the page moves to the top meanwhile.
         if pages.len() == 2 {
             store.send(&next.session_id, &more).await.unwrap();
+            sqlx::query("update search_sessions set due_at = clock_timestamp()")
+                .execute(&database.pool)
+                .await
+                .unwrap();
             index(&store).await;
         }
         filter.before = Some(next.session_id);

@@ -41,7 +41,7 @@ const FEW: i64 = 3000;
 const MANY: f64 = 100_000.0;
 
 /// The columns of a search for ids.
-const IDS: &str = "s.session_id, null::timestamptz as active_at";
+const IDS: &str = "s.session_id";
 
 /// … in the order of their activity.
 const PLACES: &str = "s.session_id, h.active_at";

@@ -116,6 +116,7 @@ pub struct SessionFilter {
 pub struct SessionPlace {
     pub session_id: String,
     /// Of a list by activity.
+    #[sqlx(default)]
     pub active_at: Option<DateTime<Utc>>,
 }
 

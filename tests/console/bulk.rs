@@ -72,7 +72,11 @@ async fn an_error_is_found_noted_muted_and_its_sessions_are_retried_as_one_batch
     let page = browser.press(&page, "/note", &[("note", "ticket 311: the key has expired")]).await;
     assert!(page.html.contains("written down") && page.html.contains("ticket 311"), "{}", page.html);
     assert!(browser.open("/errors?kind=refused&within=hour").await.html.contains("ticket 311"));
-    assert!(!browser.open("/errors?kind=other").await.html.contains("ticket 311"));
+    assert!(!browser.open("/errors?kind=rate+limited").await.html.contains("ticket 311"));
+    let wrong = browser.get("/console/errors?kind=nosuch").await;
+    assert_eq!(wrong.status, StatusCode::BAD_REQUEST);
+    let is_said = wrong.html.contains("it is one of rate_limited") && wrong.html.contains("value=\"nosuch\"");
+    assert!(is_said && !wrong.html.contains("No run has failed"), "{}", wrong.html);
     let page = browser.press(&page, "/mute", &[("for_s", "3600"), ("reason", "known")]).await;
     assert!(page.html.contains("The group is muted") && page.html.contains("known"), "{}", page.html);
     assert!(!browser.open("/errors").await.html.contains(&group));

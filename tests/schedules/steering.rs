@@ -81,7 +81,7 @@ async fn schedules_are_made_changed_paused_resumed_triggered_and_deleted_by_http
     assert_eq!(client.get(&format!("/v1/schedules/{id}")).await.1["name"], "weekly", "by its id as well");
 
     // A person triggers the schedule: it fires once per key, even while it is paused.
-    let (_, paused) = client.post("/v1/schedules/weekly/pause", &Value::Null).await;
+    let (_, paused) = client.post("/v1/schedules/weekly/pause", &json!({})).await;
     assert_eq!((&paused["state"], &paused["next_at"]), (&json!("paused"), &Value::Null));
     let (_, next) = client.get("/v1/schedules/weekly/next?count=1").await;
     assert_eq!(next["state"], "paused", "ticks of which none fires");
@@ -96,7 +96,7 @@ async fn schedules_are_made_changed_paused_resumed_triggered_and_deleted_by_http
         (&firings["items"][0]["manual"], &firings["items"][0]["status"]),
         (&json!(true), &json!("completed"))
     );
-    let (_, resumed) = client.post("/v1/schedules/weekly/resume", &Value::Null).await;
+    let (_, resumed) = client.post("/v1/schedules/weekly/resume", &json!({})).await;
     assert!(resumed["state"] == "active" && resumed["next_at"].is_string(), "{resumed}");
 
     let put = |name: &str, body: Value| {
@@ -120,7 +120,7 @@ async fn schedules_are_made_changed_paused_resumed_triggered_and_deleted_by_http
         async move { crate::support::http().delete(url).send().await.unwrap().status() }
     };
     assert_eq!(delete("nightly").await, StatusCode::CONFLICT);
-    assert_eq!(client.post("/v1/schedules/nightly/pause", &Value::Null).await.1["state"], "paused");
+    assert_eq!(client.post("/v1/schedules/nightly/pause", &json!({})).await.1["state"], "paused");
     assert_eq!(client.post("/v1/schedules/nightly/trigger", &json!({})).await.0, StatusCode::ACCEPTED);
     assert_eq!(delete("weekly").await, StatusCode::NO_CONTENT);
     assert_eq!(client.get("/v1/schedules/weekly").await.0, StatusCode::NOT_FOUND);
@@ -130,14 +130,14 @@ async fn schedules_are_made_changed_paused_resumed_triggered_and_deleted_by_http
     let process = options.serve(&database).await;
     process.wait_for_log("\"Scheduling\"").await;
     assert_eq!(process.client().get("/v1/schedules/nightly").await.1["paused_by"], "person");
-    process.client().post("/v1/schedules/nightly/resume", &Value::Null).await;
+    process.client().post("/v1/schedules/nightly/resume", &json!({})).await;
     drop(process);
     let without = Options { config: options.config.replace(NIGHTLY, ""), ..options.clone() };
     let process = without.serve(&database).await;
     process.wait_for_log("Paused schedule nightly").await;
     let client = process.client();
     assert_eq!(client.get("/v1/schedules/nightly").await.1["paused_by"], "config");
-    assert_eq!(client.post("/v1/schedules/nightly/resume", &Value::Null).await.0, StatusCode::CONFLICT);
+    assert_eq!(client.post("/v1/schedules/nightly/resume", &json!({})).await.0, StatusCode::CONFLICT);
     drop(process);
     let process = options.serve(&database).await;
     process.wait_for_log("Took up schedule nightly").await;

@@ -11,7 +11,8 @@ use crate::text::{Moment, count};
 use crate::visit::Visit;
 use askama::Template;
 use axum::extract::{Path, Query};
-use axum::response::Response;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse as _, Response};
 use chrono::{Duration, DurationRound as _, SecondsFormat, Utc};
 use serde::Deserialize;
 use serde_json::json;
@@ -93,6 +94,8 @@ struct Errors {
     chips: Vec<(&'static str, String, bool)>,
     items: Vec<Group>,
     next: String,
+    /// Why it cannot be looked for.
+    wrong: String,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -131,19 +134,31 @@ pub(crate) async fn list(visit: Visit, Query(asked): Query<Asked>) -> Result<Res
     }
     let visit = visit.again(&frame);
     let since = SPANS.iter().find(|(word, ..)| *word == asked.within).map(|(.., hours)| ago(*hours));
+    // The page shows kinds with spaces.
+    let kind = asked.kind.trim().replace(' ', "_");
     let query = query(&[
         ("muted", &asked.muted),
         ("text", asked.text.trim()),
-        ("kind", asked.kind.trim()),
+        ("kind", kind.as_str()),
         ("since", since.as_deref().unwrap_or_default()),
         ("cursor", &asked.cursor),
         ("limit", "50"),
     ]);
-    let found: List<Group> = visit.api.get(&format!("/v1/errors{query}")).await?;
+    let found = visit.api.get::<List<Group>>(&format!("/v1/errors{query}")).await;
+    let (items, next, wrong) = match found {
+        Ok(found) => {
+            let next = found.next_link(|next| asked.link(&asked.muted, next));
+            (found.items, next, String::new())
+        }
+        Err(refusal) if refusal.status == StatusCode::BAD_REQUEST => {
+            (Vec::new(), String::new(), refusal.detail)
+        }
+        Err(refusal) => return Err(refusal),
+    };
     let chips = [("open", ""), ("muted", "true"), ("all", "all")];
     let chips = chips.map(|(word, muted)| (word, asked.link(muted, ""), asked.muted == muted)).to_vec();
-    let next = found.next_link(|next| asked.link(&asked.muted, next));
-    Ok(page(&Errors { frame, chips, items: found.items, next, asked }))
+    let status = if wrong.is_empty() { StatusCode::OK } else { StatusCode::BAD_REQUEST };
+    Ok((status, page(&Errors { frame, chips, items, next, asked, wrong })).into_response())
 }
 
 #[derive(Template)]

@@ -220,7 +220,7 @@ async fn an_answer_of_a_known_length_or_to_a_body_stays_with_hyper() {
     let mut connection = send(server.address, STREAM).await;
     let head = until(&mut connection, "data: one\n\n").await;
     assert!(head.contains("content-length: 11\r\n") && !head.contains("connection"), "{head}");
-    let posts = "POST /stream HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n";
+    let posts = "POST /stream HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}";
     connection.write_all(posts.as_bytes()).await.unwrap();
     let head = until(&mut connection, "\r\n\r\n").await;
     assert!(head.contains("transfer-encoding: chunked") && !head.contains("connection"), "{head}");
