@@ -2,14 +2,14 @@
 //! up.
 
 use crate::support::client::texts;
-use crate::support::{Answer, Client, Database, ModelServer, Options, eventually};
+use crate::support::{Answer, Client, Database, ModelServer, Options, eventually, within};
 use futures::future::join_all;
 use reqwest::StatusCode;
 use reqwest::header::RETRY_AFTER;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use tokio::sync::watch;
 
 const SENDERS: usize = 40;
 const MESSAGES: usize = 10;
@@ -20,6 +20,8 @@ struct Tally {
     taken: AtomicUsize,
     duplicates: AtomicUsize,
     refused: AtomicUsize,
+    /// How many were answered and not refused. Each of them leaves room for another.
+    answered: watch::Sender<usize>,
 }
 
 #[tokio::test]
@@ -95,21 +97,24 @@ async fn post(client: &Client, sender: usize, number: usize, tally: &Tally) {
     let body = json!({"text": format!("m{number:02}"), "client_key": format!("k{number}"), "user_id": "ann"});
     let path = format!("/v1/chat/s{sender:03}/messages");
     loop {
+        let mut answered = tally.answered.subscribe();
         let answer = client.post_request(&path).body(body.to_string()).send().await.unwrap();
         match answer.status() {
             StatusCode::ACCEPTED => {
                 tally.taken.fetch_add(1, Ordering::SeqCst);
+                tally.answered.send_modify(|count| *count += 1);
                 return;
             }
             StatusCode::OK => {
                 tally.duplicates.fetch_add(1, Ordering::SeqCst);
+                tally.answered.send_modify(|count| *count += 1);
                 return;
             }
             StatusCode::TOO_MANY_REQUESTS => {
                 assert!(answer.headers().contains_key(RETRY_AFTER));
                 tally.refused.fetch_add(1, Ordering::SeqCst);
-                // The pause of an impatient client: it retries sooner than `Retry-After` asks.
-                tokio::time::sleep(Duration::from_millis(100)).await;
+                // An impatient client retries as soon as one of those that had the room is answered, and not when `Retry-After` asks.
+                within("room", answered.changed()).await.expect("the tally is there");
             }
             other => panic!("{other}: {}", answer.text().await.unwrap_or_default()),
         }

@@ -5,9 +5,7 @@
 //! begins one session.
 
 use crate::cron::definition::shown;
-use axum::body::Bytes;
 use axum::extract::State;
-use axum::extract::rejection::BytesRejection;
 use axum::http::{HeaderMap, StatusCode};
 use axum::routing::post;
 use axum::{Json, Router};
@@ -19,7 +17,7 @@ use std::sync::Arc;
 use wakeful_engine::ctx::Ctx;
 use wakeful_engine::{ingest, new_session};
 use wakeful_http::access::Caller;
-use wakeful_http::body::{accepted, check_text, key_of, message_text, parse};
+use wakeful_http::body::{Body, accepted, check_text, key_of, message_text, parse};
 use wakeful_http::openapi::{Operation, of};
 use wakeful_http::problem::Problem;
 use wakeful_store::wake::{Continues, NewMessage, NewSession, Woken};
@@ -73,7 +71,7 @@ async fn accept(
     State(ctx): State<Arc<Ctx>>,
     caller: Caller,
     headers: HeaderMap,
-    body: Result<Bytes, BytesRejection>,
+    body: Body,
 ) -> Result<(StatusCode, Json<Woken>), Problem> {
     let spawned: Spawned = parse(&body?)?;
     check_text("task_name", Some(&spawned.task_name), 256)?;

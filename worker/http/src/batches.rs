@@ -4,13 +4,12 @@ pub mod resolve;
 
 use super::sessions::{Answer, limit, next_page, page};
 use crate::access::Caller;
-use crate::body::{Id, REASON_BYTES, check_cursor, check_text, check_word, key_of, parse};
+use crate::body::{Body, Id, REASON_BYTES, Reason, check_cursor, check_text, check_word, key_of, parse};
 use crate::openapi::{Operation, either, of};
 use crate::problem::Problem;
 use crate::search::{Refused, Search};
 use axum::Json;
-use axum::body::Bytes;
-use axum::extract::rejection::{BytesRejection, QueryRejection};
+use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use axum::http::{HeaderMap, StatusCode};
 use schemars::JsonSchema;
@@ -174,7 +173,7 @@ pub(super) async fn create(
     State(ctx): State<Arc<Ctx>>,
     caller: Caller,
     headers: HeaderMap,
-    body: Result<Bytes, BytesRejection>,
+    body: Body,
 ) -> Result<(StatusCode, Json<Value>), Problem> {
     let body = body?;
     let kind: Kind = parse(&body)?;
@@ -274,15 +273,7 @@ pub(super) async fn members(
     page(&items, next)
 }
 
-#[derive(Debug, Default, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "BatchReason")]
-struct Reason {
-    reason: Option<String>,
-}
-
 type Steered = Result<(StatusCode, Json<Batch>), Problem>;
-type Body = Result<Bytes, BytesRejection>;
 
 pub(super) async fn pause(State(ctx): State<Arc<Ctx>>, caller: Caller, Id(id): Id, body: Body) -> Steered {
     steer(&ctx, &caller, &id, &body?, Steer::Pause).await
@@ -297,9 +288,8 @@ pub(super) async fn cancel(State(ctx): State<Arc<Ctx>>, caller: Caller, Id(id): 
 }
 
 async fn steer(ctx: &Ctx, caller: &Caller, id: &str, body: &[u8], steer: Steer) -> Steered {
-    let given: Reason = if body.is_empty() { Reason::default() } else { parse(body)? };
-    check_text("reason", given.reason.as_deref(), REASON_BYTES)?;
-    let batch = ctx.store.steer_batch(Some(caller.space()), id, steer, given.reason.as_deref()).await?;
+    let reason = Reason::of(body)?;
+    let batch = ctx.store.steer_batch(Some(caller.space()), id, steer, reason.as_deref()).await?;
     Ok((StatusCode::ACCEPTED, Json(batch)))
 }
 

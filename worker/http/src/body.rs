@@ -3,9 +3,13 @@
 use crate::plain;
 use crate::problem::Problem;
 use axum::Json;
+use axum::body::Bytes;
+use axum::extract::rejection::BytesRejection;
 use axum::extract::{FromRequestParts, Path};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode};
+use schemars::JsonSchema;
+use serde::Deserialize;
 use wakeful_store::wake::Woken;
 
 /// The longest key of a request, in bytes.
@@ -16,6 +20,28 @@ pub const BODY_LIMIT_BYTES: usize = 1 << 20;
 
 /// The longest reason, in bytes. The journal keeps it as one line.
 pub const REASON_BYTES: usize = 1000;
+
+/// The bytes of a body, or why they did not come.
+pub type Body = Result<Bytes, BytesRejection>;
+
+/// A body that may be left out, and says why somebody acts.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Reason {
+    reason: Option<String>,
+}
+
+impl Reason {
+    /// Reads the reason.
+    ///
+    /// # Errors
+    /// 400 for a body that is another one, and for a text that is no reason.
+    pub fn of(body: &[u8]) -> Result<Option<String>, Problem> {
+        let Reason { reason } = parse_if_any(body)?;
+        check_text("reason", reason.as_deref(), REASON_BYTES)?;
+        Ok(reason)
+    }
+}
 
 /// The id of any row, from the path. 400 for a text that cannot be an id.
 pub struct Id(pub String);
@@ -62,6 +88,14 @@ pub fn key_of(name: &str, in_body: Option<String>, headers: &HeaderMap) -> Resul
         )));
     }
     Ok(in_body.or(in_header))
+}
+
+/// Like [`parse`]. An empty body is one that leaves every field out.
+///
+/// # Errors
+/// Those of [`parse`].
+pub fn parse_if_any<T: serde::de::DeserializeOwned + Default>(body: &[u8]) -> Result<T, Problem> {
+    if body.is_empty() { Ok(T::default()) } else { parse(body) }
 }
 
 /// Parses a JSON body. The error says where it is wrong.

@@ -2,13 +2,11 @@
 
 use super::sessions::{Answer, limit, next_page, page};
 use crate::access::Caller;
-use crate::body::Id;
-use crate::body::{NO_CURSOR, check_cursor, check_text, key_of, parse};
+use crate::body::{Body, Id, NO_CURSOR, check_cursor, check_text, key_of, parse_if_any};
 use crate::openapi::{Operation, Shape, both, page_of};
 use crate::problem::Problem;
 use axum::Json;
-use axum::body::Bytes;
-use axum::extract::rejection::{BytesRejection, QueryRejection};
+use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use axum::http::{HeaderMap, StatusCode};
 use schemars::JsonSchema;
@@ -87,10 +85,9 @@ pub(super) async fn restart(
     caller: Caller,
     Id(id): Id,
     headers: HeaderMap,
-    body: Result<Bytes, BytesRejection>,
+    body: Body,
 ) -> Result<(StatusCode, Json<Value>), Problem> {
-    let body = body?;
-    let asked: Anew = if body.is_empty() { Anew::default() } else { parse(&body)? };
+    let asked: Anew = parse_if_any(&body?)?;
     let client_key = key_of("client_key", asked.client_key, &headers)?;
     check_text("repository_id", asked.repository_id.as_deref(), 256)?;
     let conversation_id = caller.conversation(&id)?;

@@ -2,14 +2,12 @@
 
 use super::sessions::{Answer, limit, next_page, page};
 use crate::access::Caller;
-use crate::body::Id;
-use crate::body::{REASON_BYTES, check_cursor, check_text, parse};
+use crate::body::{Body, Id, REASON_BYTES, check_cursor, check_text, parse_if_any};
 use crate::openapi::Operation;
 use crate::openapi::of;
 use crate::problem::Problem;
 use axum::Json;
-use axum::body::Bytes;
-use axum::extract::rejection::{BytesRejection, QueryRejection};
+use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use schemars::JsonSchema;
@@ -85,10 +83,9 @@ pub(super) async fn resend(
     State(ctx): State<Arc<Ctx>>,
     caller: Caller,
     Id(id): Id,
-    body: Result<Bytes, BytesRejection>,
+    body: Body,
 ) -> Result<(StatusCode, Json<Resent>), Problem> {
-    let body = body?;
-    let asked: ResendInput = if body.is_empty() { ResendInput::default() } else { parse(&body)? };
+    let asked: ResendInput = parse_if_any(&body?)?;
     check_text("reason", asked.reason.as_deref(), REASON_BYTES)?;
     check_text("by", asked.by.as_deref(), 256)?;
     let asked = Resend { by: asked.by, reason: asked.reason, trace_context: telemetry::trace_context() };

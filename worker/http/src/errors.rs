@@ -2,13 +2,12 @@
 
 use super::sessions::{Answer, limit, page};
 use crate::access::Caller;
-use crate::body::{Id, NO_CURSOR, REASON_BYTES, check_text, check_word, parse};
+use crate::body::{Body, Id, NO_CURSOR, REASON_BYTES, check_text, check_word, parse, parse_if_any};
 use crate::openapi::Operation;
 use crate::openapi::{both, of};
 use crate::problem::Problem;
 use axum::Json;
-use axum::body::Bytes;
-use axum::extract::rejection::{BytesRejection, QueryRejection};
+use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use chrono::{DateTime, Utc};
@@ -112,10 +111,9 @@ pub(super) async fn mute(
     State(ctx): State<Arc<Ctx>>,
     caller: Caller,
     Id(id): Id,
-    body: Result<Bytes, BytesRejection>,
+    body: Body,
 ) -> Result<Json<ErrorGroup>, Problem> {
-    let body = body?;
-    let given: Mute = if body.is_empty() { Mute::default() } else { parse(&body)? };
+    let given: Mute = parse_if_any(&body?)?;
     check_text("reason", given.reason.as_deref(), REASON_BYTES)?;
     if given.for_s.is_some_and(|seconds| seconds > LONGEST_S) {
         return Err(Problem::bad_request(
@@ -138,7 +136,7 @@ pub(super) async fn note(
     State(ctx): State<Arc<Ctx>>,
     caller: Caller,
     Id(id): Id,
-    body: Result<Bytes, BytesRejection>,
+    body: Body,
 ) -> Result<Json<ErrorGroup>, Problem> {
     let given: Note = parse(&body?)?;
     if !given.note.is_empty() {

@@ -1,15 +1,12 @@
 //! Forks of a session, and the tree of forks.
 
 use crate::access::Caller;
-use crate::body::Id;
-use crate::body::{check_text, key_of, message_text, parse};
+use crate::body::{Body, Id, check_text, key_of, message_text, parse};
 use crate::openapi::Operation;
 use crate::openapi::of;
 use crate::problem::Problem;
 use axum::Json;
-use axum::body::Bytes;
 use axum::extract::State;
-use axum::extract::rejection::BytesRejection;
 use axum::http::{HeaderMap, StatusCode};
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -66,7 +63,7 @@ pub(super) async fn fork(
     caller: Caller,
     Id(id): Id,
     headers: HeaderMap,
-    body: Result<Bytes, BytesRejection>,
+    body: Body,
 ) -> Result<(StatusCode, Json<Forked>), Problem> {
     let body = body?;
     let given: Fork = if body.is_empty() { Fork { start: true, ..Fork::default() } } else { parse(&body)? };

@@ -1,14 +1,12 @@
 //! Pauses: what operators switch off for a while. See [`wakeful_workflow::pause`].
 
 use crate::access::Caller;
-use crate::body::{REASON_BYTES, check_text, parse};
+use crate::body::{Body, REASON_BYTES, check_text, parse};
 use crate::openapi::Operation;
 use crate::openapi::of;
 use crate::problem::Problem;
 use axum::Json;
-use axum::body::Bytes;
 use axum::extract::State;
-use axum::extract::rejection::BytesRejection;
 use axum::http::StatusCode;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -65,7 +63,7 @@ pub(super) async fn list(State(ctx): State<Arc<Ctx>>) -> Result<Json<Value>, Pro
 pub(super) async fn begin(
     State(ctx): State<Arc<Ctx>>,
     caller: Caller,
-    body: Result<Bytes, BytesRejection>,
+    body: Body,
 ) -> Result<(StatusCode, Json<Paused>), Problem> {
     let asked: BeginInput = parse(&body?)?;
     let subject = Subject::named(kind(&asked.kind)?, asked.name.as_deref(), caller.space())
@@ -182,7 +180,7 @@ pub async fn unknown(
 pub(super) async fn end(
     State(ctx): State<Arc<Ctx>>,
     caller: Caller,
-    body: Result<Bytes, BytesRejection>,
+    body: Body,
 ) -> Result<(StatusCode, Json<Value>), Problem> {
     let asked: EndInput = parse(&body?)?;
     let subjects = Subject::shown(kind(&asked.kind)?, asked.name.as_deref(), caller.space())

@@ -1,15 +1,13 @@
 //! Lists and shows sessions, and sends messages to them.
 
 use crate::access::Caller;
-use crate::body::Id;
-use crate::body::{accepted, check_cursor, check_text, key_of, message_text, parse};
+use crate::body::{Body, Id, accepted, check_cursor, check_text, key_of, message_text, parse};
 use crate::openapi::Operation;
 use crate::openapi::{both, of, page_of};
 use crate::problem::Problem;
 use crate::search::{Search, cursor};
 use axum::Json;
-use axum::body::Bytes;
-use axum::extract::rejection::{BytesRejection, PathRejection, QueryRejection};
+use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::extract::{Path, Query, State};
 use axum::http::{HeaderMap, StatusCode};
 use chrono::{DateTime, Utc};
@@ -387,7 +385,7 @@ pub(super) async fn send(
     caller: Caller,
     Id(id): Id,
     headers: HeaderMap,
-    body: Result<Bytes, BytesRejection>,
+    body: Body,
 ) -> Result<(StatusCode, Json<Woken>), Problem> {
     let mut message: SessionMessage = parse(&body?)?;
     message.client_key = key_of("client_key", message.client_key, &headers)?;

@@ -1,15 +1,12 @@
 //! An operator's commands to a session.
 
 use crate::access::Caller;
-use crate::body::Id;
-use crate::body::{REASON_BYTES, check_text, message_text, parse};
+use crate::body::{Body, Id, REASON_BYTES, Reason, check_text, message_text, parse, parse_if_any};
 use crate::effects::EffectOutcome;
 use crate::openapi::{Operation, Shape, of};
 use crate::problem::Problem;
 use axum::Json;
-use axum::body::Bytes;
 use axum::extract::State;
-use axum::extract::rejection::BytesRejection;
 use axum::http::StatusCode;
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -23,13 +20,6 @@ use wakeful_store::resolve::{Decision, Effect, Resolved};
 use wakeful_workflow::resolve::Resolution;
 
 type Steered = Result<(StatusCode, Json<Value>), Problem>;
-type Body = Result<Bytes, BytesRejection>;
-
-#[derive(Debug, Default, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Reason {
-    pub(super) reason: Option<String>,
-}
 
 /// Continues a failed run where it stopped.
 pub(super) async fn retry(State(ctx): State<Arc<Ctx>>, caller: Caller, Id(id): Id, body: Body) -> Steered {
@@ -178,7 +168,7 @@ async fn decide(
     body: &[u8],
     resolution: Resolution,
 ) -> Result<(StatusCode, Json<Resolved>), Problem> {
-    let given: Approval = if body.is_empty() { Approval::default() } else { parse(body)? };
+    let given: Approval = parse_if_any(body)?;
     check_text("reason", given.reason.as_deref(), REASON_BYTES)?;
     check_text("by", given.by.as_deref(), 256)?;
     check_text("call_id", given.call_id.as_deref(), 256)?;
@@ -202,11 +192,10 @@ async fn decide(
 
 /// The reason in the body, if there is one. Fails if the session is not in the caller's space.
 async fn reason(ctx: &Ctx, caller: &Caller, id: &str, body: &[u8]) -> Result<Option<String>, Problem> {
-    let given: Reason = if body.is_empty() { Reason::default() } else { parse(body)? };
-    check_text("reason", given.reason.as_deref(), REASON_BYTES)?;
+    let reason = Reason::of(body)?;
     ctx.store.session_within(&caller.reach, id).await?;
-    because(given.reason.as_deref());
-    Ok(given.reason)
+    because(reason.as_deref());
+    Ok(reason)
 }
 
 fn accepted(ctx: &Ctx, id: &str, body: Value) -> (StatusCode, Json<Value>) {

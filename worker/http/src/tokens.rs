@@ -2,13 +2,12 @@
 
 use super::sessions::{Answer, limit, next_page, page};
 use crate::access::{Caller, Who, configured_fingerprint};
-use crate::body::{Id, check_cursor, check_text, parse};
+use crate::body::{Body, Id, check_cursor, check_text, parse};
 use crate::openapi::Operation;
 use crate::openapi::{both, of};
 use crate::problem::Problem;
 use axum::Json;
-use axum::body::Bytes;
-use axum::extract::rejection::{BytesRejection, QueryRejection};
+use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use chrono::Utc;
@@ -88,7 +87,7 @@ pub fn check(new: &NewToken) -> Result<(), String> {
 /// Makes a token: 201. The answer is the only place that ever shows it.
 pub(super) async fn create(
     State(ctx): State<Arc<Ctx>>,
-    body: Result<Bytes, BytesRejection>,
+    body: Body,
 ) -> Result<(StatusCode, Json<Value>), Problem> {
     let asked: TokenInput = parse(&body?)?;
     let scope = Scope::parse(&asked.scope)
@@ -132,7 +131,7 @@ struct UserTokenInput {
 pub(super) async fn of_user(
     State(ctx): State<Arc<Ctx>>,
     caller: Caller,
-    body: Result<Bytes, BytesRejection>,
+    body: Body,
 ) -> Result<(StatusCode, Json<Value>), Problem> {
     let asked: UserTokenInput = parse(&body?)?;
     check_text("user_id", Some(&asked.user_id), 256)?;

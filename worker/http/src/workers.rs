@@ -1,14 +1,11 @@
 //! The worker processes: which there are, and how one is told to end.
 
-use crate::body::{Id, REASON_BYTES, check_text, parse};
+use crate::body::{Body, Id, Reason};
 use crate::openapi::Operation;
 use crate::problem::Problem;
 use crate::sessions::Answer;
-use crate::steer::Reason;
 use axum::Json;
-use axum::body::Bytes;
 use axum::extract::State;
-use axum::extract::rejection::BytesRejection;
 use axum::http::StatusCode;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -36,12 +33,9 @@ pub(super) async fn list(State(ctx): State<Arc<Ctx>>) -> Answer {
 pub(super) async fn drain(
     State(ctx): State<Arc<Ctx>>,
     Id(id): Id,
-    body: Result<Bytes, BytesRejection>,
+    body: Body,
 ) -> Result<(StatusCode, Json<Value>), Problem> {
-    let body = body?;
-    let asked: Reason = if body.is_empty() { Reason::default() } else { parse(&body)? };
-    check_text("reason", asked.reason.as_deref(), REASON_BYTES)?;
-    because(asked.reason.as_deref());
+    because(Reason::of(&body?)?.as_deref());
     ctx.store.drain_workers(Some(&id)).await?;
     Ok((StatusCode::ACCEPTED, Json(json!({"worker_id": id, "state": "draining"}))))
 }

@@ -2,8 +2,7 @@
 
 use super::legacy::{self, Cache};
 use axum::Json;
-use axum::body::Bytes;
-use axum::extract::rejection::{BytesRejection, PathRejection};
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, StatusCode};
 use schemars::JsonSchema;
@@ -14,7 +13,7 @@ use wakeful_config::DEFAULT_AGENT;
 use wakeful_engine::ctx::Ctx;
 use wakeful_engine::{ingest, new_session};
 use wakeful_http::access::Caller;
-use wakeful_http::body::{accepted, check_text, key_of, message_text, parse};
+use wakeful_http::body::{Body, accepted, check_text, key_of, message_text, parse};
 use wakeful_http::openapi::{Operation, of};
 use wakeful_http::problem::Problem;
 use wakeful_store::legacy::LegacyCount;
@@ -60,7 +59,7 @@ pub(super) async fn post_message(
     caller: Caller,
     conversation_id: Result<Path<String>, PathRejection>,
     headers: HeaderMap,
-    body: Result<Bytes, BytesRejection>,
+    body: Body,
 ) -> Result<(StatusCode, Json<Sent>), Problem> {
     let Path(conversation_id) = conversation_id?;
     let mut message: ChatMessage = parse(&body?)?;

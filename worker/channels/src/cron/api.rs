@@ -3,8 +3,7 @@
 
 use super::definition::{ScheduleInput, read, session_of};
 use super::view::{self, View};
-use axum::body::Bytes;
-use axum::extract::rejection::{BytesRejection, QueryRejection};
+use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::routing::{get, post};
@@ -18,8 +17,7 @@ use wakeful_engine::ctx::Ctx;
 use wakeful_engine::ingest::{announce, send_span};
 use wakeful_engine::telemetry;
 use wakeful_http::access::Caller;
-use wakeful_http::body::Id;
-use wakeful_http::body::{REASON_BYTES, accepted, check_text, key_of, parse};
+use wakeful_http::body::{Body, Id, Reason, accepted, check_text, key_of, parse, parse_if_any};
 use wakeful_http::etag::IfMatch;
 use wakeful_http::openapi::{Operation, both, of, page_of};
 use wakeful_http::problem::Problem;
@@ -70,7 +68,7 @@ async fn show(State(ctx): State<Arc<Ctx>>, caller: Caller, Id(id): Id) -> Result
 async fn create(
     State(ctx): State<Arc<Ctx>>,
     caller: Caller,
-    body: Result<Bytes, BytesRejection>,
+    body: Body,
 ) -> Result<(StatusCode, Json<View>), Problem> {
     let asked: ScheduleInput = parse(&body?)?;
     let definition = read(asked, caller.space(), &ctx.config).map_err(Problem::bad_request)?;
@@ -85,7 +83,7 @@ async fn change(
     caller: Caller,
     Id(id): Id,
     headers: HeaderMap,
-    body: Result<Bytes, BytesRejection>,
+    body: Body,
 ) -> Result<Json<View>, Problem> {
     let asked: ScheduleInput = parse(&body?)?;
     let name = ctx.store.schedule(caller.space(), &id).await?.definition.name;
@@ -119,30 +117,13 @@ fn is_version(if_match: Option<&IfMatch>, schedule: &Schedule) -> bool {
     if_match.is_none_or(|if_match| if_match.is(&View::of(schedule.clone())))
 }
 
-#[derive(Debug, Default, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "ScheduleReason")]
-struct Reason {
-    reason: Option<String>,
-}
-
-/// Reads the reason, for the audit.
-fn because(body: &[u8]) -> Result<(), Problem> {
-    let given: Reason = if body.is_empty() { Reason::default() } else { parse(body)? };
-    check_text("reason", given.reason.as_deref(), REASON_BYTES)?;
-    act::because(given.reason.as_deref());
-    Ok(())
-}
-
-type Body = Result<Bytes, BytesRejection>;
-
 async fn pause(
     State(ctx): State<Arc<Ctx>>,
     caller: Caller,
     Id(id): Id,
     body: Body,
 ) -> Result<Json<View>, Problem> {
-    because(&body?)?;
+    act::because(Reason::of(&body?)?.as_deref());
     Ok(Json(View::of(ctx.store.pause_schedule(caller.space(), &id).await?)))
 }
 
@@ -152,7 +133,7 @@ async fn resume(
     Id(id): Id,
     body: Body,
 ) -> Result<Json<View>, Problem> {
-    because(&body?)?;
+    act::because(Reason::of(&body?)?.as_deref());
     Ok(Json(View::of(ctx.store.resume_schedule(caller.space(), &id, None).await?)))
 }
 
@@ -168,10 +149,9 @@ async fn trigger(
     caller: Caller,
     Id(id): Id,
     headers: HeaderMap,
-    body: Result<Bytes, BytesRejection>,
+    body: Body,
 ) -> Result<(StatusCode, Json<Woken>), Problem> {
-    let body = body?;
-    let asked: TriggerBody = if body.is_empty() { TriggerBody::default() } else { parse(&body)? };
+    let asked: TriggerBody = parse_if_any(&body?)?;
     let client_key = key_of("client_key", asked.client_key, &headers)?;
     let compose = |schedule: &Schedule| {
         session_of(&ctx.config, &ctx.plugins.tools, schedule).map_err(|cannot| cannot.to_string())

@@ -4,9 +4,7 @@
 //! notice and the agent's reaction to it: [`wakeful_workflow::trigger::separate_session_type`].
 
 use crate::cron::definition::{addresses, mailing, shown};
-use axum::body::Bytes;
 use axum::extract::State;
-use axum::extract::rejection::BytesRejection;
 use axum::http::{HeaderMap, StatusCode};
 use axum::routing::post;
 use axum::{Json, Router};
@@ -21,7 +19,7 @@ use wakeful_config::address::is_address;
 use wakeful_engine::ctx::Ctx;
 use wakeful_engine::{ingest, new_session};
 use wakeful_http::access::Caller;
-use wakeful_http::body::{accepted, check_text, key_of, parse};
+use wakeful_http::body::{Body, accepted, check_text, key_of, parse};
 use wakeful_http::openapi::{Operation, of};
 use wakeful_http::problem::Problem;
 use wakeful_store::new_id;
@@ -109,7 +107,7 @@ async fn accept(
     State(ctx): State<Arc<Ctx>>,
     caller: Caller,
     headers: HeaderMap,
-    body: Result<Bytes, BytesRejection>,
+    body: Body,
 ) -> Result<(StatusCode, Json<Woken>), Problem> {
     let heralded: Heralded = parse(&body?)?;
     let given = key_of("client_key", heralded.client_key.clone(), &headers)?;
