@@ -1,5 +1,6 @@
 //! A provider is down. No run fails for it, the fleet hardly calls it, and work goes on in order when it is back.
 
+mod hang;
 mod minutes;
 mod own;
 
@@ -52,6 +53,8 @@ async fn journal(client: &Client, id: &str, kind: &str) -> Vec<Value> {
 async fn count(database: &Database, sql: &'static str) -> i64 {
     database.value(sql, "all").await
 }
+
+const SHUT: &str = "select count(*) from provider_gates where phase = 'shut' and $1 <> ''";
 
 const WAITING: &str = "select count(*) from jobs where waits_for is not null and lease is null and $1 <> ''";
 

@@ -154,10 +154,26 @@ async fn k36_a_tool_that_hangs_or_panics_and_yields_costs_no_process() {
         let session_id = ward.wake(mode, &format!("poison {mode}")).await;
         client.wait_for(&session_id, "completed").await;
         let bodies = ward.model.bodies();
-        assert!(bodies.last().unwrap().contains(told), "{bodies:?}");
-        assert_eq!(ward.effects("misbehave", &session_id), 1);
+        let last = bodies.last().unwrap();
+        assert!(last.contains(told) && last.contains("made twice with one idempotency key"), "{bodies:?}");
+        assert_eq!(ward.effects("misbehave", &session_id), 2, "it is idempotent, so it was made once more");
         assert_eq!(ward.effects("charge", &session_id), 1);
     }
+    assert!(process.terminate().success());
+}
+
+#[tokio::test]
+async fn an_idempotent_call_whose_answer_is_lost_is_made_again_by_the_worker_under_its_own_key() {
+    let ward = Ward::new("attempts = 3\ntool_s = 1").await;
+    let process = ward.serve().await;
+    let client = process.client();
+    let session_id = ward.wake("late", "poison late").await;
+    client.wait_for(&session_id, "completed").await;
+    let bodies = ward.model.bodies();
+    assert!(bodies.last().unwrap().contains("It has happened already."), "{bodies:?}");
+    assert_eq!(ward.effects("misbehave", &session_id), 2);
+    let log = process.log();
+    assert!(log.contains("An idempotent call is made again, with its key"), "{log}");
     assert!(process.terminate().success());
 }
 

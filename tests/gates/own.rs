@@ -1,13 +1,11 @@
 //! What fails for one request, or one model, holds up nobody else.
 
-use super::{GATE, count, journal, options, post};
+use super::{GATE, SHUT, count, journal, options, post};
 use crate::support::client::texts;
 use crate::support::{Answer, Client, Database, ModelServer, Options, eventually};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-
-const SHUT: &str = "select count(*) from provider_gates where phase = 'shut' and $1 <> ''";
 
 async fn until_shut(database: &Database) {
     eventually("a shut gate", || async { (count(database, SHUT).await == 1).then_some(()) }).await;

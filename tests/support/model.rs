@@ -31,6 +31,8 @@ pub enum Answer {
     Cut(String),
     /// Nothing, for as long as the caller waits.
     Never,
+    /// Nothing until this becomes true, and then the text.
+    Late(watch::Receiver<bool>, String),
 }
 
 impl Answer {
@@ -159,7 +161,13 @@ async fn complete(State(shared): State<Arc<Shared>>, body: Bytes) -> Response {
         arrivals.push(Instant::now());
         shared.bodies.push(text)
     };
-    let answer = (shared.script)(&value, number);
+    let answer = match (shared.script)(&value, number) {
+        Answer::Late(mut go, text) => {
+            let _ = go.wait_for(|go| *go).await;
+            Answer::Text(text)
+        }
+        answer => answer,
+    };
     let refused = match &answer {
         Answer::Error(status) => Some((*status, json!({"message": "as told"}))),
         Answer::Refused(status, message) => Some((*status, json!({"message": message}))),
@@ -234,7 +242,12 @@ fn pieces(answer: &Answer, turn: usize) -> (Vec<String>, bool) {
             ];
             (pieces, true)
         }
-        Answer::Error(_) | Answer::Refused(..) | Answer::RefusedAs(..) | Answer::Busy(..) | Answer::Never => {
+        Answer::Error(_)
+        | Answer::Refused(..)
+        | Answer::RefusedAs(..)
+        | Answer::Busy(..)
+        | Answer::Never
+        | Answer::Late(..) => {
             unreachable!("they are no stream")
         }
     }

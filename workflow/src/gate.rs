@@ -40,11 +40,14 @@ pub struct GatePolicy {
     pub probe_max_ms: i64,
     /// From one wave to the next.
     pub wave_ms: i64,
+    /// A call without a sign of an answer for so long is silent. Silent calls that hold half of a process's slots shut the gates of
+    /// their models.
+    pub silent_ms: i64,
 }
 
 impl Default for GatePolicy {
     fn default() -> Self {
-        GatePolicy { faults: 3, probe_ms: 2_000, probe_max_ms: 30_000, wave_ms: 1_000 }
+        GatePolicy { faults: 3, probe_ms: 2_000, probe_max_ms: 30_000, wave_ms: 1_000, silent_ms: 30_000 }
     }
 }
 

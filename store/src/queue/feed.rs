@@ -73,15 +73,16 @@ impl Feed {
             lost: CancellationToken::new(),
             commits: watch::Sender::new(0),
             ends_ms: AtomicU64::new(ends_ms),
+            place: Mutex::new(place),
+            freed: Arc::clone(&self.freed),
         });
         self.holdings.insert(row.job_id, row.token, Arc::clone(&hold));
         let slot = Slot {
             job_id: row.job_id,
             token: row.token,
             held: Arc::clone(&self.holdings),
-            freed: Arc::clone(&self.freed),
-            place: Mutex::new(place),
             room: Arc::clone(&self.room),
+            hold: Arc::clone(&hold),
         };
         Job {
             lease: Lease {

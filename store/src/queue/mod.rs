@@ -54,7 +54,7 @@ use sqlx::PgExecutor;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 use wakeful_workflow::session::Session;
 
@@ -131,12 +131,25 @@ struct Hold {
     /// The earliest end of the lease, in milliseconds of `CLOCK_BOOTTIME`. That clock also runs while the
     /// machine is suspended.
     ends_ms: AtomicU64,
+    place: Mutex<Place>,
+    /// Fires when a slot of the queue became free.
+    freed: Arc<Notify>,
 }
 
 impl Lease {
     /// Fires when another worker has the job, or the job is gone.
     pub fn lost(&self) -> &CancellationToken {
         &self.hold.lost
+    }
+
+    /// Leaves the job's slot to another job, and goes on without one: it waits for something that may never come. A suspect has no
+    /// slot.
+    pub fn leave_slot(&self) {
+        let mut place = self.hold.place.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Place::Slot(permit @ Some(_)) = &mut *place {
+            *permit = None;
+            self.hold.freed.notify_one();
+        }
     }
 
     /// Call this before a commit that may end the job. Drop the guard when its answer is here.

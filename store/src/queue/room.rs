@@ -1,11 +1,11 @@
 //! How many jobs a queue may take: no more than its slots, and than the process's connections can commit. Each has a slot.
 
-use super::{Holdings, horizon};
+use super::{Hold, Holdings, horizon};
 use crate::pool::Pool;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Jobs of a process for each of its connections, while the server gives it fewer connections than it wants.
 const JOBS_PER_CONNECTION: usize = 8;
@@ -42,10 +42,9 @@ pub(super) struct Slot {
     pub(super) job_id: i64,
     pub(super) token: i64,
     pub(super) held: Arc<Holdings>,
-    pub(super) freed: Arc<Notify>,
-    pub(super) place: Mutex<Place>,
     /// The room of the queue that claimed the job.
     pub(super) room: Arc<Room>,
+    pub(super) hold: Arc<Hold>,
 }
 
 /// Where a job has its place.
@@ -60,7 +59,7 @@ pub(super) enum Place {
 impl Slot {
     /// The job is no suspect any more: it takes a slot and leaves the place, if a slot is free.
     pub fn clear(&self) {
-        let mut place = self.place.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut place = self.hold.place.lock().unwrap_or_else(PoisonError::into_inner);
         if let Place::Suspect = *place
             && let Ok(permit) = Arc::clone(&self.room.slots).try_acquire_owned()
         {
@@ -75,11 +74,11 @@ impl Drop for Slot {
         self.held.remove(self.job_id, self.token);
         // Free the slot before the claimer is notified. Otherwise it finds no free slot and waits for its
         // next poll.
-        let place = self.place.get_mut().unwrap_or_else(PoisonError::into_inner);
-        match std::mem::replace(place, Place::Slot(None)) {
+        let mut place = self.hold.place.lock().unwrap_or_else(PoisonError::into_inner);
+        match std::mem::replace(&mut *place, Place::Slot(None)) {
             Place::Suspect => self.held.suspect.leave(),
             Place::Slot(permit) => drop(permit),
         }
-        self.freed.notify_one();
+        self.hold.freed.notify_one();
     }
 }

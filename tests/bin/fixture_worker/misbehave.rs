@@ -4,8 +4,12 @@
 use async_trait::async_trait;
 use serde_json::{Value, json};
 use std::hint::black_box;
+use std::sync::atomic::{AtomicBool, Ordering};
 use wakeful::model::{Context, Deltas, Fault, Model, Reply, Request};
 use wakeful::tool::{Effect, Tool, ToolCallContext, ToolDefinition, ToolError, ToolOutput};
+
+/// A call in the mode `late` was not answered.
+static SILENT: AtomicBool = AtomicBool::new(false);
 
 /// A model whose code panics in each call.
 pub struct Panics;
@@ -44,7 +48,7 @@ impl Tool for Misbehave {
             json!({
                 "type": "object",
                 "properties": {
-                    "mode": {"enum": ["abort", "exit", "panic", "overflow", "allocate", "spin", "block", "wait", "yield"]},
+                    "mode": {"enum": ["abort", "exit", "panic", "overflow", "allocate", "spin", "block", "wait", "yield", "late"]},
                 },
                 "required": ["mode"],
                 "additionalProperties": false,
@@ -85,6 +89,9 @@ impl Tool for Misbehave {
                     .map_err(|error| ToolError::new(error.to_string()))?;
                 Ok(ToolOutput::text("Behaved at last."))
             }
+            // Takes effect once, and never says so. When it is called again, it answers.
+            Some("late") if !SILENT.swap(true, Ordering::Relaxed) => std::future::pending().await,
+            Some("late") => Ok(ToolOutput::text("It has happened already.")),
             // Never ends, but leaves its thread to others.
             Some("yield") => std::future::pending().await,
             _ => Err(ToolError::new("no such mode")),

@@ -213,7 +213,7 @@ impl App {
             bus: Bus { notifier: Notifier::start(store.clone(), &news), news },
             intake: Intake::new(&store, config.server.ingest_concurrency, intake_wait, &metrics),
             cancels: Cancels::default(),
-            gates: Gates::new(config.gate, config.queue.lease),
+            gates: Gates::new(config.gate, config.queue.lease, config.queue.concurrency),
             pauses: Pauses::default(),
             chunks: Chunks::default(),
             cut: CutCalls::default(),

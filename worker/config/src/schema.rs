@@ -145,6 +145,7 @@ fn gate(mut section: Section<'_>) -> GatePolicy {
         probe_ms: ms(section.seconds("probe_s", GATE_TIMES), default.probe_ms),
         probe_max_ms: ms(section.seconds("probe_max_s", GATE_TIMES), default.probe_max_ms),
         wave_ms: ms(section.seconds("wave_s", GATE_TIMES), default.wave_ms),
+        silent_ms: ms(section.seconds("silent_s", GATE_TIMES), default.silent_ms),
     };
     section.finish();
     gate

@@ -4,10 +4,15 @@
 //! model call, so a healthy step costs no statement. The copy changes by what the process sees itself, by notifications,
 //! and by looks: twice a minute, and more often while a gate is not open.
 
+mod unanswered;
+
+pub use unanswered::Unanswered;
+
 use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
+use unanswered::Calls;
 use wakeful_store::gate::GateView;
 use wakeful_store::queue::Lease;
 use wakeful_store::{Result, Store};
@@ -27,6 +32,8 @@ const LATELY: Duration = Duration::from_secs(5);
 pub struct Gates {
     pub policy: GatePolicy,
     hold: Duration,
+    /// The slots of this process.
+    slots: usize,
     known: Mutex<Known>,
 }
 
@@ -40,6 +47,7 @@ struct Known {
     faulty: HashSet<String>,
     /// The probes that this process makes: gate and job, and since when.
     probes: HashMap<(String, i64), Instant>,
+    calls: Calls,
 }
 
 /// Whether a job may call its model.
@@ -67,9 +75,9 @@ impl Drop for Probe<'_> {
 }
 
 impl Gates {
-    /// `lease` is the length of a job's lease: a probe is not held for longer.
-    pub fn new(policy: GatePolicy, lease: Duration) -> Gates {
-        Gates { policy, hold: lease.min(HOLD), known: Mutex::default() }
+    /// `lease` is the length of a job's lease: a probe is not held for longer. `slots`: how many jobs this process works on at a time.
+    pub fn new(policy: GatePolicy, lease: Duration, slots: usize) -> Gates {
+        Gates { policy, hold: lease.min(HOLD), slots, known: Mutex::default() }
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
@@ -140,7 +148,8 @@ impl Gates {
         self.saw(store, gate_id, seen, error, &self.policy).await
     }
 
-    /// Records that a blob store is away, or what files begin with, which shuts its gate. `probe`: it was asked whether it is back.
+    /// Records what one look is enough for: a blob store is away, or what files begin with, or a model answers no call. That shuts the
+    /// gate. `probe`: it was asked whether it is back.
     ///
     /// # Errors
     /// When the database cannot record it.
@@ -241,6 +250,7 @@ impl Gates {
             let young = known.probes.iter().filter(|(_, began)| began.elapsed() < longest);
             (known.closed.keys().cloned().collect(), young.map(|(key, _)| key.clone()).collect())
         };
+        self.watch_silence(store).await?;
         for (gate_id, job_id) in probes {
             store.keep_probe(&gate_id, job_id, self.hold).await?;
         }
@@ -251,6 +261,25 @@ impl Gates {
         Ok(woken > 0)
     }
 
+    /// Shuts the gates of models that answer no call, and opens those of models that have answered again: see [`unanswered`].
+    async fn watch_silence(&self, store: &Store) -> Result<()> {
+        let (silences, spoken) = {
+            let mut known = self.known();
+            (known.calls.silences(self.slots, &self.policy), known.calls.take_spoken())
+        };
+        for silence in silences {
+            if self.is_open(&silence.gate_id) {
+                self.saw_away(store, &silence.gate_id, false, &silence.reason()).await?;
+            }
+        }
+        for gate_id in spoken {
+            self.saw_success(store, &gate_id, true).await?;
+        }
+        let Known { calls, closed, .. } = &mut *self.known();
+        calls.free_slots(&self.policy, |gate_id| !closed.contains_key(gate_id));
+        Ok(())
+    }
+
     /// Returns whether every gate is open.
     pub(crate) fn all_open(&self) -> bool {
         self.known().closed.is_empty()
@@ -259,7 +288,7 @@ impl Gates {
     /// How long the timer may sleep: until the next wave or probe, or to renew a probe in time.
     pub(crate) fn pause(&self) -> Duration {
         if self.all_open() {
-            return EVERY;
+            return EVERY.min(self.known().calls.next_look(&self.policy));
         }
         Duration::from_millis(self.policy.wave_ms.unsigned_abs()).min(self.hold / 3)
     }

@@ -34,7 +34,8 @@ impl Tool for McpTool {
         let may_repeat = match &first {
             // The server, or what is between, may have closed an old connection.
             Err(CallFailure::NotSent(_)) => true,
-            Err(CallFailure::Unknown(_)) => self.pinned.effect != Effect::Guarded,
+            // The worker itself repeats an idempotent call whose outcome is unknown.
+            Err(CallFailure::Unknown(_)) => self.pinned.effect == Effect::Pure,
             Ok(_) | Err(CallFailure::Refused(_)) => false,
         };
         let ended = match (may_repeat, first) {

@@ -1,7 +1,8 @@
 use super::*;
 use proptest::prelude::*;
 
-const POLICY: GatePolicy = GatePolicy { faults: 3, probe_ms: 100, probe_max_ms: 400, wave_ms: 10 };
+const POLICY: GatePolicy =
+    GatePolicy { faults: 3, probe_ms: 100, probe_max_ms: 400, wave_ms: 10, silent_ms: 100 };
 
 const fn failed(probe: bool, retry_after_ms: Option<u64>, answering: bool) -> Seen {
     let trouble = Trouble { earlier: 0, for_ms: 0, others_answered: false };

@@ -55,7 +55,9 @@ impl Model for Anthropic {
         let mut events = call::open(&self.endpoint, url, headers, request.body.clone()).await?;
         let mut answer = Answer::default();
         loop {
-            if answer.take(&events.next().await?, deltas)? {
+            let event = events.next().await?;
+            deltas.began();
+            if answer.take(&event, deltas)? {
                 events.end();
                 return answer.finish(request.prefill.as_deref());
             }

@@ -217,6 +217,9 @@ fn account(at: &call::Endpoint) -> String {
 
 /// Receives the text of a running call.
 pub trait Deltas: Send {
+    /// Reports a first sign of the answer, whatever it is: the provider works on it. Text is a sign too.
+    fn began(&mut self) {}
+
     /// Receives one piece of text, in order.
     fn text(&mut self, delta: &str);
 

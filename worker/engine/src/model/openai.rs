@@ -54,6 +54,7 @@ impl Model for OpenAi {
                 Err(Fault::StreamCut) if answer.is_whole() => return answer.finish(),
                 data => data?,
             };
+            deltas.began();
             if data.trim() == "[DONE]" {
                 events.end();
                 return answer.finish();

@@ -4,7 +4,7 @@ use super::Unperformed;
 use super::generate;
 use super::intent::{self, RecordedIntent};
 use crate::ctx::Ctx;
-use crate::model::{Model, NoDeltas};
+use crate::model::Model;
 use crate::telemetry;
 use crate::watchdog::UNYIELDING;
 use std::time::Instant;
@@ -98,8 +98,9 @@ async fn call(
 ) -> Result<Reply, Fault> {
     let span = generate::span_of_call(session, &agent.model);
     let what = format!("the call of model {} for a summary of session {}", agent.model, session.session_id);
-    let (mut unseen, began) = (NoDeltas, Instant::now());
-    let calling = super::called(&agent.model, model.call(request, &mut unseen));
+    let mut unanswered = ctx.gates.begin_call(ctx.plugins.models.gate_of(&agent.model), lease);
+    let began = Instant::now();
+    let calling = super::called(&agent.model, model.call(request, &mut unanswered));
     let answered = ctx.watchdog.watch(lease.token, what, UNYIELDING, calling).instrument(span.clone()).await;
     let outcome = answered.as_ref().map_or_else(Fault::kind, |_| "ok");
     ctx.metrics.model_called(&agent.model, outcome, began.elapsed(), None);

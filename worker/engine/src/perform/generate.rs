@@ -5,6 +5,7 @@ use super::Unperformed;
 use super::chunks::{Said, Writer};
 use super::cut::Cut;
 use crate::ctx::Ctx;
+use crate::gates::Unanswered;
 use crate::model::{Deltas, Model};
 use crate::telemetry::{self, names};
 use crate::watchdog::UNYIELDING;
@@ -156,7 +157,8 @@ pub(super) async fn call_model(
     let said = Said::starting_with(request.prefill.as_deref());
     let watched = Watched { ctx, generation_id: &generation_id, said: &said };
     let calling = async {
-        let mut to_writer = ToWriter { said: &said, began: Instant::now(), first: None };
+        let unanswered = ctx.gates.begin_call(ctx.plugins.models.gate_of(&agent.model), lease);
+        let mut to_writer = ToWriter { said: &said, unanswered, began: Instant::now(), first: None };
         let what = format!("the call of model {} for session {}", agent.model, session.session_id);
         let replying = super::called(&agent.model, model.call(&request, &mut to_writer));
         let replied = ctx.watchdog.watch(lease.token, what, UNYIELDING, replying).await;
@@ -288,13 +290,19 @@ impl Drop for Watched<'_> {
 /// Hands the model's text to the chunk writer. One reply is all that it can hold.
 struct ToWriter<'a> {
     said: &'a Said,
+    unanswered: Unanswered<'a>,
     began: Instant,
     /// Time from `began` to the first text.
     first: Option<Duration>,
 }
 
 impl Deltas for ToWriter<'_> {
+    fn began(&mut self) {
+        self.unanswered.began();
+    }
+
     fn text(&mut self, delta: &str) {
+        self.unanswered.began();
         if self.first.is_none() {
             self.first = Some(self.began.elapsed());
             wakeful_store::failpoint!("K7");
@@ -303,10 +311,12 @@ impl Deltas for ToWriter<'_> {
     }
 
     fn not_text(&mut self) {
+        self.unanswered.began();
         self.said.not_text();
     }
 
     fn usage(&mut self, so_far: Usage) {
+        self.unanswered.began();
         self.said.counted(so_far);
     }
 }

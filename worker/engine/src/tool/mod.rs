@@ -270,8 +270,8 @@ impl ToolError {
 
     /// The call may have taken effect and may not have: for instance, its request was sent, and no answer came. `why` says so in
     /// words for the model. A [`Effect::Guarded`] call is then uncertain, as one whose worker died: it is not run again, and
-    /// the agent's `on_uncertain` decides whether the model goes on or a person says what happened. For other effects this
-    /// is an ordinary error.
+    /// the agent's `on_uncertain` decides whether the model goes on or a person says what happened. A [`Effect::Idempotent`]
+    /// call is made once more, with its key. Of a pure call this is an ordinary error.
     pub fn outcome_unknown(why: impl Into<String>) -> Self {
         ToolError { text: why.into(), outcome_unknown: true }
     }
