@@ -7,7 +7,7 @@ use crate::workspace::Held;
 use async_trait::async_trait;
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
-use std::fmt::Debug;
+use std::fmt::{Debug, Write as _};
 use std::path::PathBuf;
 use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
@@ -18,6 +18,12 @@ use wakeful_workflow::files::WrittenFile;
 use wakeful_workflow::id::{CallId, SessionId};
 use wakeful_workflow::policy::{SessionPolicy, ToolMode, may_write_to};
 use wakeful_workflow::record::{Attachment, storable, without_nul};
+
+/// What is kept of a tool's content. The model sees less of it: what is longer than 16 KiB is stored, and read in parts.
+pub const MAX_CONTENT_BYTES: usize = 16 << 20;
+
+/// The longest details, as JSON.
+pub const MAX_DETAILS_BYTES: usize = 1 << 20;
 
 pub mod ask_user;
 pub mod compose_email;
@@ -222,7 +228,7 @@ pub struct ToolOutput {
 }
 
 impl ToolOutput {
-    /// Creates an output of plain text for the model.
+    /// Creates an output of plain text for the model. More than 16 MiB are cut.
     pub fn text(content: impl Into<String>) -> Self {
         ToolOutput { content: content.into(), ..ToolOutput::default() }
     }
@@ -233,11 +239,35 @@ impl ToolOutput {
         ToolOutput { question: Some(question.into()), ..ToolOutput::default() }
     }
 
-    /// Adds details for operators: an object with a `type`. The model does not see them. The types `sentEmail` and `fileWritten` are those of
+    /// Adds details for operators: an object with a `type`, of at most 1 MiB. The model does not see them. The types `sentEmail` and `fileWritten` are those of
     /// built-in tools, and are left out.
     #[must_use]
     pub fn with_details(self, details: Value) -> Self {
         ToolOutput { details: Some(details), ..self }
+    }
+
+    /// Cuts a content of more than [`MAX_CONTENT_BYTES`], with a last line that says so, and leaves details of more than
+    /// [`MAX_DETAILS_BYTES`] out. The call has happened, so it does not fail for its size.
+    pub fn bounded(mut self, tool: &str) -> Self {
+        let bytes = self.content.len();
+        if bytes > MAX_CONTENT_BYTES {
+            self.content.truncate(self.content.floor_char_boundary(MAX_CONTENT_BYTES));
+            let _ = write!(
+                self.content,
+                "\n[Cut here: the output has {bytes} bytes, of which {MAX_CONTENT_BYTES} are kept.]"
+            );
+            tracing::warn!(tool, bytes, "Cut a tool's output: it is longer than {MAX_CONTENT_BYTES} bytes");
+        }
+        let bytes = self.details.as_ref().map_or(0, |details| details.to_string().len());
+        if bytes > MAX_DETAILS_BYTES {
+            self.details = None;
+            tracing::warn!(
+                tool,
+                bytes,
+                "Left out a tool's details: they are longer than {MAX_DETAILS_BYTES} bytes"
+            );
+        }
+        self
     }
 
     /// Replaces every NUL, which Postgres text cannot hold, by U+FFFD: in the content, in the question, and
@@ -322,6 +352,33 @@ mod tests {
             }
             assert_eq!(counts.1.load(std::sync::atomic::Ordering::SeqCst), 2 * runs);
         }
+    }
+
+    /// Returns more than can be kept.
+    struct Large;
+
+    #[async_trait]
+    impl Tool for Large {
+        fn definition(&self) -> ToolDefinition {
+            ToolDefinition::new("large", "", json!({"type": "object"}), Effect::Guarded)
+        }
+
+        async fn call(&self, _: &ToolCallContext, _: Value) -> Result<ToolOutput, ToolError> {
+            let details = json!({"type": "rows", "rows": "r".repeat(MAX_DETAILS_BYTES)});
+            Ok(ToolOutput::text("é".repeat(MAX_CONTENT_BYTES)).with_details(details))
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_too_large_to_keep_is_cut_and_the_call_counts() {
+        let mut registry = registry::Registry::new();
+        registry.register(Arc::new(Large)).unwrap();
+        let call = files::tests::context(std::path::Path::new("none"), false);
+        let output = registry.run("large", &call, json!({})).await.unwrap();
+        assert_eq!(output.details, None);
+        let (kept, said) = output.content.rsplit_once('\n').unwrap();
+        assert_eq!(kept.len(), MAX_CONTENT_BYTES);
+        assert_eq!(said, "[Cut here: the output has 33554432 bytes, of which 16777216 are kept.]");
     }
 
     #[test]

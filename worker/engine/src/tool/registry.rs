@@ -189,7 +189,7 @@ impl Registry {
             ToolMode::Dry | ToolMode::Recorded => tool.dry_run(call, arguments).await,
         };
         match output {
-            Ok(output) => Ok(without_acts(name, output).without_nul()),
+            Ok(output) => Ok(without_acts(name, output).bounded(name).without_nul()),
             Err(error) => Err(error.without_nul()),
         }
     }
