@@ -40,8 +40,8 @@ pub struct GatePolicy {
     pub probe_max_ms: i64,
     /// From one wave to the next.
     pub wave_ms: i64,
-    /// A call without a sign of an answer for so long is silent. Silent calls that hold half of a process's slots shut the gates of
-    /// their models.
+    /// A call without a sign of an answer for so long is silent. Silent calls that hold half of a process's slots, and are at least
+    /// `faults`, shut the gates of their models.
     pub silent_ms: i64,
 }
 

@@ -142,12 +142,12 @@ impl Lease {
         &self.hold.lost
     }
 
-    /// Leaves the job's slot to another job, and goes on without one: it waits for something that may never come. A suspect has no
-    /// slot.
+    /// Leaves the job's slot to another job, and goes on without one: it waits for something that may never come. With its next
+    /// progress it takes a slot again, if one is free. A suspect has no slot.
     pub fn leave_slot(&self) {
         let mut place = self.hold.place.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Place::Slot(permit @ Some(_)) = &mut *place {
-            *permit = None;
+        if let Place::Slot(Some(_)) = *place {
+            *place = Place::Left;
             self.hold.freed.notify_one();
         }
     }

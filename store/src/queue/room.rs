@@ -1,4 +1,4 @@
-//! How many jobs a queue may take: no more than its slots, and than the process's connections can commit. Each has a slot.
+//! How many jobs a queue may take: no more than its slots, and than the process's connections can commit. Each takes a slot.
 
 use super::{Hold, Holdings, horizon};
 use crate::pool::Pool;
@@ -54,16 +54,19 @@ pub(super) enum Place {
     Slot(Option<OwnedSemaphorePermit>),
     /// In the process's place for a suspect.
     Suspect,
+    /// It has left its slot to another job.
+    Left,
 }
 
 impl Slot {
-    /// The job is no suspect any more: it takes a slot and leaves the place, if a slot is free.
+    /// The job made progress, so it is no suspect: it takes a slot and leaves the place, if a slot is free. One that has left its
+    /// slot takes one again.
     pub fn clear(&self) {
         let mut place = self.hold.place.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Place::Suspect = *place
+        if let Place::Suspect | Place::Left = *place
             && let Ok(permit) = Arc::clone(&self.room.slots).try_acquire_owned()
+            && let Place::Suspect = std::mem::replace(&mut *place, Place::Slot(Some(permit)))
         {
-            *place = Place::Slot(Some(permit));
             self.held.suspect.leave();
         }
     }
@@ -78,6 +81,7 @@ impl Drop for Slot {
         match std::mem::replace(&mut *place, Place::Slot(None)) {
             Place::Suspect => self.held.suspect.leave(),
             Place::Slot(permit) => drop(permit),
+            Place::Left => {}
         }
         self.hold.freed.notify_one();
     }

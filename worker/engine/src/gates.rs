@@ -168,6 +168,7 @@ impl Gates {
     ) -> Result<bool> {
         let was_open = self.is_open(gate_id);
         let view = store.gate_saw(gate_id, subject(gate_id), seen, Some(error), policy).await?;
+        self.known().calls.forget(gate_id);
         let is_open = view.gate.is_open();
         if !matches!(view.gate.phase, Phase::Shut { .. }) {
             self.known().faulty.insert(gate_id.to_owned());
@@ -263,20 +264,25 @@ impl Gates {
 
     /// Shuts the gates of models that answer no call, and opens those of models that have answered again: see [`unanswered`].
     async fn watch_silence(&self, store: &Store) -> Result<()> {
-        let (silences, spoken) = {
-            let mut known = self.known();
-            (known.calls.silences(self.slots, &self.policy), known.calls.take_spoken())
-        };
+        let silences = self.known().calls.silences(self.slots, &self.policy, Instant::now());
         for silence in silences {
             if self.is_open(&silence.gate_id) {
                 self.saw_away(store, &silence.gate_id, false, &silence.reason()).await?;
+                self.known().calls.shut(silence.gate_id);
             }
         }
+        let spoken = self.known().calls.take_spoken();
         for gate_id in spoken {
-            self.saw_success(store, &gate_id, true).await?;
+            if let Err(error) = self.saw_success(store, &gate_id, true).await {
+                self.known().calls.speaks(gate_id);
+                return Err(error);
+            }
         }
         let Known { calls, closed, .. } = &mut *self.known();
-        calls.free_slots(&self.policy, |gate_id| !closed.contains_key(gate_id));
+        let is_shut = |gate_id: &str| {
+            closed.get(gate_id).is_some_and(|(view, _)| matches!(view.gate.phase, Phase::Shut { .. }))
+        };
+        calls.free_slots(&self.policy, Instant::now(), is_shut);
         Ok(())
     }
 
@@ -288,7 +294,7 @@ impl Gates {
     /// How long the timer may sleep: until the next wave or probe, or to renew a probe in time.
     pub(crate) fn pause(&self) -> Duration {
         if self.all_open() {
-            return EVERY.min(self.known().calls.next_look(&self.policy));
+            return EVERY.min(self.known().calls.next_look(&self.policy, Instant::now()));
         }
         Duration::from_millis(self.policy.wave_ms.unsigned_abs()).min(self.hold / 3)
     }

@@ -4,6 +4,9 @@
 //! wait. So once calls that have been silent for [`GatePolicy::silent_ms`] hold half of the slots, the gates of their models shut,
 //! and the calls wait on without their slots. Nothing is cancelled: a slow answer is paid for once. The first sign of an answer
 //! opens the gate as a probe does.
+//!
+//! A sign is a part of an answer. A server that sends comments to keep the connection alive gives none, because what it asks may
+//! hang behind it.
 
 use super::Gates;
 use crate::model::Deltas;
@@ -14,6 +17,9 @@ use wakeful_store::queue::Lease;
 use wakeful_workflow::gate::GatePolicy;
 use wakeful_workflow::record::Usage;
 
+/// How often a call that is being answered says so.
+const NOTED_EVERY: Duration = Duration::from_secs(1);
+
 /// The calls of this process that have had no sign of an answer.
 #[derive(Debug, Default)]
 pub(super) struct Calls {
@@ -21,7 +27,7 @@ pub(super) struct Calls {
     calls: HashMap<u64, Call>,
     /// When a model gave a sign last, by gate.
     heard: HashMap<Arc<str>, Instant>,
-    /// Gates that are not open, at which this process saw silence.
+    /// Gates that this process shut for their silence.
     silent: HashSet<Arc<str>>,
     /// Those of them whose model has given a sign since.
     spoke: HashSet<Arc<str>>,
@@ -31,7 +37,10 @@ pub(super) struct Calls {
 struct Call {
     gate_id: Arc<str>,
     began: Instant,
-    lease: Lease,
+    /// `None` in tests.
+    lease: Option<Lease>,
+    /// Its job has left its slot.
+    is_slotless: bool,
 }
 
 /// A model that answers nothing.
@@ -51,71 +60,92 @@ impl Silence {
 }
 
 impl Calls {
-    fn begin(&mut self, gate_id: Arc<str>, lease: &Lease) -> u64 {
+    fn begin(&mut self, gate_id: Arc<str>, lease: Option<Lease>, now: Instant) -> u64 {
         self.next += 1;
-        self.calls.insert(self.next, Call { gate_id, began: Instant::now(), lease: lease.clone() });
+        self.calls.insert(self.next, Call { gate_id, began: now, lease, is_slotless: false });
         self.next
     }
 
-    fn heard(&mut self, number: u64) {
-        let Some(call) = self.calls.remove(&number) else { return };
-        if self.silent.contains(&call.gate_id) {
-            self.spoke.insert(Arc::clone(&call.gate_id));
+    /// A call gave a sign. `number` is that of a call that had given none.
+    fn heard(&mut self, gate_id: &Arc<str>, number: Option<u64>, now: Instant) {
+        if number.is_some_and(|number| self.calls.remove(&number).is_some()) && self.silent.contains(gate_id)
+        {
+            self.spoke.insert(Arc::clone(gate_id));
         }
-        self.heard.insert(call.gate_id, Instant::now());
+        self.heard.insert(Arc::clone(gate_id), now);
     }
 
-    /// Returns the models that hold too many of the `slots` with silent calls, and remembers them. Such a model was called as often
-    /// as shuts a gate, and gave no sign meanwhile.
-    pub fn silences(&mut self, slots: usize, policy: &GatePolicy) -> Vec<Silence> {
+    /// Returns the models that hold too many of the `slots`: those with the most silent calls, until the calls of the others hold
+    /// less than half. A model that has given a sign within [`GatePolicy::silent_ms`] is at work. Fewer calls than
+    /// [`GatePolicy::faults`] prove nothing.
+    pub fn silences(&self, slots: usize, policy: &GatePolicy, now: Instant) -> Vec<Silence> {
         let limit = limit(policy);
+        let lately = |at: &Instant| now.duration_since(*at) < limit;
         let mut found: HashMap<&Arc<str>, (usize, Duration)> = HashMap::new();
-        for call in self.calls.values() {
-            let silent = call.began.elapsed();
-            if silent < limit || self.heard.get(&call.gate_id).is_some_and(|at| at.elapsed() < limit) {
+        for call in self.calls.values().filter(|call| !call.is_slotless && !lately(&call.began)) {
+            if self.heard.get(&call.gate_id).is_some_and(lately) {
                 continue;
             }
             let (calls, longest) = found.entry(&call.gate_id).or_default();
-            (*calls, *longest) = (*calls + 1, silent.max(*longest));
+            (*calls, *longest) = (*calls + 1, now.duration_since(call.began).max(*longest));
         }
-        let all: usize = found.values().map(|(calls, _)| calls).sum();
-        if all * 2 < slots {
-            return Vec::new();
+        let mut rest: usize = found.values().map(|(calls, _)| calls).sum();
+        let too_many = slots.div_ceil(2).max(usize::try_from(policy.faults).unwrap_or(usize::MAX));
+        let mut found: Vec<_> = found.into_iter().collect();
+        found.sort_by(|(one_id, (one, _)), (other_id, (other, _))| (other, one_id).cmp(&(one, other_id)));
+        let mut silences = Vec::new();
+        if rest < too_many {
+            return silences;
         }
-        let many = usize::try_from(policy.faults).unwrap_or(usize::MAX);
-        let silences: Vec<Silence> = found
-            .into_iter()
-            .filter(|(_, (calls, _))| *calls >= many)
-            .map(|(gate_id, (calls, longest))| Silence { gate_id: Arc::clone(gate_id), calls, longest })
-            .collect();
-        self.silent.extend(silences.iter().map(|silence| Arc::clone(&silence.gate_id)));
+        for (gate_id, (calls, longest)) in found {
+            if rest * 2 < slots {
+                break;
+            }
+            rest -= calls;
+            silences.push(Silence { gate_id: Arc::clone(gate_id), calls, longest });
+        }
         silences
     }
 
-    /// Takes the slots from the silent calls at silent gates. `is_open`: such a gate is silent no more.
-    pub fn free_slots(&mut self, policy: &GatePolicy, is_open: impl Fn(&str) -> bool) {
-        self.silent.retain(|gate_id| !is_open(gate_id));
+    /// This process shut the gate for its silence.
+    pub fn shut(&mut self, gate_id: Arc<str>) {
+        self.silent.insert(gate_id);
+    }
+
+    /// A fault came to the gate. From now on the gate is shut for that, and a sign does not open it.
+    pub fn forget(&mut self, gate_id: &str) {
+        self.silent.remove(gate_id);
+        self.spoke.remove(gate_id);
+    }
+
+    /// Takes the gates whose models have given a sign since they were shut.
+    pub fn take_spoken(&mut self) -> Vec<Arc<str>> {
+        self.spoke.drain().collect()
+    }
+
+    /// Puts back what [`Calls::take_spoken`] took.
+    pub fn speaks(&mut self, gate_id: Arc<str>) {
+        self.spoke.insert(gate_id);
+    }
+
+    /// Takes the slots from the silent calls at gates that are shut, whoever shut them.
+    pub fn free_slots(&mut self, policy: &GatePolicy, now: Instant, is_shut: impl Fn(&str) -> bool) {
+        self.silent.retain(|gate_id| is_shut(gate_id));
         let limit = limit(policy);
-        for call in self.calls.values() {
-            if self.silent.contains(&call.gate_id) && call.began.elapsed() >= limit {
-                call.lease.leave_slot();
+        for call in self.calls.values_mut() {
+            if !call.is_slotless && now.duration_since(call.began) >= limit && is_shut(&call.gate_id) {
+                call.is_slotless = true;
+                if let Some(lease) = &call.lease {
+                    lease.leave_slot();
+                }
             }
         }
     }
 
-    /// Takes the gates whose models have given a sign after a silence.
-    pub fn take_spoken(&mut self) -> Vec<Arc<str>> {
-        let spoke: Vec<_> = self.spoke.drain().collect();
-        for gate_id in &spoke {
-            self.silent.remove(gate_id);
-        }
-        spoke
-    }
-
-    /// How long until the next call becomes silent. A call that begins later does not become silent before `silent_ms` either.
-    pub fn next_look(&self, policy: &GatePolicy) -> Duration {
+    /// How long until the next call becomes silent. One that begins later does not become silent sooner than `silent_ms` from now.
+    pub fn next_look(&self, policy: &GatePolicy, now: Instant) -> Duration {
         let limit = limit(policy);
-        let left = self.calls.values().filter_map(|call| limit.checked_sub(call.began.elapsed()));
+        let left = self.calls.values().filter_map(|call| limit.checked_sub(now.duration_since(call.began)));
         left.min().map_or(limit, |left| left + Duration::from_millis(1))
     }
 }
@@ -124,26 +154,33 @@ fn limit(policy: &GatePolicy) -> Duration {
     Duration::from_millis(policy.silent_ms.unsigned_abs())
 }
 
-/// A call that has had no sign of an answer, until the model gives one or this is dropped. It hears the model's text itself, for
-/// callers that need the reply only.
+/// A model call, until this is dropped. It is told of each part of the answer, and drops it, for callers that need the reply only.
 #[derive(Debug)]
 pub struct Unanswered<'a> {
     gates: &'a Gates,
+    /// `None`: the model has no gate.
+    gate_id: Option<Arc<str>>,
+    /// Until the first sign of an answer.
     number: Option<u64>,
+    noted: Option<Instant>,
 }
 
 impl Gates {
     /// A call of the model with this gate begins. `None`: the model has no gate.
     pub fn begin_call(&self, gate_id: Option<Arc<str>>, lease: &Lease) -> Unanswered<'_> {
-        let number = gate_id.map(|gate_id| self.known().calls.begin(gate_id, lease));
-        Unanswered { gates: self, number }
+        let begin =
+            |id: &Arc<str>| self.known().calls.begin(Arc::clone(id), Some(lease.clone()), Instant::now());
+        Unanswered { gates: self, number: gate_id.as_ref().map(begin), gate_id, noted: None }
     }
 }
 
 impl Deltas for Unanswered<'_> {
     fn began(&mut self) {
-        if let Some(number) = self.number.take() {
-            self.gates.known().calls.heard(number);
+        let Some(gate_id) = &self.gate_id else { return };
+        let now = Instant::now();
+        if self.noted.is_none_or(|at| now.duration_since(at) >= NOTED_EVERY) {
+            self.noted = Some(now);
+            self.gates.known().calls.heard(gate_id, self.number.take(), now);
         }
     }
 
@@ -167,3 +204,6 @@ impl Drop for Unanswered<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

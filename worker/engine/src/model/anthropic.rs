@@ -55,9 +55,9 @@ impl Model for Anthropic {
         let mut events = call::open(&self.endpoint, url, headers, request.body.clone()).await?;
         let mut answer = Answer::default();
         loop {
-            let event = events.next().await?;
+            let is_whole = answer.take(&events.next().await?, deltas)?;
             deltas.began();
-            if answer.take(&event, deltas)? {
+            if is_whole {
                 events.end();
                 return answer.finish(request.prefill.as_deref());
             }

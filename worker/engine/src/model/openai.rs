@@ -54,12 +54,12 @@ impl Model for OpenAi {
                 Err(Fault::StreamCut) if answer.is_whole() => return answer.finish(),
                 data => data?,
             };
-            deltas.began();
             if data.trim() == "[DONE]" {
                 events.end();
                 return answer.finish();
             }
             answer.take(&data, deltas)?;
+            deltas.began();
         }
     }
 }

@@ -4,7 +4,7 @@ use super::Unperformed;
 use super::generate;
 use super::intent::{self, RecordedIntent};
 use crate::ctx::Ctx;
-use crate::model::Model;
+use crate::model::{Deltas as _, Model};
 use crate::telemetry;
 use crate::watchdog::UNYIELDING;
 use std::time::Instant;
@@ -102,6 +102,9 @@ async fn call(
     let began = Instant::now();
     let calling = super::called(&agent.model, model.call(request, &mut unanswered));
     let answered = ctx.watchdog.watch(lease.token, what, UNYIELDING, calling).instrument(span.clone()).await;
+    if answered.as_ref().map_or_else(Fault::is_answer, |_| true) {
+        unanswered.began();
+    }
     let outcome = answered.as_ref().map_or_else(Fault::kind, |_| "ok");
     ctx.metrics.model_called(&agent.model, outcome, began.elapsed(), None);
     answered.inspect_err(|fault| telemetry::failed(&span, fault.kind()))

@@ -164,6 +164,10 @@ pub(super) async fn call_model(
         let replied = ctx.watchdog.watch(lease.token, what, UNYIELDING, replying).await;
         said.end(replied.is_ok());
         let span = Span::current();
+        // A program's own model may give no other sign.
+        if replied.as_ref().map_or_else(Fault::is_answer, |_| true) {
+            to_writer.began();
+        }
         let outcome = replied.as_ref().map_or_else(Fault::kind, |_| "ok");
         ctx.metrics.model_called(&agent.model, outcome, to_writer.began.elapsed(), to_writer.first);
         if let Some(after) = to_writer.first {

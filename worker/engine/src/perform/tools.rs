@@ -277,6 +277,7 @@ impl<'a> ToolRun<'a> {
             }
             return Err(Unperformed::Reread);
         }
+        let mut started = started;
         let mut ended = self.invoke(call).await;
         let mut is_repeated = false;
         // It may be repeated under its own key. If the model called the tool again, that would be another call with another key.
@@ -284,22 +285,29 @@ impl<'a> ToolRun<'a> {
         if let ToolEnd::Lost(reason) = &ended
             && effect == Effect::Idempotent
             && self.file_use(call) != FileUse::Writes
-            && self.lease.is_live()
+            && !self.ctx.shutdown.draining.is_cancelled()
         {
             let reason = store.in_log(Some(session_id.as_str()), reason);
             warn!(session.id = %session_id, call.id = %call.call_id, reason, "An idempotent call is made again, with its key");
+            let now = self.lease.term();
+            let again =
+                store.start_call(self.lease, session_id, &call.call_id, CallStatus::Started, timeout_s);
+            started = again.await?.ok_or(Unperformed::Reread)?;
+            if !self.lease.is_live() || !now.is_ahead() {
+                return Err(Unperformed::Reread);
+            }
             ended = self.invoke(call).await;
             is_repeated = true;
         }
         let ending = match ended {
             ToolEnd::Output(output) => end_of_output(output),
             ToolEnd::Error(error) if is_repeated => failed(format!(
-                "{} An attempt before it, with the same idempotency key, was not answered and may have taken effect.",
+                "{} An earlier attempt, with the same idempotency key, was not answered and may have taken effect.",
                 error.text
             )),
             ToolEnd::Error(error) => failed(error.text),
             ToolEnd::Lost(reason) if is_repeated => failed(format!(
-                "{reason} It was made twice with one idempotency key, and nobody knows whether it took effect."
+                "{reason} The call was made twice with one idempotency key, and nobody knows whether it took effect."
             )),
             ToolEnd::Lost(reason) if effect == Effect::Idempotent => failed(reason),
             ToolEnd::Lost(reason) => {
