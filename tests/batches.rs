@@ -18,7 +18,12 @@ const CAUSES: [&str; 3] = ["apple", "birch", "cedar"];
 
 impl Stage {
     async fn new() -> Stage {
-        let options = Options::new().model("scripted/causes");
+        Stage::with("").await
+    }
+
+    /// `agent`: more settings of the agent.
+    async fn with(agent: &str) -> Stage {
+        let options = Options::new().model("scripted/causes").config(agent);
         let dir = options.path("scenarios");
         std::fs::create_dir(&dir).unwrap();
         let options = options.config(&format!("[scripted]\ndir = \"{}\"", dir.display()));
@@ -289,6 +294,22 @@ async fn a_batch_waits_when_its_token_is_revoked_until_somebody_takes_it_over() 
         .await;
     assert_eq!(audited, 3);
     assert!(worker.terminate().success() && api.terminate().success());
+}
+
+#[tokio::test]
+async fn a_retried_run_that_waits_for_approval_has_got_past_its_failure() {
+    let stage = Stage::with("approve = [\"charge\"]").await;
+    stage.fail(1).await;
+    stage.mend(&CAUSES);
+    let process = stage.options.serve(&stage.database).await;
+    let client = process.client();
+    let body = json!({"verb": "retry", "filter": {"status": "failed"}, "reason": "mended", "canary": [1]});
+    let done = client.batch_that_is(&id(&make(&client, &body).await), "done").await;
+    let counts = &done["counts"];
+    assert_eq!((&counts["passed"], &counts["failed_again"]), (&json!(3), &json!(0)), "{done}");
+    let (_, page) = client.get("/v1/sessions?status=needs_attention").await;
+    assert_eq!(page["items"].as_array().unwrap().len(), 3, "{page}");
+    assert!(process.terminate().success());
 }
 
 #[tokio::test]

@@ -237,6 +237,7 @@ async fn the_command_line_carries_a_session_from_a_server_or_a_database_into_a_f
     let (code, process) = world.run(world.cli(&["session", "export", &id, "--redact"])).await;
     assert_eq!(code, Some(0), "{}", process.log());
     assert_eq!(process.output().trim(), format!("{id}.redacted.jsonl"));
+    nothing_goes_on_without_texts(&world, &format!("{id}.redacted.jsonl")).await;
     assert_eq!(std::fs::read(&plain).unwrap(), b"mine");
     assert_eq!(world.run(world.cli(&["session", "export", &id, "--force"])).await.0, Some(0));
     assert_eq!(std::fs::read(&plain).unwrap(), bundle);
@@ -396,4 +397,23 @@ async fn a_bundle_of_the_largest_size_that_is_hostile_at_its_end_costs_less_than
     assert!(program.errors().contains("the checksum does not fit"), "{}", program.errors());
     assert!(peak > 1000 && peak < 64 << 10, "{peak} KiB");
     eprintln!("{peak} KiB at most");
+}
+
+/// A session without its texts is there to be read. It has no files, and nobody sends it a message.
+async fn nothing_goes_on_without_texts(world: &World, file: &str) {
+    let (code, process) = world.run(world.cli(&["session", "import", file, "-o", "json"])).await;
+    assert_eq!(code, Some(0), "{}", process.log());
+    let imported: Value = serde_json::from_str(&process.output()).unwrap();
+    let id = imported["session_id"].as_str().unwrap();
+    let client = world.process.client();
+    let (status, refused) = client.get(&format!("/v1/sessions/{id}/files")).await;
+    let said = refused["detail"].as_str().unwrap_or_default();
+    assert!(
+        status == 409 && said.contains("from a redacted bundle: such a bundle has no files"),
+        "{refused}"
+    );
+    let (status, refused) =
+        client.post(&format!("/v1/sessions/{id}/messages"), &json!({"text": "Go on."})).await;
+    let said = refused["detail"].as_str().unwrap_or_default();
+    assert!(status == 409 && said.contains("without its texts it cannot be continued"), "{refused}");
 }

@@ -116,6 +116,25 @@ async fn two_processes_drain_2000_sessions_of_5_steps_each_step_once() {
 }
 
 #[tokio::test]
+async fn a_worker_that_is_gone_is_not_said_to_drain() {
+    let (database, options) = (Database::new().await, Options::new());
+    let gone = options.serve(&database).await;
+    let (_, workers) = gone.client().get("/v1/workers").await;
+    let name = workers["items"][0]["worker_id"].as_str().unwrap().to_owned();
+    gone.kill();
+    database.execute("update workers set beat_at = clock_timestamp() - interval '10 minutes'").await;
+    let drain = ["worker", "drain", &name, "--wait"];
+    let ran = crate::cli::run(&options, &database.url, &drain).await;
+    assert_eq!((ran.code, ran.out.as_str()), (0, "There is no worker to drain.\n"), "{}", ran.err);
+    assert!(ran.err.contains(&format!("{name} sends no heartbeat any more")), "{}", ran.err);
+    let api = options.clone().arg("--roles=api").serve(&database).await;
+    let (status, said) =
+        api.client().post(&format!("/v1/workers/{name}/drain"), &serde_json::json!({})).await;
+    assert_eq!((status.as_u16(), &said["state"]), (202, &serde_json::json!("gone")), "{said}");
+    assert!(api.terminate().success());
+}
+
+#[tokio::test]
 async fn k37_a_drain_lets_the_step_in_hand_end_and_hands_the_run_over() {
     let mut world = World::new("drained", &["reserve"]).await;
     world.model.hold();

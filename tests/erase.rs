@@ -338,8 +338,10 @@ async fn a_hold_a_run_at_work_and_a_missing_role_refuse_it() {
     }
     let (status, plan, _) = world.run(&["person", "erase", "ann", "--dry-run"]).await;
     assert_eq!(status, Some(0), "{plan}");
-    let refused =
-        format!("Would be refused\n  the hold {} stands: case 12\n", id["hold_id"].as_str().unwrap());
+    let refused = format!(
+        "Would be refused\n  the hold {0} stands: case 12. To release it: wakeful conversation release {0}\n",
+        id["hold_id"].as_str().unwrap()
+    );
     assert!(plan.contains(&refused) && !plan.contains("is at work"), "{plan}");
     let work = "update conversation_sessions set status = $1 where conversation_id = 'default/c1'";
     sqlx::query(work).bind("running").execute(&world.database.pool).await.unwrap();

@@ -248,6 +248,47 @@ async fn a_failed_run_is_told_once_with_what_a_person_needs() {
 }
 
 #[tokio::test]
+async fn a_rule_that_is_new_tells_of_no_wait_that_is_over() {
+    let stage = Stage::new("when = [\"waiting_input\"]").await;
+    let mut before = stage.options.clone();
+    before.config = before.config.split_once("[[notify]]").unwrap().0.to_owned();
+    let process = before.serve(&stage.database).await;
+    let answered = stage.session(&process, "answered", 1, "waiting_input").await;
+    let waits = stage.session(&process, "waits", 1, "waiting_input").await;
+    process.client().chat("answered", "Yes.").await;
+    process.client().wait_for(&answered, "completed").await;
+    assert!(process.terminate().success());
+
+    let process = stage.serve().await;
+    let told = stage.sink.has(1).await.remove(0);
+    let items: Vec<_> = told["items"].as_array().unwrap().iter().map(|item| &item["session_id"]).collect();
+    assert_eq!((told["count"].as_i64(), items), (Some(1), vec![&json!(waits)]), "{told}");
+    assert!(process.terminate().success());
+}
+
+#[tokio::test]
+async fn doctor_names_a_message_that_did_not_reach_people() {
+    let stage = Stage::new("when = [\"failed\"]").await;
+    stage.sink.says(&[403]);
+    let process = stage.serve().await;
+    stage.session(&process, "broken", 400, "failed").await;
+    let lost = eventually("the message to fail", || async {
+        listed(&process.client(), "?status=failed").await.pop()
+    })
+    .await;
+    let ran = crate::cli::run(&stage.options, &stage.database.url, &["doctor"]).await;
+    let said = ran.out.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(
+        said.contains("1 message of [[notify]] did not reach people; the newest, of rule ops"),
+        "{}",
+        ran.out
+    );
+    let resend = format!("wakeful notification resend {}", lost["notification_id"].as_str().unwrap());
+    assert!(said.contains(&resend), "{}", ran.out);
+    assert!(process.terminate().success());
+}
+
+#[tokio::test]
 async fn an_outage_of_a_thousand_sessions_is_one_message_and_one_when_it_is_over() {
     let mut stage = Stage::new("when = [\"failed\"]").await;
     // However long it takes until all have failed, they are one group.

@@ -159,6 +159,11 @@ async fn each_kind_of_pause_holds_its_sessions_and_no_others_until_it_ends() {
             house.client.post("/v1/pauses", &json!({"kind": kind, "name": name, "reason": "x"})).await;
         assert!(made["name"].is_string() && made["warning"].is_null(), "{made}");
     }
+    // Who has to pause does not mend the configuration first.
+    let lacking = house.options.clone().config("tools = [\"compose_email\"]");
+    let pause = ["pause", "begin", "channel", "email", "--reason", "x"];
+    let ran = crate::cli::run(&lacking, &house.database.url, &pause).await;
+    assert!(ran.code == 0 && ran.out.contains("channel email is paused"), "{} {}", ran.out, ran.err);
     assert_eq!(
         house.client.post("/v1/pauses", &json!({"kind": "queue", "reason": " "})).await.0.as_u16(),
         400

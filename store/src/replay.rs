@@ -9,6 +9,25 @@ use wakeful_workflow::session::{CallStatus, SessionStatus};
 use wakeful_workflow::strategy::{Rebase, Strategy};
 
 impl Store {
+    /// Refuses a session whose bundle was redacted, with these words for what cannot be done.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] for such a session, [`Error::Database`].
+    pub async fn has_its_texts(&self, session_id: &str, what: &str) -> Result<()> {
+        let redacted = sqlx::query_scalar!(
+            r#"select coalesce(imported_from ->> 'redacted' = 'true', false) as "redacted!"
+            from conversation_sessions where session_id = $1"#,
+            session_id
+        )
+        .fetch_optional(&self.pool)
+        .await?;
+        if redacted == Some(true) {
+            let reason = format!("it was imported from a redacted bundle: {what}");
+            return Err(Error::Refused { session_id: session_id.to_owned(), reason });
+        }
+        Ok(())
+    }
+
     /// Reads the recording of a session: its messages, the requests to its model, and how its tool calls
     /// ended. For a running session, reads what is committed so far.
     ///
@@ -17,20 +36,7 @@ impl Store {
     /// [`Error::Database`].
     pub async fn recording(&self, session_id: &str) -> Result<Recording> {
         let session = self.hydrate(session_id).await?;
-        let redacted = sqlx::query_scalar!(
-            r#"select coalesce(imported_from ->> 'redacted' = 'true', false) as "redacted!"
-            from conversation_sessions where session_id = $1"#,
-            session_id
-        )
-        .fetch_one(&self.pool)
-        .await?;
-        if redacted {
-            return Err(Error::Refused {
-                session_id: session_id.to_owned(),
-                reason: "it was imported from a redacted bundle: without its texts it cannot be run again"
-                    .to_owned(),
-            });
-        }
+        self.has_its_texts(session_id, "without its texts it cannot be run again").await?;
         let entries = sqlx::query!(
             r#"select seq, type as kind, payload ->> 'generation_id' as generation_id, payload ->> 'model' as model,
                 payload ->> 'request_sha256' as request_sha256, payload ->> 'context_strategy' as context_strategy,

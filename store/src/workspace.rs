@@ -109,12 +109,13 @@ impl Store {
     /// Returns the files that a session had after `message_number`, or has now. `None`: no step had changed them.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::Corrupt`], [`Error::Database`].
+    /// [`Error::NotFound`], [`Error::Refused`] for a session from a redacted bundle, [`Error::Corrupt`], [`Error::Database`].
     pub async fn workspace_at(
         &self,
         session_id: &str,
         message_number: Option<i64>,
     ) -> Result<Option<Snapshot>> {
+        self.has_its_texts(session_id, "such a bundle has no files").await?;
         let mut tx = self.pool.begin().await?;
         let known = sqlx::query_scalar!(
             r#"select exists (select from conversation_sessions where session_id = $1) as "known!""#,

@@ -76,6 +76,14 @@ async fn note_results(store: &Store, batch_id: &str) -> Result<()> {
         "update batch_members m
         set result = case
                 when r.status in ('completed', 'waiting_input') then 'passed'
+                -- A run that waits for approval has got past its failure, as one that asks has.
+                when r.status = 'needs_attention' and exists (
+                    select from tool_calls c
+                    where c.session_id = r.session_id and c.status = 'unapproved' and c.result_message_number is null
+                ) and not exists (
+                    select from tool_calls c
+                    where c.session_id = r.session_id and c.status = 'uncertain' and c.result_message_number is null
+                ) then 'passed'
                 when r.status = 'cancelled' or r.error = 'cancelled' then 'cancelled'
                 else 'failed_again'
             end,

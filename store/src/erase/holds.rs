@@ -100,7 +100,11 @@ pub(super) struct Standing {
 
 impl std::fmt::Display for Standing {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "the hold {} stands: {}", self.hold_id, self.reason)
+        write!(
+            f,
+            "the hold {0} stands: {1}. To release it: wakeful conversation release {0}",
+            self.hold_id, self.reason
+        )
     }
 }
 

@@ -158,12 +158,18 @@ struct Read {
     ids: Vec<i64>,
 }
 
-/// The next transitions, oldest first, without those of muted error groups.
+/// The next transitions, oldest first, without those of muted error groups, and without waits that are over: a process that was away, or
+/// a new rule, tells nobody to do what has been done.
 async fn read(tx: &mut PgConnection) -> Result<Read> {
     let rows = sqlx::query!(
         r#"select t.transition_id, t.space_id, t.kind, t.subject, t.session_id, t.ends, t.at, s.agent as "agent?",
             f.kind as "fault?", f.fingerprint as "fingerprint?", f.text as "text?", d.channel as "channel?",
             coalesce(g.muted_until > t.at, false) as "muted!",
+            not t.ends and case
+                when t.kind in ('waiting_input', 'needs_attention') then s.status is distinct from t.kind
+                when t.kind = 'batch_stopped' then b.status is distinct from 'paused'
+                else false
+            end as "over!",
             t.kind = 'needs_attention' and exists (
                 select from tool_calls c
                 where c.session_id = t.session_id and c.status = 'unapproved' and c.result_message_number is null
@@ -180,6 +186,7 @@ async fn read(tx: &mut PgConnection) -> Result<Read> {
             order by abs(extract(epoch from at - t.at)), failure_id desc
             limit 1
         ) f on t.kind = 'failed'
+        left join batches b on t.kind = 'batch_stopped' and b.batch_id = t.subject
         left join deliveries d on t.kind = 'delivery_failed' and d.delivery_id = t.subject
         left join error_groups g on g.space_id = t.space_id and g.fingerprint = f.fingerprint
         order by t.transition_id"#,
@@ -188,7 +195,7 @@ async fn read(tx: &mut PgConnection) -> Result<Read> {
     .fetch_all(tx)
     .await?;
     let ids = rows.iter().map(|row| row.transition_id).collect();
-    let transitions = rows.into_iter().filter(|row| !row.muted).filter_map(|row| {
+    let transitions = rows.into_iter().filter(|row| !row.muted && !row.over).filter_map(|row| {
         let kind = match (Kind::parse(&row.kind)?, row.fault.as_deref()) {
             (Kind::Failed, Some("step_limit" | "token_limit")) => Kind::OverBudget,
             (Kind::NeedsAttention, _) if row.approval => Kind::Approval,

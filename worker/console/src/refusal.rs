@@ -17,11 +17,15 @@ impl Refusal {
         Refusal { status, detail: detail.into() }
     }
 
-    /// What the API's problem says.
+    /// What the API's problem says. People filled in a form: they sent no JSON, and it has no lines.
     pub fn of(status: StatusCode, body: &[u8]) -> Refusal {
         let problem: Value = serde_json::from_slice(body).unwrap_or_default();
-        let detail = problem["detail"].as_str().unwrap_or("the server's log says why").to_owned();
-        Refusal { status, detail }
+        let detail = problem["detail"].as_str().unwrap_or("the server's log says why");
+        let detail = match detail.strip_prefix("the body is not the JSON that is expected: ") {
+            Some(reason) => reason.rsplit_once(" at line ").map_or(reason, |(reason, _)| reason),
+            None => detail,
+        };
+        Refusal { status, detail: detail.to_owned() }
     }
 
     pub fn broken(what: &str, error: &impl std::fmt::Display) -> Refusal {
@@ -34,5 +38,21 @@ impl IntoResponse for Refusal {
         let mut response = self.status.into_response();
         response.extensions_mut().insert(self);
         response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_filled_in_a_form_reads_nothing_of_json() {
+        let said = |detail: &str| {
+            let problem = serde_json::json!({"detail": detail}).to_string();
+            Refusal::of(StatusCode::BAD_REQUEST, problem.as_bytes()).detail
+        };
+        let of_json = "the body is not the JSON that is expected: `for_s` is \"x\", and a number is expected at line 1 column 14";
+        assert_eq!(said(of_json), "`for_s` is \"x\", and a number is expected");
+        assert_eq!(said("`rate` is above 0"), "`rate` is above 0");
     }
 }

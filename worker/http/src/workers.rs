@@ -16,7 +16,7 @@ use wakeful_store::queue::WorkerView;
 /// The workers of the last day.
 pub(super) async fn list(State(ctx): State<Arc<Ctx>>) -> Answer {
     let workers = ctx.store.workers().await?;
-    let silent_after_s = ctx.config.queue.heartbeat.as_secs_f64() * 3.0;
+    let silent_after_s = silent_after_s(&ctx);
     let items: Vec<Value> = workers
         .iter()
         .map(|worker| {
@@ -29,7 +29,13 @@ pub(super) async fn list(State(ctx): State<Arc<Ctx>>) -> Answer {
     Ok(Json(json!({"items": items, "next": null})))
 }
 
-/// Asks a worker to take no more jobs, to finish what it holds, and to end: 202.
+/// After so long without a heartbeat a worker is silent.
+fn silent_after_s(ctx: &Ctx) -> f64 {
+    ctx.config.queue.heartbeat.as_secs_f64() * 3.0
+}
+
+/// Asks a worker to take no more jobs, to finish what it holds, and to end: 202. One that sends no heartbeat any more does not hear of
+/// it, and the answer says so.
 pub(super) async fn drain(
     State(ctx): State<Arc<Ctx>>,
     Id(id): Id,
@@ -37,7 +43,12 @@ pub(super) async fn drain(
 ) -> Result<(StatusCode, Json<Value>), Problem> {
     because(Reason::of(&body?)?.as_deref());
     ctx.store.drain_workers(Some(&id)).await?;
-    Ok((StatusCode::ACCEPTED, Json(json!({"worker_id": id, "state": "draining"}))))
+    let workers = ctx.store.workers().await?;
+    let state = workers
+        .iter()
+        .find(|worker| worker.worker_id == id)
+        .map_or("gone", |worker| worker.state(silent_after_s(&ctx)));
+    Ok((StatusCode::ACCEPTED, Json(json!({"worker_id": id, "state": state}))))
 }
 
 /// What the API's document says of these routes.

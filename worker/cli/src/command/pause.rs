@@ -100,13 +100,16 @@ async fn pauses(
         Verb::Begin { what, how } => {
             let subject = Subject::named(what.kind, what.name.as_deref(), space).map_err(Usage)?;
             begin(store, output, &subject, &how).await?;
-            let known = match subject.kind {
-                Kind::Provider => app.models(config)?.providers().map(str::to_owned).collect(),
-                Kind::Tool => app.registry(config)?.names().map(str::to_owned).collect(),
-                Kind::Channel => app.channels(config)?.into_keys().collect(),
-                _ => BTreeSet::new(),
+            // It is paused. If this configuration is incomplete, only the check of the name is left out.
+            let known: anyhow::Result<BTreeSet<String>> = match subject.kind {
+                Kind::Provider => app.models(config).map(|all| all.providers().map(str::to_owned).collect()),
+                Kind::Tool => app.registry(config).map(|all| all.names().map(str::to_owned).collect()),
+                Kind::Channel => app.channels(config).map(|all| all.into_keys().collect()),
+                _ => Ok(BTreeSet::new()),
             };
-            if let Some(warning) = unknown(config, store, &subject, known).await? {
+            if let Ok(known) = known
+                && let Some(warning) = unknown(config, store, &subject, known).await?
+            {
                 eprintln!("wakeful: warning: {}", printable(&warning));
             }
             Ok(())

@@ -23,7 +23,8 @@ pub(super) enum Verb {
         #[command(flatten)]
         erase: erase::EraseArgs,
     },
-    /// Place a legal hold: nothing that the person takes part in is erased while it stands.
+    /// Place a legal hold: nothing that the person takes part in is erased while it stands. `wakeful conversation holds` lists the
+    /// holds, and `wakeful conversation release` ends one.
     Hold {
         /// A mail address, or the user id that chats give.
         who: String,

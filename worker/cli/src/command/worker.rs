@@ -40,7 +40,7 @@ pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
     let ran = match args.verb {
         Verb::List => list(&store, &output, silent_after_s).await,
         Verb::Drain { worker, wait, .. } => {
-            drain(&store, &output, worker.as_deref(), wait.then_some(silent_after_s)).await
+            drain(&store, &output, worker.as_deref(), wait, silent_after_s).await
         }
     };
     store.close().await;
@@ -52,25 +52,37 @@ async fn list(store: &Store, output: &Output, silent_after_s: f64) -> anyhow::Re
     output.items(&workers, || queue::worker_table(&workers, silent_after_s))
 }
 
-async fn drain(store: &Store, output: &Output, name: Option<&str>, wait: Option<f64>) -> anyhow::Result<()> {
+async fn drain(
+    store: &Store,
+    output: &Output,
+    name: Option<&str>,
+    wait: bool,
+    silent_after_s: f64,
+) -> anyhow::Result<()> {
     let worker = match name {
         Some(name) => Some(one(store, name).await?),
         None => None,
     };
     let asked = store.drain_workers(worker.as_deref()).await?;
+    let workers = store.workers().await?;
     // A worker of a release that knows no drain does not hear of it.
-    let deaf: Vec<String> = store
-        .workers()
-        .await?
-        .into_iter()
+    let deaf: Vec<String> = workers
+        .iter()
         .filter(|worker| asked.contains(&worker.worker_id) && worker.schema_number.is_none())
-        .map(|worker| worker.worker_id)
+        .map(|worker| worker.worker_id.clone())
         .collect();
     for worker in &deaf {
         eprintln!("{} is of a release that knows no drain: stop it with SIGTERM", printable(worker));
     }
     let asked: Vec<String> = asked.into_iter().filter(|id| !deaf.contains(id)).collect();
-    if let Some(silent_after_s) = wait {
+    // One that was killed hears of nothing either, and other workers have taken its jobs.
+    let (gone, asked): (Vec<String>, Vec<String>) = asked.into_iter().partition(|id| {
+        workers.iter().any(|worker| worker.worker_id == *id && !worker.is_fresh(silent_after_s))
+    });
+    for worker in &gone {
+        eprintln!("{} sends no heartbeat any more, so there is nothing to drain", printable(worker));
+    }
+    if wait {
         // A worker that ends in order removes its row. One that was killed is silent.
         while store
             .workers()
@@ -81,9 +93,8 @@ async fn drain(store: &Store, output: &Output, name: Option<&str>, wait: Option<
             tokio::time::sleep(LOOK).await;
         }
     }
-    let done = wait.is_some();
-    output.one(&json!({"workers": asked, "ended": done}), || match (asked.len() as i64, done) {
-        (0, _) => "There is no worker.\n".to_owned(),
+    output.one(&json!({"workers": asked, "ended": wait}), || match (asked.len() as i64, wait) {
+        (0, _) => "There is no worker to drain.\n".to_owned(),
         (asked, true) => format!("Drained {}.\n", count(asked, "worker")),
         (asked, false) => format!(
             "Asked {} to drain; `wakeful worker list` shows how far that is.\n",

@@ -81,7 +81,8 @@ pub(crate) async fn begin(form: Form) -> Result<Response, Refusal> {
     let reason = form.filled("reason").map(|reason| super::act::one_line(&reason)).unwrap_or_default();
     body.insert("reason".to_owned(), reason.into());
     if let Some(minutes) = form.filled("minutes") {
-        let seconds = minutes.parse::<u64>().map(|minutes| minutes.saturating_mul(60));
+        // A half of a minute is a time too. What is no number stays a text, and the API says so.
+        let seconds = minutes.parse::<f64>().map(|minutes| (minutes * 60.0).round() as u64);
         body.insert("for_s".to_owned(), seconds.map_or_else(|_| json!(minutes), |seconds| json!(seconds)));
     }
     form.act(&back, async {

@@ -1,6 +1,7 @@
 //! `wakeful doctor`: checks that everything is there and fits together. Changes nothing and ends within ten
 //! seconds.
 
+mod alerts;
 mod blobs;
 mod database;
 mod fleet;

@@ -202,6 +202,7 @@ async fn ask(config: &Config, url: &str, since: Duration, report: &mut Report) -
     work(config, &store, report).await?;
     schedules(&store, crate::command::queue::silent_after_s(config), report).await?;
     troubles(&store.troubles(Duration::from_secs_f64(WAITING_S), since).await?, since, report);
+    super::alerts::check(&store, since, report).await?;
     if config.chat.legacy.redis_url.is_some() {
         report.ok("old chats", legacy::advice(&config.chat.legacy, &store.legacy_counts().await?));
     }

@@ -134,8 +134,14 @@ fn search(pairs: &[String]) -> anyhow::Result<Search> {
             return Err(Usage(format!("--filter {key} is given twice")).into());
         }
     }
-    serde_json::from_value(fields.into())
-        .map_err(|error| Usage(format!("--filter: {}", plain::reason("", &error.to_string()))).into())
+    // The numbers among them name no field when they are refused.
+    let mut keys = fields.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
+    if fields.len() > 1 {
+        keys = format!("one of {keys}");
+    }
+    serde_json::from_value(fields.into()).map_err(|error| {
+        Usage(format!("--filter: {} ({keys})", plain::reason("", &error.to_string()))).into()
+    })
 }
 
 pub(super) async fn retry(

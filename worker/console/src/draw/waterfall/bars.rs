@@ -12,6 +12,8 @@ pub(super) fn bars(known: &Known<'_>) -> Vec<Bar> {
     // What was committed before is known only if the journal is there from its beginning.
     let from_the_beginning = known.events.first().is_some_and(|event| event.seq == 1);
     let mut kept = Kept::default();
+    // Calls of which nobody knows whether they took effect.
+    let mut uncertain: Vec<usize> = Vec::new();
     for event in known.events {
         let at = event.ts.0.timestamp_millis();
         let step = event.step_number;
@@ -39,6 +41,13 @@ pub(super) fn bars(known: &Known<'_>) -> Vec<Bar> {
                     bars.iter_mut()
                         .filter(|bar| bar.is_open && bar.class == "tool")
                         .for_each(|bar| bar.class = "person");
+                    for call in uncertain.drain(..) {
+                        let Bar { step, name, of, .. } = &bars[call];
+                        let name = format!("did {name} happen?");
+                        let wait =
+                            Bar { step: *step, ..bar(&name, String::new(), "person", at, now, of, true) };
+                        bars.push(wait);
+                    }
                 }
             }
             "LLM_CALLED" => {
@@ -98,14 +107,20 @@ pub(super) fn bars(known: &Known<'_>) -> Vec<Bar> {
                 }
             }
             "TOOL_FAILED_UNCERTAIN" => {
-                let found = bars.iter_mut().rev().find(|bar| bar.of == event.text("call_id"));
-                if let Some(call) = found {
-                    (call.class, call.about, call.to) = ("bad", "may have run: uncertain".to_owned(), at);
+                if let Some(call) =
+                    close(&mut bars, event.text("call_id"), at, "its end is unknown: it may have run")
+                {
+                    bars[call].class = "lost";
+                    uncertain.push(call);
                 }
             }
             "EFFECT_RESOLVED" => {
                 let (call, resolution) = (event.text("effect"), event.text("resolution"));
                 let approved = resolution == "approved";
+                if !approved && resolution != "declined" {
+                    let said = resolution.replace('_', " ");
+                    close(&mut bars, call, at, &format!("{said}, says {}", event.text("by")));
+                }
                 if (approved || resolution == "declined")
                     && let Some(waited) =
                         close(&mut bars, call, at, &format!("{resolution} by {}", event.text("by")))

@@ -27,12 +27,14 @@ pub(super) fn part(bars: &mut Vec<Bar>, known: &Known<'_>) -> bool {
             end = end.max(Some(bar.to));
         }
         let mut gone = None;
-        if bar.class == "lost" && !bar.is_open {
+        // A tool call that is lost waits for a person, and no other attempt follows it.
+        let is_model_call = |bar: &Bar| bar.class == "lost" && bar.of == "lost";
+        if is_model_call(&bar) && !bar.is_open {
             match crashes.last_mut().filter(|(_, until)| *until == bar.from) {
                 Some((_, until)) => *until = bar.to,
                 None => crashes.push((bar.from, bar.to)),
             }
-            let is_last = !rest.as_slice().iter().any(|next| next.class == "lost" && next.step == bar.step);
+            let is_last = !rest.as_slice().iter().any(|next| is_model_call(next) && next.step == bar.step);
             gone = after_crash(known, &mut bar, is_last);
             survived |= gone.is_some();
         }

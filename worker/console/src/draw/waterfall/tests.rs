@@ -108,6 +108,37 @@ fn a_call_that_waits_for_approval_is_a_wait_for_a_person_and_not_the_tools_work(
     assert!(fall.shortened, "a person's night is no work");
 }
 
+#[test]
+fn a_call_that_a_person_found_to_have_happened_did_not_fail() {
+    let needs = json!({"from_state": "running", "to_state": "needs_attention"});
+    let events = [
+        call(1, 1, 1, 0.0, 1.0, Some(7)),
+        event(2, 1.0, "TOOL_INVOKED", Some(1), json!({"call_id": "c1", "name": "charge"})),
+        event(3, 3.0, "TOOL_FAILED_UNCERTAIN", Some(1), json!({"call_id": "c1"})),
+        event(4, 3.0, "state_transition", Some(1), needs),
+        event(
+            5,
+            53.0,
+            "EFFECT_RESOLVED",
+            None,
+            json!({"effect": "c1", "resolution": "happened", "by": "ann"}),
+        ),
+        event(6, 54.0, "TOOL_RESULT", Some(2), json!({"call_id": "c1", "ok": true, "text": "charged"})),
+    ];
+    let fall = fall(&events, &[], &[]);
+    let expected = [
+        ("model", "+0 ms", "1.0 s"),
+        ("charge", "+1.0 s", "2.0 s"),
+        ("did charge happen?", "+3.0 s", "50.0 s"),
+    ];
+    assert_eq!(names(&fall), expected);
+    let shown: Vec<_> = fall.rows.iter().map(|row| (row.class, row.about.as_str())).collect();
+    assert_eq!(
+        shown[1..],
+        [("lost", "its end is unknown: it may have run"), ("person", "happened, says ann")]
+    );
+}
+
 /// Step 1 was committed at 2 s by `a`, which began step 2 at once and died. `b` took it up at 20 s.
 fn crash() -> Vec<Event> {
     vec![

@@ -138,7 +138,7 @@ pub(crate) async fn create(form: Form) -> Result<Response, Refusal> {
         ("rate", form.filled("rate").map(|text| number(&text))),
         ("prove", form.filled("prove").map(|text| number(&text))),
         ("canary", form.filled("canary").map(|text| sizes(&text))),
-        ("stop_share", form.filled("stop_share").map(|text| share(&text))),
+        ("stop_share", form.filled("stop_share").and_then(|text| share(&text)).map(|share| json!(share))),
     ] {
         // The forms of the other verbs lack the fields that only a retry has.
         if let Some(value) = value {
@@ -149,6 +149,10 @@ pub(crate) async fn create(form: Form) -> Result<Response, Refusal> {
     let plan = search.link(&[&[("verb", verb)], how.as_slice()].concat());
     let back = format!("{}/batches/new{plan}", form.visit.base());
     form.act(&back, async {
+        if form.filled("stop_share").is_some_and(|text| share(&text).is_none()) {
+            let said = "\u{201c}Pause if more than this fail again\u{201d} takes a number of percent: 0, or from 1 to 100";
+            return Err(Refusal::new(StatusCode::BAD_REQUEST, said));
+        }
         let made = form.visit.api.post("/v1/batches", &Value::Object(body), Some(&form.key())).await?;
         let id = made["batch_id"].as_str().unwrap_or_default();
         let said = match made["status"].as_str() {
@@ -175,9 +179,10 @@ fn sizes(text: &str) -> Value {
 }
 
 /// A share, from a number of percent.
-fn share(text: &str) -> Value {
-    let percent = text.trim_end_matches('%').trim().parse::<f64>();
-    percent.map_or_else(|_| json!(text), |percent| json!(percent / 100.0))
+fn share(text: &str) -> Option<f64> {
+    let percent: f64 = text.trim_end_matches('%').trim().parse().ok()?;
+    // Who writes 0.2 means a fifth, and would get a five-hundredth.
+    (percent == 0.0 || (1.0..=100.0).contains(&percent)).then_some(percent / 100.0)
 }
 
 #[cfg(test)]
@@ -188,7 +193,8 @@ mod tests {
     fn fields_become_numbers_and_what_is_none_stays_as_it_was_typed() {
         assert_eq!(sizes("1, 10,100"), json!([1, 10, 100]));
         assert_eq!(sizes("1;2"), json!(["1;2"]));
-        assert_eq!((share("20 %"), share("half")), (json!(0.2), json!("half")));
+        assert_eq!([share("20 %"), share("0"), share("half")], [Some(0.2), Some(0.0), None]);
+        assert_eq!([share("0.2"), share("500")], [None, None]);
         assert_eq!((number("20"), number("0.5"), number("x")), (json!(20), json!(0.5), json!("x")));
     }
 }
