@@ -117,12 +117,16 @@ async fn two_processes_drain_2000_sessions_of_5_steps_each_step_once() {
 
 #[tokio::test]
 async fn a_worker_that_is_gone_is_not_said_to_drain() {
-    let (database, options) = (Database::new().await, Options::new());
+    let (database, options) =
+        (Database::new().await, Options::new().model("openai/test").env("OPENAI_API_KEY", "k"));
     let gone = options.serve(&database).await;
     let (_, workers) = gone.client().get("/v1/workers").await;
     let name = workers["items"][0]["worker_id"].as_str().unwrap().to_owned();
     gone.kill();
-    database.execute("update workers set beat_at = clock_timestamp() - interval '10 minutes'").await;
+    sqlx::query("update workers set beat_at = clock_timestamp() - interval '10 minutes'")
+        .execute(&database.pool)
+        .await
+        .unwrap();
     let drain = ["worker", "drain", &name, "--wait"];
     let ran = crate::cli::run(&options, &database.url, &drain).await;
     assert_eq!((ran.code, ran.out.as_str()), (0, "There is no worker to drain.\n"), "{}", ran.err);

@@ -160,7 +160,8 @@ async fn each_kind_of_pause_holds_its_sessions_and_no_others_until_it_ends() {
         assert!(made["name"].is_string() && made["warning"].is_null(), "{made}");
     }
     // Who has to pause does not mend the configuration first.
-    let lacking = house.options.clone().config("tools = [\"compose_email\"]");
+    let secret = "[messenger.slack]\nsigning_secrets = [\"0123456789abcdef0123456789abcdef\"]";
+    let lacking = house.options.clone().config(secret);
     let pause = ["pause", "begin", "channel", "email", "--reason", "x"];
     let ran = crate::cli::run(&lacking, &house.database.url, &pause).await;
     assert!(ran.code == 0 && ran.out.contains("channel email is paused"), "{} {}", ran.out, ran.err);

@@ -104,6 +104,7 @@ pub(crate) fn operations() -> Vec<Operation> {
             StatusCode::OK,
             "the list, or the file's bytes",
             crate::object! {"snapshot": Option<Value>, "items": Vec<Value>, "next": Option<i64>},
-        ),
+        )
+        .refuses(&[StatusCode::CONFLICT]),
     ]
 }
