@@ -149,6 +149,13 @@ async fn a_first_start_shows_the_samples_and_a_second_one_sends_none() {
         "{report}"
     );
     assert!(report.contains(" is ready"), "it finds the server of this database: {report}");
+    std::fs::write(place.temp.path().join("next.toml"), "").unwrap();
+    for args in [vec!["ready"], vec!["preflight", "--against", "next.toml"]] {
+        let mut command = Program::command(place.temp.path());
+        command.args(&args).env("DATABASE_URL", url.output().trim());
+        let mut ran = Program::start(command.env("WAKEFUL_SERVER__LISTEN", "127.0.0.1:0"));
+        assert_eq!(ran.end().await, 0, "{args:?}: {}{}", ran.output(), ran.errors());
+    }
 
     let mut third = place.dev(&[]);
     assert_eq!(third.end().await, 4, "one at a time");

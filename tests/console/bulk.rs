@@ -226,6 +226,8 @@ async fn a_pause_is_begun_and_ended_on_the_page_of_the_queue() {
     let browser = scene.browser();
     let queue = browser.open("/queue").await;
     assert!(queue.html.contains("Nothing is paused"), "{}", queue.html);
+    // Where the form was sent to, and a browser reloads.
+    assert_eq!(browser.get("/console/pauses").await.status, StatusCode::SEE_OTHER);
     let nameless = [("kind", "agent"), ("reason", "wrong prices")];
     let told = browser.press(&queue, "/console/pauses", &nameless).await;
     assert!(told.html.contains("Nothing was done") && told.html.contains("Nothing is paused"));

@@ -195,7 +195,7 @@ impl Fault {
                 remedy: "read the provider's message, correct the agent or its tools, then retry the session",
             },
             Fault::NotConfigured { .. } => Verdict::Fail {
-                remedy: "add what is missing to the workers' wakeful.toml, restart them, then retry the session",
+                remedy: "correct the file that it names, or else the workers' wakeful.toml and restart them; then retry the session",
             },
             Fault::StepLimit { .. } => Verdict::Fail {
                 remedy: "raise `limits.steps` of the agent if the work is sound, then retry the session; it goes on where it stood",

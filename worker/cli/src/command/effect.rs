@@ -142,7 +142,7 @@ fn table(effects: &[UncertainEffect]) -> Table {
     let mut table = Table::new(&[
         Column::fixed("KIND"),
         Column::flexible("NAME"),
-        Column::fixed("SESSION"),
+        Column::fixed("SESSION IS"),
         Column::number("AGE"),
         Column::flexible("EFFECT").below(),
         Column::flexible("ABOUT").below(),

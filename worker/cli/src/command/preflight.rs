@@ -70,14 +70,20 @@ struct Report {
     more: bool,
 }
 
-pub(super) async fn run(app: &App, config: Config, args: Args) -> anyhow::Result<Exit> {
+pub(super) async fn run(app: &App, mut config: Config, args: Args) -> anyhow::Result<Exit> {
+    // Beside `wakeful dev` both are what it would make of them.
+    super::dev::apply_if_dev_database(&mut config, app)?;
     let old = app.capabilities(&config)?;
     let new = match args.against.split_once("://") {
         Some(("http" | "https", _)) => of_server(&config, &args.against).await?,
         Some(_) => {
             return Err(Usage("--against: a file, or an address with http:// or https://".to_owned()).into());
         }
-        None => app.capabilities(&app.load(Some(Path::new(&args.against)))?)?,
+        None => {
+            let mut new = app.load(Some(Path::new(&args.against)))?;
+            super::dev::apply_if_dev_database(&mut new, app)?;
+            app.capabilities(&new)?
+        }
     };
     let store = super::open_store(&config, "wakeful preflight").await?;
     let report = report(&store, &config, &args, &old, &new).await;

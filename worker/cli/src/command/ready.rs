@@ -2,6 +2,8 @@
 
 use super::Exit;
 use crate::client::{address, readyz};
+use crate::dev::Home;
+use secrecy::ExposeSecret as _;
 use std::time::Duration;
 use wakeful_config::Config;
 
@@ -14,7 +16,10 @@ pub(super) struct Args {}
 /// Asks the process of this configuration on this host: at `[monitoring] listen`, or at `[server] listen` if that is not set. Opens
 /// no connection to the database.
 pub(super) async fn run(config: Config, Args {}: Args) -> anyhow::Result<Exit> {
-    let listen = config.monitoring.listen.unwrap_or(config.server.listen);
+    // Beside `wakeful dev` it is dev's process, which may listen on another port.
+    let dev = config.database.url.as_ref().and_then(|url| Home::of_database(url.expose_secret()));
+    let dev = dev.and_then(|home| home.address());
+    let listen = config.monitoring.listen.or(dev).unwrap_or(config.server.listen);
     let url = format!("http://{}", address::reachable(listen));
     let said = match tokio::time::timeout(ANSWER, readyz::ask(&url)).await {
         Ok(Ok(Some((200, body)))) if body["checks"].is_object() => {

@@ -67,7 +67,7 @@ pub(crate) fn router() -> Router<Arc<Console>> {
         .route("/schedules/{id}/{verb}", post(schedules::steer))
         .route("/mails", get(deliveries::mails))
         .route("/queue", get(queue::show))
-        .route("/pauses", post(pauses::begin))
+        .route("/pauses", get(pauses::show).post(pauses::begin))
         .route("/pauses/end", post(pauses::end))
         .route("/audit", get(audit::show))
         .route("/tokens", get(tokens::list).post(tokens::create))

@@ -4,8 +4,9 @@ use crate::form::{Form, done};
 use crate::press::Outcome;
 use crate::refusal::Refusal;
 use crate::text::{Badge, Moment, badge, count};
+use crate::visit::Visit;
 use axum::http::StatusCode;
-use axum::response::Response;
+use axum::response::{Redirect, Response};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -73,6 +74,11 @@ fn subject(form: &Form) -> Map<String, Value> {
         body.insert("rate".to_owned(), rate.parse::<f64>().map_or_else(|_| json!(rate), |rate| json!(rate)));
     }
     body
+}
+
+/// The pauses are on the page of the queue.
+pub(crate) async fn show(visit: Visit) -> Redirect {
+    Redirect::to(&format!("{}/queue", visit.base()))
 }
 
 pub(crate) async fn begin(form: Form) -> Result<Response, Refusal> {

@@ -63,7 +63,10 @@ fn agents(app: &App, config: &Config, report: &mut Report) -> Vec<String> {
         }
         if let Err(fault) = providers.get(&agent.model) {
             whole = false;
-            let remedy = format!("correct [agents.{name}] model");
+            let remedy = match agent.model.starts_with("scripted/") {
+                true => format!("correct that file, or [agents.{name}] model"),
+                false => format!("correct [agents.{name}] model"),
+            };
             report.problem("agents", format!("agent {name:?}, model {}: {fault}", agent.model), remedy);
         }
         if whole {
