@@ -153,7 +153,8 @@ async fn a_first_start_shows_the_samples_and_a_second_one_sends_none() {
     for args in [vec!["ready"], vec!["preflight", "--against", "next.toml"]] {
         let mut command = Program::command(place.temp.path());
         command.args(&args).env("DATABASE_URL", url.output().trim());
-        let mut ran = Program::start(command.env("WAKEFUL_SERVER__LISTEN", "127.0.0.1:0"));
+        command.env("WAKEFUL_SERVER__LISTEN", "127.0.0.1:0");
+        let mut ran = Program::start(command);
         assert_eq!(ran.end().await, 0, "{args:?}: {}{}", ran.output(), ran.errors());
     }
 
