@@ -225,8 +225,26 @@ fn configure(
     if config.messenger.webhook.secrets.is_empty() {
         config.messenger.webhook.secrets.push(home.webhook_secret()?);
     }
-    if with_samples && config.schedules.is_empty() && config.agents.contains_key(DEFAULT_AGENT) {
+    if with_samples {
+        give_sample_schedule(config);
+    }
+    Ok(())
+}
+
+/// A configuration without schedules gets the sample's.
+fn give_sample_schedule(config: &mut Config) {
+    if config.schedules.is_empty() && config.agents.contains_key(DEFAULT_AGENT) {
         config.schedules.insert(samples::CRON.conversation.to_owned(), samples::schedule());
+    }
+}
+
+/// Like [`apply_if_dev_database`], and with the sample's schedule, so that two configurations can be compared.
+///
+/// # Errors
+/// Those of [`apply_if_dev_database`].
+pub(super) fn apply_with_samples(config: &mut Config, app: &App) -> anyhow::Result<()> {
+    if apply_if_dev_database(config, app)?.is_some() {
+        give_sample_schedule(config);
     }
     Ok(())
 }

@@ -72,7 +72,7 @@ struct Report {
 
 pub(super) async fn run(app: &App, mut config: Config, args: Args) -> anyhow::Result<Exit> {
     // Beside `wakeful dev` both are what it would make of them.
-    super::dev::apply_if_dev_database(&mut config, app)?;
+    super::dev::apply_with_samples(&mut config, app)?;
     let old = app.capabilities(&config)?;
     let new = match args.against.split_once("://") {
         Some(("http" | "https", _)) => of_server(&config, &args.against).await?,
@@ -81,7 +81,7 @@ pub(super) async fn run(app: &App, mut config: Config, args: Args) -> anyhow::Re
         }
         None => {
             let mut new = app.load(Some(Path::new(&args.against)))?;
-            super::dev::apply_if_dev_database(&mut new, app)?;
+            super::dev::apply_with_samples(&mut new, app)?;
             app.capabilities(&new)?
         }
     };
