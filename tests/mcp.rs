@@ -3,7 +3,8 @@
 mod http;
 
 use crate::cli::run;
-use crate::support::{Answer, Client, Database, ModelServer, Options};
+use crate::support::client::texts;
+use crate::support::{Answer, Client, Database, ModelServer, Options, eventually};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
@@ -35,7 +36,12 @@ async fn model_that_calls(tool: &'static str, table: i64) -> ModelServer {
 
 /// What the model was told of its call.
 fn told(model: &ModelServer) -> String {
-    let body: Value = serde_json::from_str(&model.bodies()[1]).unwrap();
+    last_of(&model.bodies()[1])
+}
+
+/// The last message of a request.
+fn last_of(body: &str) -> String {
+    let body: Value = serde_json::from_str(body).unwrap();
     body["messages"].as_array().unwrap().last().unwrap()["content"].as_str().unwrap().to_owned()
 }
 
@@ -190,6 +196,33 @@ async fn a_program_gets_the_variables_that_it_is_to_have_and_no_other() {
 }
 
 #[tokio::test]
+async fn a_program_that_starts_for_longer_than_a_call_may_take_is_there_for_the_next_one() {
+    let database = Database::new().await;
+    let turns = [Answer::call("desk_look", json!({"table": 7})), Answer::text("Later.")];
+    let model = ModelServer::turns([turns.clone(), turns].concat()).await;
+    let options = desk(&model).config("[agents.default.limits]\ntool_s = 2");
+    run(&options, &database.url, &["mcp", "pull"]).await;
+    let starts = || std::fs::read_to_string(folder(&options).join("starts")).unwrap().lines().count();
+    let before = starts();
+    let loads = folder(&options).join("loads");
+    std::fs::write(&loads, "").unwrap();
+    let process = options.serve(&database).await;
+    let client = process.client();
+    let id = one_run(&client).await;
+    assert!(told(&model).contains("did not finish within 2 seconds"), "{}", told(&model));
+    std::fs::remove_file(&loads).unwrap();
+    client.chat("c1", "And now?").await;
+    eventually("the second answer", || async {
+        let session = client.session(&id).await;
+        (texts(&session, "assistant").len() == 4).then_some(())
+    })
+    .await;
+    assert_eq!(last_of(&model.bodies()[3]), "look: table 7");
+    assert_eq!(starts(), before + 1, "it was started once");
+    assert!(process.terminate().success());
+}
+
+#[tokio::test]
 async fn a_program_that_hangs_is_replaced() {
     let database = Database::new().await;
     let answers = ["desk_look", "desk_look"].map(|tool| Answer::call(tool, json!({"table": 7})));
@@ -201,6 +234,5 @@ async fn a_program_that_hangs_is_replaced() {
     one_run(&process.client()).await;
     assert!(told(&model).contains("did not finish within 6 seconds"), "{}", told(&model));
     let bodies = model.bodies();
-    let body: Value = serde_json::from_str(&bodies[2]).unwrap();
-    assert_eq!(body["messages"].as_array().unwrap().last().unwrap()["content"], "look: table 7");
+    assert_eq!(last_of(&bodies[2]), "look: table 7");
 }

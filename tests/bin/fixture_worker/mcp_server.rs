@@ -1,6 +1,7 @@
 //! An MCP server by standard input and output: `fixture_worker mcp-server FOLDER`. It writes the names of its variables into
 //! `FOLDER/variables`. A call of the tool that `FOLDER/dies` names ends it, and one of the tool that `FOLDER/hangs` names hangs:
-//! once, after the call was kept and before its answer.
+//! once, after the call was kept and before its answer. While `FOLDER/loads` exists, it reads nothing, as a program that a package
+//! runner loads. Each start is a line of `FOLDER/starts`.
 
 #[path = "../../support/mcp.rs"]
 mod answers;
@@ -13,6 +14,10 @@ use std::path::Path;
 pub fn run(folder: &Path) -> std::io::Result<()> {
     let variables: Vec<String> = std::env::vars().map(|(name, _)| name).collect();
     std::fs::write(folder.join("variables"), variables.join("\n"))?;
+    let mut starts = std::fs::OpenOptions::new().create(true).append(true).open(folder.join("starts"))?;
+    starts.write_all(b"start\n")?;
+    let loads = folder.join("loads");
+    super::misbehave::block_until(&super::folder::Changes::of(&loads.to_string_lossy()), || !loads.exists());
     eprintln!("The desk is open.");
     let mut output = std::io::stdout().lock();
     for line in std::io::stdin().lock().lines() {

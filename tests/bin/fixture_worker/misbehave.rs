@@ -100,7 +100,7 @@ impl Tool for Misbehave {
 }
 
 /// Returns when `is_so`, and keeps the thread.
-fn block_until(changes: &super::folder::Changes, is_so: impl Fn() -> bool) {
+pub fn block_until(changes: &super::folder::Changes, is_so: impl Fn() -> bool) {
     use rustix::event::{PollFd, PollFlags, poll};
     while !is_so() {
         // A signal interrupts it, such as the one that continues a stopped process.

@@ -5,6 +5,8 @@ use crate::failure::{CallFailure, MAX_SAID, chain};
 use crate::http::Http;
 use crate::pinned::Offered;
 use crate::program::{Program, start};
+use futures::FutureExt as _;
+use futures::future::{BoxFuture, Shared};
 use rmcp::model::{
     CallToolRequestParams, CallToolResponse, CallToolResult, ClientCapabilities, ClientConfig, ClientRequest,
     Implementation, JsonObject, PaginatedRequestParams, PingRequest, RequestMetaObject,
@@ -21,10 +23,10 @@ use std::time::{Duration, Instant};
 use wakeful_config::mcp::{Mcp, Reach};
 use wakeful_engine::web;
 
-/// How long a server may take until it has told its name, when a call needs it: shorter than most calls may take.
+/// How long a call waits for a server that opens: shorter than most calls may take. The server goes on opening, for the next call.
 const HANDSHAKE: Duration = Duration::from_secs(30);
 
-/// The same when a person asks for its tools: a package runner loads the program first.
+/// How long a server may take until it has told its name: a package runner loads the program first.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// How long a server may take to answer a ping, after a call that it did not answer in time.
@@ -47,7 +49,7 @@ const MAX_PAGES: usize = 100;
 #[derive(Debug)]
 pub(crate) struct Connection {
     server: Mcp,
-    /// How long the server may take to open, and to list its tools.
+    /// How long a caller waits for the server to open, and to list its tools.
     patience: Duration,
     state: tokio::sync::Mutex<State>,
 }
@@ -56,12 +58,16 @@ pub(crate) struct Connection {
 enum State {
     #[default]
     Closed,
+    Opening(Opening),
     Live(Arc<Live>),
     Away {
         since: Instant,
         why: String,
     },
 }
+
+/// A connection that is being opened, whoever waits for it.
+type Opening = Shared<BoxFuture<'static, Result<Arc<Live>, String>>>;
 
 #[derive(Debug)]
 struct Live {
@@ -181,31 +187,34 @@ impl Connection {
         Err(format!("it offers more than {MAX_TOOLS} tools, or more than {MAX_PAGES} pages of them"))
     }
 
-    /// The open connection, or a new one. Who comes while one is being opened waits for it.
+    /// The open connection, or a new one. Who comes while one is being opened waits for it. If all who wait go away, it opens
+    /// nevertheless: a server that starts slowly is there for the next call.
     async fn live(&self) -> Result<Arc<Live>, String> {
         let mut state = self.state.lock().await;
-        match &*state {
+        let opening = match &*state {
             State::Live(live) if is_usable(live).await => {
                 return Ok(Arc::clone(live));
             }
             State::Away { since, why } if since.elapsed() < PAUSE => return Err(why.clone()),
-            State::Live(_) | State::Away { .. } | State::Closed => {}
-        }
-        // A caller that goes away while it opens the connection leaves none.
-        *state = State::Closed;
-        // In a task of its own: rmcp keeps the span in which it begins for as long as the connection lives.
-        let opened = tokio::spawn(open(self.server.clone(), self.patience)).await;
-        match opened.unwrap_or_else(|_| Err("it could not be opened".to_owned())) {
-            Ok(live) => {
-                let live = Arc::new(live);
-                *state = State::Live(Arc::clone(&live));
-                Ok(live)
+            State::Opening(opening) => opening.clone(),
+            State::Live(_) | State::Away { .. } | State::Closed => {
+                let opening = opening(self.server.clone());
+                *state = State::Opening(opening.clone());
+                opening
             }
-            Err(why) => {
-                *state = State::Away { since: Instant::now(), why: why.clone() };
-                Err(why)
-            }
+        };
+        drop(state);
+        let Ok(opened) = tokio::time::timeout(self.patience, opening.clone()).await else {
+            return Err(format!("it has been starting for {} s, and goes on", self.patience.as_secs()));
+        };
+        let mut state = self.state.lock().await;
+        if matches!(&*state, State::Opening(other) if other.ptr_eq(&opening)) {
+            *state = match &opened {
+                Ok(live) => State::Live(Arc::clone(live)),
+                Err(why) => State::Away { since: Instant::now(), why: why.clone() },
+            };
         }
+        opened
     }
 
     /// Lets a connection go that failed, unless another caller has opened one since.
@@ -215,6 +224,16 @@ impl Connection {
             *state = State::Closed;
         }
     }
+}
+
+/// Opens a connection in a task of its own: rmcp keeps the span in which it begins for as long as the connection lives.
+fn opening(server: Mcp) -> Opening {
+    let task = tokio::spawn(open(server, PATIENCE));
+    let opened = async {
+        let opened = task.await.unwrap_or_else(|_| Err("it could not be opened".to_owned()));
+        opened.map(Arc::new)
+    };
+    opened.boxed().shared()
 }
 
 /// Opens a connection.
