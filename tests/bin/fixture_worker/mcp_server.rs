@@ -17,7 +17,7 @@ pub fn run(folder: &Path) -> std::io::Result<()> {
     let mut starts = std::fs::OpenOptions::new().create(true).append(true).open(folder.join("starts"))?;
     starts.write_all(b"start\n")?;
     let loads = folder.join("loads");
-    super::misbehave::block_until(&super::folder::Changes::of(&loads.to_string_lossy()), || !loads.exists());
+    super::misbehave::block_until(&super::folder::Changes::of(&loads), || !loads.exists());
     eprintln!("The desk is open.");
     let mut output = std::io::stdout().lock();
     for line in std::io::stdin().lock().lines() {
