@@ -416,4 +416,7 @@ async fn nothing_goes_on_without_texts(world: &World, file: &str) {
         client.post(&format!("/v1/sessions/{id}/messages"), &json!({"text": "Go on."})).await;
     let said = refused["detail"].as_str().unwrap_or_default();
     assert!(status == 409 && said.contains("without its texts it cannot be continued"), "{refused}");
+    let (code, process) = world.run(world.cli(&["session", "send", id, "Go on."])).await;
+    let log = process.log();
+    assert!(code != Some(0) && log.contains("without its texts it cannot be continued"), "{code:?} {log}");
 }

@@ -130,7 +130,11 @@ async fn a_worker_that_is_gone_is_not_said_to_drain() {
     let drain = ["worker", "drain", &name, "--wait"];
     let ran = crate::cli::run(&options, &database.url, &drain).await;
     assert_eq!((ran.code, ran.out.as_str()), (0, "There is no worker to drain.\n"), "{}", ran.err);
-    assert!(ran.err.contains(&format!("{name} sends no heartbeat any more")), "{}", ran.err);
+    assert!(
+        ran.err.contains(&format!("{name} sends no heartbeat any more, and holds nothing")),
+        "{}",
+        ran.err
+    );
     let api = options.clone().arg("--roles=api").serve(&database).await;
     let (status, said) =
         api.client().post(&format!("/v1/workers/{name}/drain"), &serde_json::json!({})).await;

@@ -318,6 +318,8 @@ pub(crate) struct Locked {
     pub had_run: bool,
     /// The replay process that runs this session. Empty: the deployed workers run it.
     pub runner: String,
+    /// It was imported from a bundle without texts.
+    pub redacted: bool,
     /// The key that seals its texts.
     pub data_key: Option<String>,
 }
@@ -356,14 +358,14 @@ pub(crate) async fn lock_conversation(tx: &mut PgConnection, conversation_id: &s
 /// Locks the session. The caller has locked its conversation.
 pub(crate) async fn lock_session(tx: &mut PgConnection, session_id: &str) -> Result<Locked> {
     let row = sqlx::query!(
-        "select session_id, conversation_id, space_id, trigger_type, trigger_id, status, last_step_number,
-            cancel_requested, runner, data_key,
+        r#"select session_id, conversation_id, space_id, trigger_type, trigger_id, status, last_step_number,
+            cancel_requested, runner, data_key, coalesce(imported_from ->> 'redacted' = 'true', false) as "redacted!",
             forked_at_message_number is not null
                 or exists (select from session_runs where session_runs.session_id = conversation_sessions.session_id
                     and session_runs.started_at is not null) as had_run
         from conversation_sessions
         where session_id = $1
-        for update",
+        for update"#,
         session_id
     )
     .fetch_optional(tx)
@@ -382,6 +384,7 @@ pub(crate) async fn lock_session(tx: &mut PgConnection, session_id: &str) -> Res
         cancel_requested: row.cancel_requested,
         had_run: row.had_run.unwrap_or(false),
         runner: row.runner,
+        redacted: row.redacted,
         data_key: row.data_key,
     })
 }

@@ -85,8 +85,16 @@ pub(crate) enum By {
 
 impl By {
     /// Checks that a message or a retry may create a job for this session. Only a replay's own process takes
-    /// the jobs of its session, and that process may have ended.
+    /// the jobs of its session, and that process may have ended. The model of a session from a redacted bundle would be asked
+    /// about hashes.
     pub(crate) fn may_wake(self, session: &Locked) -> Result<()> {
+        if session.redacted {
+            return Err(Error::Refused {
+                session_id: session.session_id.clone(),
+                reason: "it was imported from a redacted bundle: without its texts it cannot be continued"
+                    .to_owned(),
+            });
+        }
         if self == By::Replay || session.runner.is_empty() {
             return Ok(());
         }

@@ -75,21 +75,23 @@ async fn note_results(store: &Store, batch_id: &str) -> Result<()> {
     sqlx::query!(
         "update batch_members m
         set result = case
-                when r.status in ('completed', 'waiting_input') then 'passed'
-                -- A run that waits for approval has got past its failure, as one that asks has.
-                when r.status = 'needs_attention' and exists (
-                    select from tool_calls c
-                    where c.session_id = r.session_id and c.status = 'unapproved' and c.result_message_number is null
-                ) and not exists (
-                    select from tool_calls c
-                    where c.session_id = r.session_id and c.status = 'uncertain' and c.result_message_number is null
-                ) then 'passed'
+                when judged.passed then 'passed'
                 when r.status = 'cancelled' or r.error = 'cancelled' then 'cancelled'
                 else 'failed_again'
             end,
-            detail = case when r.error like 'wks1%' then '[sealed]' else r.error end,
+            detail = case when judged.passed then null when r.error like 'wks1%' then '[sealed]' else r.error end,
             result_at = clock_timestamp()
         from session_runs r
+        cross join lateral (
+            -- A run that waits for approval has got past its failure, as one that asks has.
+            select r.status in ('completed', 'waiting_input') or r.status = 'needs_attention' and exists (
+                select from tool_calls c
+                where c.session_id = r.session_id and c.status = 'unapproved' and c.result_message_number is null
+            ) and not exists (
+                select from tool_calls c
+                where c.session_id = r.session_id and c.status = 'uncertain' and c.result_message_number is null
+            ) as passed
+        ) judged
         where m.batch_id = $1 and m.outcome = 'acted' and m.result is null
             and r.run_id = m.run_id and r.status not in ('queued', 'running')",
         batch_id

@@ -13,7 +13,7 @@ pub mod outbox;
 use crate::{Result, Store, new_id};
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 use wakeful_workflow::gate;
 use wakeful_workflow::notify::{Group, Kind, Next, Phase, Rule, Seen, next};
@@ -195,42 +195,53 @@ async fn read(tx: &mut PgConnection) -> Result<Read> {
     .fetch_all(tx)
     .await?;
     let ids = rows.iter().map(|row| row.transition_id).collect();
-    let transitions = rows.into_iter().filter(|row| !row.muted && !row.over).filter_map(|row| {
-        let kind = match (Kind::parse(&row.kind)?, row.fault.as_deref()) {
-            (Kind::Failed, Some("step_limit" | "token_limit")) => Kind::OverBudget,
-            (Kind::NeedsAttention, _) if row.approval => Kind::Approval,
-            (kind, _) => kind,
-        };
-        let agent = || row.agent.clone().unwrap_or_default();
-        let (cause, label) = match kind {
-            Kind::Failed | Kind::OverBudget => {
-                let label = row.text.unwrap_or_else(|| "an error that is not known any more".to_owned());
-                (row.fingerprint.unwrap_or_default(), label)
-            }
-            Kind::NeedsAttention | Kind::Approval | Kind::WaitingInput => {
-                (agent(), format!("agent {}", agent()))
-            }
-            Kind::DeliveryFailed => {
-                let channel = row.channel.unwrap_or_default();
-                (channel.clone(), format!("channel {channel}"))
-            }
-            Kind::GateShut => (row.subject.clone(), gate::whose(&row.subject)),
-            Kind::NoWorker => (row.subject.clone(), "the whole installation".to_owned()),
-            Kind::BatchStopped => (row.subject.clone(), format!("batch {}", row.subject)),
-        };
-        Some(Transition {
-            transition_id: row.transition_id,
-            space_id: row.space_id,
-            kind,
-            subject: row.subject,
-            session_id: row.session_id,
-            agent: row.agent,
-            cause,
-            label,
-            ends: row.ends,
-            at: row.at,
-        })
-    });
+    // Of a session that waited several times, the last wait is the one that may not be over.
+    let mut waits = HashMap::new();
+    for row in rows.iter().filter(|row| matches!(row.kind.as_str(), "waiting_input" | "needs_attention")) {
+        waits.insert((row.kind.clone(), row.subject.clone()), row.transition_id);
+    }
+    let is_last = |kind: &str, subject: &str, id: i64| {
+        waits.get(&(kind.to_owned(), subject.to_owned())).is_none_or(|last| *last == id)
+    };
+    let transitions = rows
+        .into_iter()
+        .filter(|row| !row.muted && !row.over && is_last(&row.kind, &row.subject, row.transition_id))
+        .filter_map(|row| {
+            let kind = match (Kind::parse(&row.kind)?, row.fault.as_deref()) {
+                (Kind::Failed, Some("step_limit" | "token_limit")) => Kind::OverBudget,
+                (Kind::NeedsAttention, _) if row.approval => Kind::Approval,
+                (kind, _) => kind,
+            };
+            let agent = || row.agent.clone().unwrap_or_default();
+            let (cause, label) = match kind {
+                Kind::Failed | Kind::OverBudget => {
+                    let label = row.text.unwrap_or_else(|| "an error that is not known any more".to_owned());
+                    (row.fingerprint.unwrap_or_default(), label)
+                }
+                Kind::NeedsAttention | Kind::Approval | Kind::WaitingInput => {
+                    (agent(), format!("agent {}", agent()))
+                }
+                Kind::DeliveryFailed => {
+                    let channel = row.channel.unwrap_or_default();
+                    (channel.clone(), format!("channel {channel}"))
+                }
+                Kind::GateShut => (row.subject.clone(), gate::whose(&row.subject)),
+                Kind::NoWorker => (row.subject.clone(), "the whole installation".to_owned()),
+                Kind::BatchStopped => (row.subject.clone(), format!("batch {}", row.subject)),
+            };
+            Some(Transition {
+                transition_id: row.transition_id,
+                space_id: row.space_id,
+                kind,
+                subject: row.subject,
+                session_id: row.session_id,
+                agent: row.agent,
+                cause,
+                label,
+                ends: row.ends,
+                at: row.at,
+            })
+        });
     Ok(Read { transitions: transitions.collect(), ids })
 }
 

@@ -58,7 +58,10 @@ pub(crate) struct Connection {
 enum State {
     #[default]
     Closed,
-    Opening(Opening),
+    Opening {
+        since: Instant,
+        opening: Opening,
+    },
     Live(Arc<Live>),
     Away {
         since: Instant,
@@ -99,7 +102,8 @@ impl Connection {
 
     /// For a person who waits.
     pub fn patient(server: Mcp) -> Connection {
-        Connection { patience: PATIENCE, ..Connection::new(server) }
+        // A little more than the server has, so that its own words come first.
+        Connection { patience: PATIENCE + PING, ..Connection::new(server) }
     }
 
     /// The server's name in the configuration.
@@ -191,24 +195,30 @@ impl Connection {
     /// nevertheless: a server that starts slowly is there for the next call.
     async fn live(&self) -> Result<Arc<Live>, String> {
         let mut state = self.state.lock().await;
-        let opening = match &*state {
+        // What became of an opening for which nobody waited any more: it may be long ago.
+        if let State::Opening { opening, .. } = &*state
+            && let Some(opened) = opening.clone().now_or_never()
+        {
+            *state = opened.map_or(State::Closed, State::Live);
+        }
+        let (since, opening) = match &*state {
             State::Live(live) if is_usable(live).await => {
                 return Ok(Arc::clone(live));
             }
             State::Away { since, why } if since.elapsed() < PAUSE => return Err(why.clone()),
-            State::Opening(opening) => opening.clone(),
+            State::Opening { since, opening } => (*since, opening.clone()),
             State::Live(_) | State::Away { .. } | State::Closed => {
-                let opening = opening(self.server.clone());
-                *state = State::Opening(opening.clone());
-                opening
+                let (since, opening) = (Instant::now(), opening(self.server.clone()));
+                *state = State::Opening { since, opening: opening.clone() };
+                (since, opening)
             }
         };
         drop(state);
         let Ok(opened) = tokio::time::timeout(self.patience, opening.clone()).await else {
-            return Err(format!("it has been starting for {} s, and goes on", self.patience.as_secs()));
+            return Err(format!("it has been starting for {} s, and goes on", since.elapsed().as_secs()));
         };
         let mut state = self.state.lock().await;
-        if matches!(&*state, State::Opening(other) if other.ptr_eq(&opening)) {
+        if matches!(&*state, State::Opening { opening: other, .. } if other.ptr_eq(&opening)) {
             *state = match &opened {
                 Ok(live) => State::Live(Arc::clone(live)),
                 Err(why) => State::Away { since: Instant::now(), why: why.clone() },
@@ -228,7 +238,12 @@ impl Connection {
 
 /// Opens a connection in a task of its own: rmcp keeps the span in which it begins for as long as the connection lives.
 fn opening(server: Mcp) -> Opening {
-    let task = tokio::spawn(open(server, PATIENCE));
+    // A program may have to be loaded first. A URL that takes the connection and says nothing is called anew.
+    let patience = match &server.reach {
+        Reach::Url { .. } => HANDSHAKE,
+        Reach::Program { .. } => PATIENCE,
+    };
+    let task = tokio::spawn(open(server, patience));
     let opened = async {
         let opened = task.await.unwrap_or_else(|_| Err("it could not be opened".to_owned()));
         opened.map(Arc::new)

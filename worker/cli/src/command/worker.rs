@@ -75,12 +75,19 @@ async fn drain(
         eprintln!("{} is of a release that knows no drain: stop it with SIGTERM", printable(worker));
     }
     let asked: Vec<String> = asked.into_iter().filter(|id| !deaf.contains(id)).collect();
-    // One that was killed hears of nothing either, and other workers have taken its jobs.
-    let (gone, asked): (Vec<String>, Vec<String>) = asked.into_iter().partition(|id| {
+    // One that was killed hears of nothing either. One that was stopped or cut off hears of it when it comes back.
+    let (quiet, asked): (Vec<String>, Vec<String>) = asked.into_iter().partition(|id| {
         workers.iter().any(|worker| worker.worker_id == *id && !worker.is_fresh(silent_after_s))
     });
-    for worker in &gone {
-        eprintln!("{} sends no heartbeat any more, so there is nothing to drain", printable(worker));
+    for worker in workers.iter().filter(|worker| name.is_some() && quiet.contains(&worker.worker_id)) {
+        let of = printable(&worker.worker_id);
+        match worker.leases {
+            0 => eprintln!("{of} sends no heartbeat any more, and holds nothing"),
+            held => eprintln!(
+                "{of} sends no heartbeat any more: others take its {} when their leases end; it drains if it comes back",
+                count(held, "job")
+            ),
+        }
     }
     if wait {
         // A worker that ends in order removes its row. One that was killed is silent.

@@ -11,7 +11,7 @@ const NEWEST: i64 = 100;
 
 /// Says whether messages of the time `since` did not go out.
 pub(super) async fn check(store: &Store, since: Duration, report: &mut Report) -> Result<()> {
-    let statuses = Some(vec!["failed".to_owned(), "uncertain".to_owned()]);
+    let statuses = Some(vec!["failed".to_owned()]);
     let lost = store
         .notifications(&NotificationFilter { statuses, limit: NEWEST, ..NotificationFilter::default() })
         .await?;

@@ -139,6 +139,24 @@ fn a_call_that_a_person_found_to_have_happened_did_not_fail() {
     );
 }
 
+#[test]
+fn a_call_of_which_the_model_was_told_asks_nobody_and_a_persons_wait_is_no_failure() {
+    let needs = json!({"from_state": "running", "to_state": "needs_attention"});
+    let told = json!({"call_id": "c1", "ok": false, "text": "OUTCOME UNKNOWN"});
+    let mut events = vec![
+        call(1, 1, 1, 0.0, 1.0, Some(7)),
+        event(2, 1.0, "TOOL_INVOKED", Some(1), json!({"call_id": "c1", "name": "charge"})),
+        event(3, 3.0, "TOOL_FAILED_UNCERTAIN", Some(1), json!({"call_id": "c1"})),
+        event(4, 3.0, "TOOL_RESULT", Some(1), told.clone()),
+        event(5, 9.0, "state_transition", Some(2), needs),
+    ];
+    assert_eq!(names(&fall(&events, &[], &[])), [("model", "+0 ms", "1.0 s"), ("charge", "+1.0 s", "2.0 s")]);
+    // A retry lets the model be told after a person had been asked.
+    events.swap(3, 4);
+    let fall = fall(&events, &[], &[]);
+    assert_eq!((fall.rows[2].name.as_str(), fall.rows[2].class), ("did charge happen?", "person"));
+}
+
 /// Step 1 was committed at 2 s by `a`, which began step 2 at once and died. `b` took it up at 20 s.
 fn crash() -> Vec<Event> {
     vec![
