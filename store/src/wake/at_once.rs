@@ -45,6 +45,7 @@ struct Seen {
     wake_seq: Option<i64>,
     cancel_requested: Option<bool>,
     runner: Option<String>,
+    redacted: Option<bool>,
     superseded: Option<bool>,
     data_key: Option<String>,
     had_run: bool,
@@ -72,7 +73,7 @@ macro_rules! seen {
                 c.user_id as owner, s.conversation_id as "conversation_of_session?", s.agent as "agent?", s.trigger_type as "trigger_type?",
                 s.trigger_id as "trigger_id?", s.status as "status?", s.last_step_number as "last_step_number?",
                 s.wake_seq as "wake_seq?", s.cancel_requested as "cancel_requested?", s.runner as "runner?",
-                s.superseded as "superseded?", s.data_key,
+                s.imported_from ->> 'redacted' = 'true' as "redacted?", s.superseded as "superseded?", s.data_key,
                 s.forked_at_message_number is not null
                     or exists (select from session_runs r
                         where r.session_id = s.session_id and r.started_at is not null) as "had_run!",
@@ -121,7 +122,8 @@ pub(super) async fn wake(
     }
     let sha256 = seal.hash(sha256);
     let known = seen.session_id.is_some();
-    if known && (seen.conversation_of_session != seen.conversation_id || seen.runner.as_deref() != Some("")) {
+    let is_refused = seen.runner.as_deref() != Some("") || seen.redacted == Some(true);
+    if known && (seen.conversation_of_session != seen.conversation_id || is_refused) {
         return Ok(None);
     }
     // A user who has the conversation keeps it, so a refusal needs no lock.
