@@ -120,8 +120,12 @@ async fn a_worker_that_is_gone_is_not_said_to_drain() {
     let (database, options) =
         (Database::new().await, Options::new().model("openai/test").env("OPENAI_API_KEY", "k"));
     let gone = options.serve(&database).await;
-    let (_, workers) = gone.client().get("/v1/workers").await;
-    let name = workers["items"][0]["worker_id"].as_str().unwrap().to_owned();
+    let client = gone.client();
+    let name = eventually("the first heartbeat", || async {
+        let (_, workers) = client.get("/v1/workers").await;
+        workers["items"][0]["worker_id"].as_str().map(str::to_owned)
+    })
+    .await;
     gone.kill();
     sqlx::query("update workers set beat_at = clock_timestamp() - interval '10 minutes'")
         .execute(&database.pool)
