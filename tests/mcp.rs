@@ -3,7 +3,7 @@
 mod http;
 
 use crate::cli::run;
-use crate::support::{Answer, Client, Database, ModelServer, Options, eventually};
+use crate::support::{Answer, Client, Database, ModelServer, Options};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
@@ -211,7 +211,7 @@ async fn a_program_that_starts_for_longer_than_a_call_may_take_is_there_for_the_
     assert!(told(&model).contains("did not finish within 2 seconds"), "{}", told(&model));
     std::fs::remove_file(&loads).unwrap();
     client.chat("c1", "And now?").await;
-    eventually("the second answer", || async { (model.bodies().len() == 4).then_some(()) }).await;
+    model.asked(4).await;
     client.wait_for(&id, "completed").await;
     assert_eq!(last_of(&model.bodies()[3]), "look: table 7");
     assert_eq!(starts(), before + 1, "it was started once");

@@ -150,7 +150,16 @@ impl From<wakeful_workflow::bundle::Refused> for Error {
 /// The result of a store function.
 pub type Result<T> = std::result::Result<T, Error>;
 
+/// What cannot be done with a session that was imported from a redacted bundle: it would ask its model about hashes.
+pub(crate) const CANNOT_CONTINUE: &str = "without its texts it cannot be continued";
+
 impl Error {
+    /// The refusal of a session that was imported from a redacted bundle. `what` cannot be done with it.
+    pub(crate) fn without_texts(session_id: &str, what: &str) -> Error {
+        let reason = format!("it was imported from a redacted bundle: {what}");
+        Error::Refused { session_id: session_id.to_owned(), reason }
+    }
+
     /// Returns whether a retry can help, because the cause is the connection, the server's load or a restart.
     pub fn is_transient(&self) -> bool {
         self.outage().is_some()

@@ -13,6 +13,7 @@ mod copy;
 pub(crate) use copy::hold_off_forks;
 
 use crate::encryption::Vault;
+use crate::error::CANNOT_CONTINUE;
 use crate::run::{self, Wakes};
 use crate::steer::steered;
 use crate::wake::{NewMessage, put_in_inbox};
@@ -335,8 +336,7 @@ async fn rebase_at(tx: &mut PgConnection, session_id: &str, message_number: i64)
 fn runs_what_is_there(request: &ForkRequest, parent: &Parent) -> Result<()> {
     let replays = request.purpose == Purpose::Replay || request.replay.is_some();
     if parent.redacted && (request.start || replays) {
-        let reason = "it was imported from a redacted bundle: without its texts it cannot be continued";
-        return Err(request.refused(reason));
+        return Err(Error::without_texts(&request.parent_session_id, CANNOT_CONTINUE));
     }
     Ok(())
 }

@@ -22,8 +22,7 @@ impl Store {
         .fetch_optional(&self.pool)
         .await?;
         if redacted == Some(true) {
-            let reason = format!("it was imported from a redacted bundle: {what}");
-            return Err(Error::Refused { session_id: session_id.to_owned(), reason });
+            return Err(Error::without_texts(session_id, what));
         }
         Ok(())
     }

@@ -11,6 +11,7 @@ use crate::bounce;
 use crate::create::find_or_create;
 pub use crate::create::{Continues, NewSession};
 use crate::encryption::{Seal, Vault};
+use crate::error::CANNOT_CONTINUE;
 use crate::pool::in_time;
 use crate::queue::Offer;
 use crate::run::{self, Locked, Opened, Wakes};
@@ -89,11 +90,7 @@ impl By {
     /// about hashes.
     pub(crate) fn may_wake(self, session: &Locked) -> Result<()> {
         if session.redacted {
-            return Err(Error::Refused {
-                session_id: session.session_id.clone(),
-                reason: "it was imported from a redacted bundle: without its texts it cannot be continued"
-                    .to_owned(),
-            });
+            return Err(Error::without_texts(&session.session_id, CANNOT_CONTINUE));
         }
         if self == By::Replay || session.runner.is_empty() {
             return Ok(());

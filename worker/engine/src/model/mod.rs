@@ -231,9 +231,11 @@ pub trait Deltas: Send {
     fn usage(&mut self, _so_far: Usage) {}
 }
 
-/// Drops the deltas, for callers that only need the reply.
+/// Drops the deltas.
+#[cfg(test)]
 pub struct NoDeltas;
 
+#[cfg(test)]
 impl Deltas for NoDeltas {
     fn text(&mut self, _delta: &str) {}
 }
