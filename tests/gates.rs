@@ -357,6 +357,9 @@ async fn an_outage_longer_than_its_budget_fails_the_run_with_its_name_and_a_retr
     for part in ["openai failed for", "status 503", "Remedy:", "limits.outage_s"] {
         assert!(error.contains(part), "{part}: {error}");
     }
+    let doctor = said(&options, &database, &["doctor"]).await;
+    let doctor = doctor.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(doctor.contains("The next call tells whether it answers"), "nobody waits for it: {doctor}");
     provider.is(0);
     client.post(&format!("/v1/sessions/{id}/retry"), &json!({})).await;
     client.wait_for(&id, "completed").await;
@@ -421,10 +424,10 @@ async fn each_failed_attempt_is_seen_while_the_run_goes_on() {
 }
 
 #[tokio::test]
-async fn an_empty_reply_is_asked_about_once_in_other_words_or_accepted() {
+async fn an_empty_reply_is_asked_about_once_in_other_words_and_fails_its_run_or_is_accepted() {
     for (setting, empty, calls, said) in [
         ("ask_again", 1, 2, vec!["", "Here I am."]),
-        ("ask_again", 9, 2, vec!["", ""]),
+        ("ask_again", 2, 3, vec!["", "", "Here I am."]),
         ("accept", 9, 1, vec![""]),
     ] {
         let database = Database::new().await;
@@ -435,11 +438,17 @@ async fn an_empty_reply_is_asked_about_once_in_other_words_or_accepted() {
         let process = options.serve(&database).await;
         let client = process.client();
         let id = post(&client, "c1").await;
+        if empty == 2 {
+            let failed = client.wait_for(&id, "failed").await;
+            let error = failed["error"].to_string();
+            assert!(error.contains("was empty, also when it was asked again. Remedy: retry"), "{failed}");
+            assert_eq!(client.post(&format!("/v1/sessions/{id}/retry"), &json!({})).await.0, 202);
+        }
         let session = client.wait_for(&id, "completed").await;
         assert_eq!(texts(&session, "assistant"), said, "{setting}");
         let bodies = model.bodies();
         assert_eq!(bodies.len(), calls, "{setting} {empty}");
-        if calls == 2 {
+        if calls > 1 {
             assert!(bodies[1].contains("Your last reply was empty") && bodies[0] != bodies[1], "{bodies:?}");
         }
         assert_eq!(session["total_output_tokens"], json!(10 * calls), "every call is paid for and counted");

@@ -4,6 +4,7 @@ mod channels;
 mod kills;
 mod links;
 
+use crate::console::browser::Browser;
 use crate::support::messengers::{WEBHOOK_SECRET, webhook_signature};
 use crate::support::received::Received;
 use crate::support::{Answer, Client, Database, ModelServer, Options, Process, eventually, servers};
@@ -267,7 +268,7 @@ async fn a_rule_that_is_new_tells_of_no_wait_that_is_over() {
 }
 
 #[tokio::test]
-async fn doctor_names_a_message_that_did_not_reach_people() {
+async fn doctor_and_the_overview_name_a_message_that_did_not_reach_people() {
     let stage = Stage::new("when = [\"failed\"]").await;
     stage.sink.says(&[403]);
     let process = stage.serve().await;
@@ -285,6 +286,9 @@ async fn doctor_names_a_message_that_did_not_reach_people() {
     );
     let resend = format!("wakeful notification resend {}", lost["notification_id"].as_str().unwrap());
     assert!(said.contains(&resend), "{}", ran.out);
+    let overview = Browser::new(&process.url).open("/").await;
+    let strip = "A message of [[notify]] did not reach people</strong>, the newest of the rule ops: ";
+    assert!(overview.html.contains(strip), "{}", overview.html);
     assert!(process.terminate().success());
 }
 
@@ -372,7 +376,9 @@ async fn a_receiver_that_is_down_gets_it_later_and_a_refused_one_is_sent_again_b
     let failed = eventually("it to fail", || async { listed(&client, "?status=failed").await.pop() }).await;
     assert!(failed["last_error"].as_str().unwrap().contains("400"), "{failed}");
     let resend = format!("/v1/notifications/{}/resend", failed["notification_id"].as_str().unwrap());
-    let (status, _) = client.post(&resend, &json!({})).await;
+    let (status, refused) = client.post(&resend, &json!({"resaon": "mended"})).await;
+    assert_eq!(status, reqwest::StatusCode::BAD_REQUEST, "{refused}");
+    let (status, _) = client.post(&resend, &json!({"reason": "mended"})).await;
     assert_eq!(status, reqwest::StatusCode::ACCEPTED);
     stage.sink.has(2).await;
     eventually("it to be sent", || async {

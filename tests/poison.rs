@@ -1,6 +1,7 @@
 //! Steps that kill or hang their worker (K36): they fail after their attempts, and harm no other session.
 
 use crate::support::checker::{Traces, check};
+use crate::support::client::texts;
 use crate::support::model::turns_since_user;
 use crate::support::world::wake;
 use crate::support::{Answer, Database, ModelServer, Options, Process, eventually};
@@ -177,6 +178,25 @@ async fn an_idempotent_call_whose_answer_is_lost_is_made_again_by_the_worker_und
     assert!(tries.len() == 2 && tries[0] == tries[1], "one key: {tries:?}");
     let log = process.log();
     assert!(log.contains("An idempotent call is made again, with its key"), "{log}");
+    assert!(process.terminate().success());
+}
+
+#[tokio::test]
+async fn a_call_that_its_host_cannot_carry_out_waits_and_is_told_to_operators_only() {
+    let ward = Ward::new("attempts = 1").await;
+    let process = ward.serve().await;
+    let client = process.client();
+    let session_id = ward.wake("host", "poison host").await;
+    process.wait_for_log("the printer of this host is gone").await;
+    // A step that fails would have had its one attempt.
+    eventually("a second try", || async { (ward.effects("misbehave", &session_id) > 1).then_some(()) }).await;
+    ward.mend();
+    let session = client.wait_for(&session_id, "completed").await;
+    assert!(texts(&session, "tool").contains(&"Behaved.".to_owned()), "{session}");
+    assert!(ward.model.bodies().iter().all(|body| !body.contains("printer")), "{session}");
+    assert_eq!((ward.model.bodies().len(), ward.effects("charge", &session_id)), (3, 1));
+    let traces = check(&ward.database, &session_id, &[]).await;
+    assert_eq!(traces.journal("tool_uncertain").len(), 0);
     assert!(process.terminate().success());
 }
 

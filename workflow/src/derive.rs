@@ -50,6 +50,12 @@ pub fn is_anothers(tool: &str, details: &Value) -> bool {
     }
 }
 
+/// Returns whether a tool result says that a mail was enqueued.
+pub(crate) fn is_sent_mail(result: &ToolResult) -> bool {
+    let kind = result.details.as_ref().and_then(|details| details["type"].as_str());
+    !result.is_error && kind == Some(SENT)
+}
+
 /// Returns the state updates of one tool result. Unknown details give none.
 pub fn updates(result: &ToolResult) -> Vec<StateUpdate> {
     if result.is_error {

@@ -46,14 +46,8 @@ pub struct Notice {
     pub deliveries: Vec<NewDelivery>,
 }
 
-/// Returns the notice with this `text`. `None`: no person waits for this session, or it must not write to one.
-pub fn notice(
-    policy: &SessionPolicy,
-    trigger_type: &str,
-    run_id: &str,
-    reason: Reason,
-    text: &str,
-) -> Option<Notice> {
+/// Returns whether a person waits for an answer of this session: it was begun by one, and its replies go out.
+pub fn person_waits(policy: &SessionPolicy, trigger_type: &str) -> bool {
     let of_a_person = match TriggerSource::of(trigger_type) {
         TriggerSource::User => trigger_type != HERALD,
         TriggerSource::Webhook => true,
@@ -63,11 +57,18 @@ pub fn notice(
         | TriggerSource::Replay
         | TriggerSource::Import => false,
     };
-    if !of_a_person
-        || !policy.tool_mode.is_live()
-        || !policy.loop_suspicion.is_empty()
-        || text.trim().is_empty()
-    {
+    of_a_person && policy.tool_mode.is_live() && policy.loop_suspicion.is_empty()
+}
+
+/// Returns the notice with this `text`. `None`: no person waits for this session, or it must not write to one.
+pub fn notice(
+    policy: &SessionPolicy,
+    trigger_type: &str,
+    run_id: &str,
+    reason: Reason,
+    text: &str,
+) -> Option<Notice> {
+    if !person_waits(policy, trigger_type) || text.trim().is_empty() {
         return None;
     }
     let text = without_nul(text.to_owned());

@@ -68,8 +68,38 @@ impl Holdings {
         self.leases.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 
+    /// How many leases are held by jobs that have not left their slots.
+    pub(super) fn in_place(&self) -> usize {
+        self.all().iter().filter(|(_, hold)| !hold.has_left()).count()
+    }
+
     /// Returns whether the process holds no lease.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::queue::room::Place;
+    use std::sync::atomic::AtomicU64;
+    use tokio::sync::watch;
+    use tokio_util::sync::CancellationToken;
+
+    #[test]
+    fn a_job_that_has_left_its_slot_is_held_and_leaves_room() {
+        let holdings = Holdings::default();
+        for (job_id, place) in [(1, Place::Slot(None)), (2, Place::Left), (3, Place::Suspect)] {
+            let hold = Hold {
+                lost: CancellationToken::new(),
+                commits: watch::channel(0).0,
+                ends_ms: AtomicU64::new(0),
+                place: Mutex::new(place),
+                freed: Arc::default(),
+            };
+            holdings.insert(job_id, 7, Arc::new(hold));
+        }
+        assert_eq!((holdings.len(), holdings.in_place()), (3, 2));
     }
 }

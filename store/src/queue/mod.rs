@@ -136,6 +136,12 @@ struct Hold {
     freed: Arc<Notify>,
 }
 
+impl Hold {
+    fn has_left(&self) -> bool {
+        matches!(*self.place.lock().unwrap_or_else(PoisonError::into_inner), Place::Left)
+    }
+}
+
 impl Lease {
     /// Fires when another worker has the job, or the job is gone.
     pub fn lost(&self) -> &CancellationToken {
@@ -330,6 +336,12 @@ impl Store {
             .execute(&self.pool)
             .await?;
         Ok(())
+    }
+
+    /// How many jobs this process's connections can commit in time, if the server gives it fewer than it wants. The queues take no
+    /// more.
+    pub fn most_jobs(&self) -> Option<usize> {
+        room::most_jobs(&self.pool)
     }
 
     /// Returns whether a job waits for a slot of the queue that claimed this one. It looks as far back as a claim of that queue,

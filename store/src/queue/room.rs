@@ -10,6 +10,11 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 /// Jobs of a process for each of its connections, while the server gives it fewer connections than it wants.
 const JOBS_PER_CONNECTION: usize = 8;
 
+/// How many jobs the connections of `pool` can commit in time, if the server gives it fewer than it wants.
+pub(super) fn most_jobs(pool: &Pool) -> Option<usize> {
+    pool.limited_to().map(|open| open.max(1) * JOBS_PER_CONNECTION)
+}
+
 /// The room of one queue.
 #[derive(Debug)]
 pub(super) struct Room {
@@ -26,8 +31,12 @@ impl Room {
     /// How many jobs the queue takes now. A step mostly waits for its model, so only a process with fewer connections
     /// than it wants has a limit beside the slots: it leaves to others what it could not commit in time.
     pub fn free(&self) -> usize {
-        let most = self.pool.limited_to().map_or(usize::MAX, |open| open.max(1) * JOBS_PER_CONNECTION);
-        self.slots.available_permits().min(most.saturating_sub(self.held.len()))
+        let free = self.slots.available_permits();
+        match most_jobs(&self.pool) {
+            // A job that has left its slot commits nothing until its model answers.
+            Some(most) => free.min(most.saturating_sub(self.held.in_place())),
+            None => free,
+        }
     }
 
     /// How far back a job may be that waits at `now`.

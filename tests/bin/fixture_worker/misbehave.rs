@@ -48,7 +48,7 @@ impl Tool for Misbehave {
             json!({
                 "type": "object",
                 "properties": {
-                    "mode": {"enum": ["abort", "exit", "panic", "overflow", "allocate", "spin", "block", "wait", "yield", "late"]},
+                    "mode": {"enum": ["abort", "exit", "panic", "overflow", "allocate", "spin", "block", "wait", "yield", "late", "host"]},
                 },
                 "required": ["mode"],
                 "additionalProperties": false,
@@ -92,6 +92,7 @@ impl Tool for Misbehave {
             // Takes effect once, and never says so. When it is called again, it answers.
             Some("late") if !SILENT.swap(true, Ordering::Relaxed) => std::future::pending().await,
             Some("late") => Ok(ToolOutput::text("It has happened already.")),
+            Some("host") => Err(ToolError::of_host("the printer of this host is gone")),
             // Never ends, but leaves its thread to others.
             Some("yield") => std::future::pending().await,
             _ => Err(ToolError::new("no such mode")),

@@ -22,7 +22,7 @@ pub use tool::Tool;
 /// Tools: the trait [`Tool`] and the types of its methods.
 pub mod tool {
     pub use wakeful_engine::tool::{
-        FileUse, Outputs, Tool, ToolCallContext, ToolError, ToolOutput, Workspace,
+        FileUse, Outputs, Tool, ToolCallContext, ToolError, ToolErrorKind, ToolOutput, Workspace,
     };
     pub use wakeful_engine::web::{Fetched, Web, WebError, WebRequest};
     pub use wakeful_store::outputs::OutputSlice;

@@ -264,7 +264,9 @@ impl Gates {
 
     /// Shuts the gates of models that answer no call, and opens those of models that have answered again: see [`unanswered`].
     async fn watch_silence(&self, store: &Store) -> Result<()> {
-        let silences = self.known().calls.silences(self.slots, &self.policy, Instant::now());
+        // A process with few connections cannot fill its slots.
+        let slots = store.most_jobs().map_or(self.slots, |most| most.min(self.slots));
+        let silences = self.known().calls.silences(slots, &self.policy, Instant::now());
         for silence in silences {
             if self.is_open(&silence.gate_id) {
                 self.saw_away(store, &silence.gate_id, false, &silence.reason()).await?;

@@ -1,7 +1,7 @@
 //! Notifications: list, show and send again.
 
 use crate::access::Caller;
-use crate::body::{Id, check_cursor, check_text};
+use crate::body::{Body, Id, Reason, check_cursor, check_text};
 use crate::object;
 use crate::openapi::{Operation, both, of as shape_of};
 use crate::problem::Problem;
@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use wakeful_engine::ctx::Ctx;
 use wakeful_store::Error;
+use wakeful_store::audit::act::because;
 use wakeful_store::notify::outbox::{Notification, NotificationFilter, STATUSES, Told, statuses};
 use wakeful_store::outbox::WAITING;
 use wakeful_store::space::{Scope, within};
@@ -91,7 +92,9 @@ pub(super) async fn resend(
     State(ctx): State<Arc<Ctx>>,
     caller: Caller,
     Id(id): Id,
+    body: Body,
 ) -> Result<(StatusCode, Json<Notification>), Problem> {
+    because(Reason::of(&body?)?.as_deref());
     let before = one(&ctx, &caller, &id).await?;
     if !within(of(&caller).0, ctx.store.resend_notification(&id)).await? {
         let detail = format!(
@@ -114,6 +117,7 @@ pub(crate) fn operations() -> Vec<Operation> {
             both(shape_of::<Notification>(), object!("items": Vec<Told>)),
         ),
         Operation::post("/v1/notifications/{id}/resend", "Sends a notification again that was not sent")
+            .body_if_any::<Reason>()
             .answers(StatusCode::ACCEPTED, "queued", shape_of::<Notification>()),
     ]
 }

@@ -12,6 +12,8 @@ use super::{CallEnd, Closing, EndedCall, Generated, Next, OpenedCall, StepResult
 use crate::agent::{AgentPolicy, JournalLevel, OnEmptyReply, OnUncertain};
 use crate::derive;
 use crate::event::Event;
+use crate::failure::Failure;
+use crate::fault::Fault;
 use crate::generation::Purpose;
 use crate::id::{CallId, RunId};
 use crate::inbox::{self, Position, Question};
@@ -24,6 +26,7 @@ use crate::reply;
 use crate::resolve::{AWAITS_APPROVAL, outcome_unknown};
 use crate::session::{CallOutcome, CallStatus, CallUpdate, InboxMessage, Session, SessionStatus};
 use crate::state::State;
+use crate::told::person_waits;
 use journal::After;
 
 /// A checkpoint entry is written at least every 20 steps, so that a fold of the journal stays short.
@@ -31,6 +34,10 @@ pub const STEPS_PER_CHECKPOINT: i64 = 20;
 
 /// A value of the state whose JSON is larger than this is stored as a blob. The journal entry points at it.
 pub const INLINE_VALUE_BYTES: usize = 2048;
+
+/// The error of a run whose model did not answer, also when it was asked again.
+const UNANSWERED: &str = "the model's answer was empty, also when it was asked again. Remedy: retry the session, and the model is asked \
+                          once more; if the agent may end without a word, set its `on_empty_reply = \"accept\"`";
 
 /// What the model reads after an empty reply.
 const ASK_AGAIN: &str = "Your last reply was empty. Give your answer now. If nothing is left to do or to say, say so in one short \
@@ -86,6 +93,7 @@ impl<'a> Draft<'a> {
         let calls = generated.reply.content.iter().any(|block| matches!(block, Block::ToolCall(_)));
         // Some servers say "stop" beside a call. Such a reply is no answer.
         let finish_reason = if calls && said == FinishReason::Stop { FinishReason::ToolCalls } else { said };
+        let failure = Failure::of(&Fault::EmptyReply, Some(&generated.model));
         let internal = is_remark(self.session, &generated.reply.content);
         let content = self.with_unique_call_ids(generated.reply.content);
         let details =
@@ -121,11 +129,16 @@ impl<'a> Draft<'a> {
             self.last_record().tool_calls().map(|call| OpenedCall::new(call, &generated.effects)).collect();
         // A provider that withholds its answer withholds it again.
         let withheld = finish_reason == FinishReason::ContentFilter;
-        if opened.is_empty() && is_empty && !withheld && self.may_ask_again() {
-            let content = vec![Block::Text { text: ASK_AGAIN.to_owned() }];
-            self.push(Role::User, content, Details { asks_again: true, ..Details::default() });
-            self.complete_step(usage, finish_reason, 0);
-            return self.go_on();
+        if opened.is_empty() && is_empty && !withheld && self.policy.on_empty_reply == OnEmptyReply::AskAgain
+        {
+            let since = self.since_the_person();
+            let waits = person_waits(&self.session.policy, &self.session.trigger_type) && !since.mailed;
+            if !since.asked_again || waits {
+                let content = vec![Block::Text { text: ASK_AGAIN.to_owned() }];
+                self.push(Role::User, content, Details { asks_again: true, ..Details::default() });
+                self.complete_step(usage, finish_reason, 0);
+                return if since.asked_again { self.end_unanswered(failure) } else { self.go_on() };
+            }
         }
         if opened.is_empty() {
             if !internal && !is_empty {
@@ -237,19 +250,31 @@ impl<'a> Draft<'a> {
         self.close(SessionStatus::WaitingInput, None)
     }
 
-    /// Returns whether an empty reply is followed by another call: if the agent wants that, and not for the second time in a
-    /// row.
-    /// Once for each message of a person: a step that asks again counts as an answer, so a run that did it again and again would
-    /// have no limit.
-    fn may_ask_again(&self) -> bool {
-        let before = self.transition.records.iter().rev().skip(1).chain(self.session.records.iter().rev());
-        let newest = before
-            .filter(|record| record.role == Role::User && !record.is_summary())
-            .map(|record| record.details.asks_again)
-            .next();
-        // A message that is left out may be the request to answer again.
-        self.policy.on_empty_reply == OnEmptyReply::AskAgain
-            && newest.map_or(self.session.left_out.is_none(), |asked_again| !asked_again)
+    /// What has happened since the newest message of a person. An empty reply is asked about once for each such message: a step
+    /// that asks again counts as an answer, so a run that did it again and again would have no limit.
+    fn since_the_person(&self) -> SinceThePerson {
+        let mut since = SinceThePerson { asked_again: false, mailed: false };
+        for record in self.transition.records.iter().rev().chain(self.session.records.iter().rev()) {
+            if record.role == Role::User && !record.is_summary() {
+                if !record.details.asks_again {
+                    return since;
+                }
+                since.asked_again = true;
+            }
+            since.mailed |= record.tool_results().any(derive::is_sent_mail);
+        }
+        // A message that is left out may be a mail, or the request to answer again.
+        let left_out = self.session.left_out.is_some();
+        SinceThePerson { asked_again: since.asked_again || left_out, mailed: since.mailed || left_out }
+    }
+
+    /// Ends the run as failed. The request to answer again stands last, so a retry asks the model once more.
+    fn end_unanswered(self, failure: Failure) -> Transition {
+        let mut transition = self.close(SessionStatus::Failed, Some(UNANSWERED.to_owned()));
+        if let Next::Close(closing) = &mut transition.next {
+            closing.failure = Some(Box::new(failure));
+        }
+        transition
     }
 
     /// The files that came with inbox message `inbox_id`.
@@ -424,6 +449,13 @@ impl<'a> Draft<'a> {
             Next::Close(Closing { status, error, failure: None, events, snapshot, otherwise });
         self.transition
     }
+}
+
+/// See [`Draft::since_the_person`].
+struct SinceThePerson {
+    asked_again: bool,
+    /// The agent has sent a mail, which may be its answer.
+    mailed: bool,
 }
 
 fn clean(block: Block) -> Block {

@@ -166,11 +166,29 @@ fn an_empty_reply_is_asked_about_once_for_each_message_of_a_person() {
     let mut session = session();
     assert!(empty(&session).records[1].details.asks_again);
     session.apply(&empty(&session));
-    assert_eq!(closing(&empty(&session)).status, SessionStatus::Completed, "that was the second one");
     // Calls between them change nothing: each request to answer again begins the limits anew.
-    session.apply(&advance(&session, asks(&["b"]), TELL));
-    session.apply(&advance(&session, called(vec![("b", done())]), TELL));
-    assert_eq!(closing(&empty(&session)).status, SessionStatus::Completed);
+    let mut called_since = session.clone();
+    called_since.apply(&advance(&called_since, asks(&["b"]), TELL));
+    called_since.apply(&advance(&called_since, called(vec![("b", done())]), TELL));
+    for session in [&session, &called_since] {
+        let unanswered = empty(session);
+        let close = closing(&unanswered);
+        assert_eq!(close.status, SessionStatus::Failed, "that was the second one, and a person waits");
+        assert!(close.error.as_ref().unwrap().contains("Remedy: "));
+        assert_eq!(close.failure.as_ref().unwrap().kind, "empty_reply");
+        assert!(unanswered.records.last().unwrap().details.asks_again, "a retry asks the model once more");
+        let mut of_a_program = session.clone();
+        of_a_program.trigger_type = "api".to_owned();
+        assert_eq!(closing(&empty(&of_a_program)).status, SessionStatus::Completed, "nobody waits");
+    }
+    let mut mailed = session.clone();
+    mailed.apply(&advance(&mailed, asks(&["b"]), TELL));
+    let mut sent = outcome("Sent.");
+    sent.details =
+        Some(serde_json::json!({"type": "sentEmail", "to": ["a@b.c"], "subject": "Hi", "body": "x"}));
+    let sent = CallEnd::Settled(CallStatus::Done, sent);
+    mailed.apply(&advance(&mailed, called(vec![("b", sent)]), TELL));
+    assert_eq!(closing(&empty(&mailed)).status, SessionStatus::Completed, "the mail is the answer");
     let heard = with_inbox(session, &[message(7, "Well?")]);
     assert!(empty(&heard).records.last().unwrap().details.asks_again, "a person asks something new");
 }

@@ -1,6 +1,7 @@
 //! The overview: is it healthy, and what needs a person.
 
 use super::errors::{Group, of_the_last_day};
+use super::notifications::Notification;
 use super::pauses::Pause;
 use crate::draw::{Line, Spark};
 use crate::frame::{Frame, Nav, page};
@@ -28,6 +29,8 @@ struct Overview {
     deliveries: Vec<Delivery>,
     /// How many effects are uncertain, up to [`EFFECTS`].
     effects: usize,
+    /// Messages of `[[notify]]` of the last day that did not reach people, up to [`SHOWN`].
+    unheard: Vec<Notification>,
     errors: Vec<Group>,
     running: Vec<Session>,
     recent: Vec<Session>,
@@ -211,6 +214,7 @@ impl Overview {
         self.needs.is_empty()
             && self.deliveries.is_empty()
             && self.effects == 0
+            && self.unheard.is_empty()
             && self.fleet.as_ref().is_none_or(|fleet| {
                 fleet.alive > 0 && fleet.queue.gates.is_empty() && fleet.pauses.is_empty()
             })
@@ -242,13 +246,23 @@ pub(crate) async fn show(visit: Visit) -> Result<Response, Refusal> {
         }
         Ok(all)
     };
+    let unheard = async {
+        if !of_space {
+            return Ok(Vec::new());
+        }
+        let failed = format!("/v1/notifications?status=failed&limit={SHOWN}");
+        let mut failed = api.get::<List<Notification>>(&failed).await?.items;
+        let lately = Utc::now() - TimeDelta::days(1);
+        failed.retain(|one| one.settled_at.is_some_and(|at| at.0 >= lately));
+        Ok(failed)
+    };
     let effects = async {
         let found: List<serde::de::IgnoredAny> = api.get(&format!("/v1/effects?limit={EFFECTS}")).await?;
         Ok(found.items.len())
     };
     let errors = async { if of_space { of_the_last_day(&visit, "5").await } else { Ok(Vec::new()) } };
     let fleet = async { if whole { fleet(&visit).await.map(Some) } else { Ok(None) } };
-    let (counted, attention, failed, asks, running, recent, deliveries, effects, errors, fleet) = tokio::try_join!(
+    let (counted, attention, failed, asks, running, recent, deliveries, effects, unheard, errors, fleet) = tokio::try_join!(
         api.get::<Counted>("/v1/overview"),
         list(format!("status=needs_attention&limit={SHOWN}")),
         list(format!("status=failed&limit={SHOWN}")),
@@ -257,6 +271,7 @@ pub(crate) async fn show(visit: Visit) -> Result<Response, Refusal> {
         list("limit=8".to_owned()),
         unsent,
         effects,
+        unheard,
         errors,
         fleet,
     )?;
@@ -271,6 +286,7 @@ pub(crate) async fn show(visit: Visit) -> Result<Response, Refusal> {
         needs,
         deliveries,
         effects,
+        unheard,
         errors,
         running,
         recent,

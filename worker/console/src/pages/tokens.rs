@@ -57,6 +57,21 @@ async fn shown(visit: &Visit, cursor: &str, made: String) -> Result<Response, Re
 
 /// Makes a token. Its answer is not a redirect, because the token is nowhere else afterwards.
 pub(crate) async fn create(form: Form) -> Result<Response, Refusal> {
+    let (back, shown_now) = (format!("{}/tokens", form.visit.base()), OnceLock::new());
+    let answer = form.act(&back, async {
+        let made = form.visit.api.post("/v1/tokens", &Value::Object(wanted(&form)?), None).await?;
+        let _ = shown_now.set(made["token"].as_str().unwrap_or_default().to_owned());
+        Ok(done(&back, "The token was made at the first press, and shown then. If you have not seen it, revoke it and make another one."))
+    });
+    let answer = answer.await?;
+    match shown_now.into_inner() {
+        Some(token) => shown(&form.visit, "", token).await,
+        None => Ok(answer),
+    }
+}
+
+/// The body of the request that makes the token.
+fn wanted(form: &Form) -> Result<Map<String, Value>, Refusal> {
     let mut body = Map::new();
     for name in ["scope", "name", "space", "agent"] {
         if let Some(value) = form.filled(name) {
@@ -72,17 +87,7 @@ pub(crate) async fn create(form: Form) -> Result<Response, Refusal> {
         })?;
         body.insert("expires_s".to_owned(), json!(i64::from(days) * 86_400));
     }
-    let (back, shown_now) = (format!("{}/tokens", form.visit.base()), OnceLock::new());
-    let answer = form.act(&back, async {
-        let made = form.visit.api.post("/v1/tokens", &Value::Object(body), None).await?;
-        let _ = shown_now.set(made["token"].as_str().unwrap_or_default().to_owned());
-        Ok(done(&back, "The token was made at the first press, and shown then. If you have not seen it, revoke it and make another one."))
-    });
-    let answer = answer.await?;
-    match shown_now.into_inner() {
-        Some(token) => shown(&form.visit, "", token).await,
-        None => Ok(answer),
-    }
+    Ok(body)
 }
 
 pub(crate) async fn revoke(Path(id): Path<String>, form: Form) -> Result<Response, Refusal> {

@@ -42,7 +42,7 @@ pub enum Unperformed {
     Store(wakeful_store::Error),
     /// The URL that the session's files begin with does not answer, and why.
     SeedAway(String),
-    /// This host cannot keep the session's files, and why.
+    /// This host cannot keep the session's files or carry out a call, and why.
     Host(String),
 }
 

@@ -8,7 +8,7 @@ use crate::ctx::Ctx;
 use crate::outcome;
 use crate::telemetry::{self, names};
 use crate::tool::read_output::StoredOutputs;
-use crate::tool::{FileUse, ToolCallContext, ToolError, ToolOutput, not_carried_out};
+use crate::tool::{FileUse, ToolCallContext, ToolError, ToolErrorKind, ToolOutput, not_carried_out};
 use crate::workspace::Held;
 use futures::FutureExt;
 use futures::future::join_all;
@@ -133,6 +133,8 @@ impl Drop for Running<'_> {
 enum ToolEnd {
     Output(ToolOutput),
     Error(ToolError),
+    /// This host cannot carry it out, and it had no effect. Why, for operators.
+    Host(String),
     /// Nobody knows what the call did: it timed out or panicked, or the tool says so.
     Lost(String),
 }
@@ -202,7 +204,7 @@ impl<'a> ToolRun<'a> {
         match self.invoke(call).await {
             ToolEnd::Output(output) => end_of_output(output),
             ToolEnd::Error(error) => failed(error.text),
-            ToolEnd::Lost(reason) => failed(reason),
+            ToolEnd::Host(reason) | ToolEnd::Lost(reason) => failed(reason),
         }
     }
 
@@ -231,6 +233,7 @@ impl<'a> ToolRun<'a> {
             Effect::Pure => Ok(match self.invoke(call).await {
                 ToolEnd::Output(output) => end_of_output(output),
                 ToolEnd::Error(error) => failed(error.text),
+                ToolEnd::Host(why) => return Err(Unperformed::Host(why)),
                 ToolEnd::Lost(reason) => failed(reason),
             }),
             Effect::Idempotent | Effect::Guarded => self.run_effect(call, effect, status, running).await,
@@ -301,6 +304,13 @@ impl<'a> ToolRun<'a> {
         }
         let ending = match ended {
             ToolEnd::Output(output) => end_of_output(output),
+            ToolEnd::Host(why) => {
+                // It had no effect, so the row may say that it did not run, unless an earlier start did run it.
+                if is_first && !is_repeated {
+                    store.withdraw_starts(self.lease, session_id, &[started]).await?;
+                }
+                return Err(Unperformed::Host(why));
+            }
             ToolEnd::Error(error) if is_repeated => failed(format!(
                 "{} An earlier attempt, with the same idempotency key, was not answered and may have taken effect.",
                 error.text
@@ -406,8 +416,11 @@ impl<'a> ToolRun<'a> {
                 self.ctx.metrics.tool_ran(&call.name, "ok", began.elapsed());
                 return ToolEnd::Output(output);
             }
-            Ok(Ok(Err(error))) if error.outcome_unknown => ("outcome_unknown", ToolEnd::Lost(error.text)),
-            Ok(Ok(Err(error))) => ("tool_error", ToolEnd::Error(error)),
+            Ok(Ok(Err(error))) => match error.kind {
+                ToolErrorKind::Failed => ("tool_error", ToolEnd::Error(error)),
+                ToolErrorKind::OutcomeUnknown => ("outcome_unknown", ToolEnd::Lost(error.text)),
+                ToolErrorKind::Host => ("host", ToolEnd::Host(error.text)),
+            },
             Ok(Err(panic)) => {
                 let text = panic_text(&*panic);
                 (

@@ -155,7 +155,7 @@ impl Metrics {
         self.cost.get_or_create(&[("model", named(model))]).inc_by(dollars);
     }
 
-    /// A tool's code ran for so long: `ok`, `tool_error`, `outcome_unknown`, `timeout` or `panic`.
+    /// A tool's code ran for so long: `ok`, `tool_error`, `outcome_unknown`, `host`, `timeout` or `panic`.
     pub(crate) fn tool_ran(&self, tool: &str, outcome: &'static str, took: Duration) {
         let labels = [("tool", named(tool)), ("outcome", Cow::Borrowed(outcome))];
         self.tool_calls.get_or_create(&labels).observe(took.as_secs_f64());

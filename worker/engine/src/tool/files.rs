@@ -11,6 +11,7 @@ mod restore;
 pub use more::{EditFile, ListFiles, SearchFiles};
 
 use super::{FileUse, Tool, ToolCallContext, ToolError, ToolOutput, Workspace, parse_arguments};
+use crate::workspace::is_of_host;
 use async_trait::async_trait;
 use cap_std::ambient_authority;
 use cap_std::fs::{Dir, OpenOptions, OpenOptionsExt as _};
@@ -384,7 +385,8 @@ fn make_private(folder: &Path) -> io::Result<()> {
 
 /// Leaves out the workspace's path: the model has no use for a path of the host.
 fn workspace_fault(error: &io::Error) -> ToolError {
-    ToolError::new(format!("The workspace could not be opened: {error}."))
+    let text = format!("The workspace could not be opened: {error}.");
+    if is_of_host(error) { ToolError::of_host(text) } else { ToolError::new(text) }
 }
 
 /// Checks `path` and returns it as a relative path of plain names.
@@ -442,6 +444,10 @@ fn io_fault(verb: &str, path: &str, error: &io::Error) -> ToolError {
         return ToolError::new(format!(
             "{path:?} leads out of the workspace. Only files inside it can be {verb}."
         ));
+    }
+    // The path is not named: operators read this text, and it may be private.
+    if is_of_host(error) {
+        return ToolError::of_host(format!("a file could not be {verb}: {error}. See its [workspace] dir"));
     }
     ToolError::new(format!("{path:?} could not be {verb}: {error}."))
 }

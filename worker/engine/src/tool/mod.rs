@@ -286,16 +286,27 @@ impl ToolOutput {
 #[error("{text}")]
 #[non_exhaustive]
 pub struct ToolError {
-    /// What the model reads.
+    /// What the model reads. Of [`ToolErrorKind::Host`], what operators read.
     pub text: String,
+    pub kind: ToolErrorKind,
+}
+
+/// What follows from a [`ToolError`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ToolErrorKind {
+    /// The call failed, and the model reads why.
+    Failed,
     /// Nobody knows whether the call took effect.
-    pub outcome_unknown: bool,
+    OutcomeUnknown,
+    /// The call had no effect, and the cause is this host. The step is tried again, here or on another worker's host.
+    Host,
 }
 
 impl ToolError {
     /// The call failed and had no effect, or the text says which. `text` goes to the model.
     pub fn new(text: impl Into<String>) -> Self {
-        ToolError { text: text.into(), outcome_unknown: false }
+        ToolError { text: text.into(), kind: ToolErrorKind::Failed }
     }
 
     /// The call may have taken effect and may not have: for instance, its request was sent, and no answer came. `why` says so in
@@ -303,7 +314,14 @@ impl ToolError {
     /// the agent's `on_uncertain` decides whether the model goes on or a person says what happened. A [`Effect::Idempotent`]
     /// call is made once more, with its key. Of a pure call this is an ordinary error.
     pub fn outcome_unknown(why: impl Into<String>) -> Self {
-        ToolError { text: why.into(), outcome_unknown: true }
+        ToolError { text: why.into(), kind: ToolErrorKind::OutcomeUnknown }
+    }
+
+    /// This host cannot carry out the call now, and the call had no effect: the disk is full, or a device that the tool needs is
+    /// gone. The model is not told. The step waits some seconds and is tried again, on any worker, until the call ends otherwise
+    /// or the run is cancelled. `why` is for operators, so it holds nothing private: the log and `wakeful session why` show it.
+    pub fn of_host(why: impl Into<String>) -> Self {
+        ToolError { text: why.into(), kind: ToolErrorKind::Host }
     }
 
     /// Replaces every NUL by U+FFFD.

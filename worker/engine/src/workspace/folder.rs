@@ -335,7 +335,7 @@ fn fault(error: &io::Error) -> NotReady {
 }
 
 /// Whether this host is at fault, and not what the files are: the host of another worker may well take them.
-pub(super) fn is_of_host(error: &io::Error) -> bool {
+pub(crate) fn is_of_host(error: &io::Error) -> bool {
     let out_of_a_resource = [libc::EIO, libc::EMFILE, libc::ENFILE, libc::ENOMEM];
     matches!(
         error.kind(),

@@ -38,7 +38,8 @@ pub use seed::Seed;
 pub use settings::{FileUse, Settings};
 pub use sweep::remove_session;
 
-use folder::{State, is_of_host, of_host};
+pub(crate) use folder::is_of_host;
+use folder::{State, of_host};
 use look::Fault;
 use restore::Bounds;
 use seed::NotPlanted;

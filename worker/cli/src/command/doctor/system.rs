@@ -227,6 +227,14 @@ async fn work(config: &Config, store: &Store, report: &mut Report) -> Result<(),
     }
     let gates = store.closed_gates().await?;
     for gate in &gates {
+        // Nobody asks it, so nobody knows whether it answers by now.
+        if gate.waiting == 0 {
+            report.ok(
+                "providers",
+                format!("{}. The next call tells whether it answers", crate::command::queue::said(gate)),
+            );
+            continue;
+        }
         report.warning(
             "providers",
             crate::command::queue::said(gate),

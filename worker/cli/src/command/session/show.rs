@@ -12,6 +12,7 @@ use wakeful_store::session::{
     CallView, DeliveryView, EarlierMessage, MessageView, RunView, SessionSummary, StepView,
 };
 use wakeful_workflow::access::Reach;
+use wakeful_workflow::id::DEFAULT_SPACE;
 
 /// Number of the newest runs, messages and steps shown.
 const NEWEST: i64 = 50;
@@ -136,6 +137,9 @@ pub(super) fn header(session: &SessionSummary, output: &Output) -> String {
         let at = session.forked_at_message_number.map(|at| format!(" at #{at}")).unwrap_or_default();
         let of = session.parent_session_id.as_deref().map(|of| format!(" ({of})")).unwrap_or_default();
         fact("forked from", format!("{parent}{at}{of}"));
+    }
+    if session.space_id != DEFAULT_SPACE {
+        fact("space", session.space_id.clone());
     }
     fact("agent", format!("{}, {}", session.agent, session.model_id));
     if !session.tool_names.is_empty() {

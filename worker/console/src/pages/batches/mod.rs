@@ -160,7 +160,7 @@ impl Batch {
             &[
                 ("good", "passed", passed),
                 ("bad", "failed again", failed_again),
-                ("runs", "at work", open),
+                ("runs", "not over", open),
                 ("done", if self.verb == "retry" { "cancelled since" } else { "acted on" }, other),
                 ("refused", "refused", refused),
                 ("room", "to do", pending),
@@ -367,7 +367,7 @@ mod tests {
     fn a_batch_says_what_it_does_and_how_far_it_is() {
         let one = batch(json!({}));
         assert_eq!(one.title(), "Retry 5 sessions");
-        assert_eq!(one.shares().said(), "1 passed, 1 failed again, 1 at work, 1 refused, 1 to do of 5");
+        assert_eq!(one.shares().said(), "1 passed, 1 failed again, 1 not over, 1 refused, 1 to do of 5");
         assert_eq!(one.search(), "?status=failed&cost_over=0.5");
         let named = batch(json!({"members": 1, "verb": "archive", "filter": {"session_ids": ["a", "b"]},
             "counts": {"acted": 1}}));

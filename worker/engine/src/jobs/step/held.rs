@@ -19,7 +19,7 @@ use wakeful_workflow::session::Session;
 /// The key store is asked again after the delay of so many attempts: about two seconds.
 const KEY_ATTEMPTS: i32 = 3;
 
-/// The same for a host that cannot keep a session's files.
+/// The same for a host that cannot keep a session's files or carry out a call.
 const HOST_ATTEMPTS: i32 = 3;
 
 /// Returns the end of the claim if a pause holds up what the step does next. A run that ends is never held up, and neither is a
@@ -55,10 +55,10 @@ pub(super) async fn wait_for_key(ctx: &Ctx, job: &Job, why: &str) {
     }
 }
 
-/// Gives the job back to whoever takes it next: another worker's host may keep the files, and this one may have room by then. It does
-/// not count as an attempt, however often: neither the model nor its user can do anything about it.
+/// Gives the job back to whoever takes it next: another worker's host may keep the files or carry out the call, and this one may be
+/// able to by then. It does not count as an attempt, however often: neither the model nor its user can do anything about it.
 pub(super) async fn wait_for_host(ctx: &Ctx, job: &Job, why: &str) {
-    warn!(session.id = job.session_id, why, "The step waits for a host that keeps its files");
+    warn!(session.id = job.session_id, why, "The step waits for a host that can carry it out");
     let why = format!("worker {}: {why}", ctx.identity.worker_id);
     if let Err(error) = ctx.store.postpone(&job.lease, queue::delay(HOST_ATTEMPTS, None), &why).await {
         not_given_back(&error);

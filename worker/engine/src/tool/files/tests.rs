@@ -1,5 +1,5 @@
 use super::*;
-use crate::tool::Outputs;
+use crate::tool::{Outputs, ToolErrorKind};
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::sync::Arc;
@@ -340,6 +340,17 @@ async fn arguments_of_another_shape_are_an_error_and_no_panic() {
         assert!(ReadFile.call(&context(&ws, true), arguments.clone()).await.is_err());
         assert!(WriteFile.call(&context(&ws, true), arguments).await.is_err());
     }
+}
+
+#[test]
+fn what_is_wrong_with_the_host_is_told_to_operators_without_the_files_name() {
+    let full = io::Error::from_raw_os_error(libc::ENOSPC);
+    for told in [io_fault("written", "diagnosis.md", &full), workspace_fault(&full)] {
+        assert_eq!(told.kind, ToolErrorKind::Host);
+        assert!(told.text.contains("No space left") && !told.text.contains("diagnosis"), "{told}");
+    }
+    let too_long = io::Error::from_raw_os_error(libc::ENAMETOOLONG);
+    assert_eq!(io_fault("written", "a.md", &too_long).kind, ToolErrorKind::Failed);
 }
 
 mod rehearsed {
