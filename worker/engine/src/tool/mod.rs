@@ -288,6 +288,7 @@ impl ToolOutput {
 pub struct ToolError {
     /// What the model reads. Of [`ToolErrorKind::Host`], what operators read.
     pub text: String,
+    /// What follows from it.
     pub kind: ToolErrorKind,
 }
 
