@@ -286,7 +286,7 @@ async fn doctor_and_the_overview_name_a_message_that_did_not_reach_people() {
     );
     let resend = format!("wakeful notification resend {}", lost["notification_id"].as_str().unwrap());
     assert!(said.contains(&resend), "{}", ran.out);
-    let overview = Browser::new(&process.url).open("/").await;
+    let overview = Browser::new(&process.url()).open("/").await;
     let strip = "A message of [[notify]] did not reach people</strong>, the newest of the rule ops: ";
     assert!(overview.html.contains(strip), "{}", overview.html);
     assert!(process.terminate().success());
