@@ -23,6 +23,11 @@ pub struct Started {
 }
 
 impl Started {
+    /// The right of a first start whose answer is lost.
+    pub fn of(nonce: String) -> Started {
+        Started { nonce, attempt: 1 }
+    }
+
     /// The right to run a call that a commit started.
     pub fn by_commit(start: &CallStart) -> Started {
         Started { nonce: start.nonce.clone(), attempt: 1 }
@@ -73,23 +78,24 @@ impl Store {
         Ok(())
     }
 
-    /// Moves a call from `from` to `started`, fenced by the lease. `None`: the lease is lost or the call has changed,
-    /// so it must not run.
+    /// Moves a call from `from` to `started` under the new `nonce`, fenced by the lease. `None`: the lease is lost or the call has
+    /// changed, so it must not run.
     ///
     /// `from` is `invoked`, or `started` for an idempotent call that is run again. Until the end of the lease
     /// plus `timeout_s` seconds, others must assume that the call may still be running.
     ///
     /// # Errors
-    /// [`Error::Database`]: the update may have been committed, so the call must not run.
+    /// [`Error::Database`]: the update may have been committed, so the call must not run. [`Store::withdraw_starts`] with this
+    /// nonce says that it did not.
     pub async fn start_call(
         &self,
         lease: &Lease,
         session_id: &SessionId,
         call_id: &CallId,
+        nonce: &str,
         from: CallStatus,
         timeout_s: u64,
     ) -> Result<Option<Started>> {
-        let nonce = new_nonce();
         // `set stuck = stuck` changes nothing: the update locks the job's row and checks the lease on the row that it
         // locked. A select would check an older version.
         let attempt = sqlx::query_scalar!(
@@ -124,11 +130,11 @@ impl Store {
         )
         .fetch_optional(&self.pool.in_line(session_id.as_str()))
         .await?;
-        Ok(attempt.map(|attempt| Started { nonce, attempt }))
+        Ok(attempt.map(|attempt| Started { nonce: nonce.to_owned(), attempt }))
     }
 
-    /// Records the outcome of a started call, in a fenced commit of its own. `false`: nothing was written,
-    /// because the call was started again since or the lease is lost.
+    /// Records the outcome of a started call, in a fenced commit of its own. A repetition of it changes nothing. `false`: nothing
+    /// was written, because the call was started again since or the lease is lost.
     ///
     /// # Errors
     /// [`Error::Database`]; [`Error::Keys`] if the session's key cannot be had.
@@ -177,8 +183,23 @@ impl Store {
         match settled {
             Ok(_) => Ok(true),
             // No row was settled: the statement divided by zero, and Postgres undid the update of the job too.
-            Err(error) if missed_fence(&error) => Ok(false),
+            Err(error) if missed_fence(&error) => self.is_settled(session_id, call_id, started).await,
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// Returns whether this very start of the call has an outcome: an earlier try was committed, and only its answer was lost.
+    async fn is_settled(&self, session_id: &SessionId, call_id: &CallId, started: &Started) -> Result<bool> {
+        Ok(sqlx::query_scalar!(
+            r#"select exists (
+                select from tool_calls
+                where session_id = $1 and call_id = $2 and start_nonce = $3 and status in ('done', 'failed')
+            ) as "settled!""#,
+            session_id.as_str(),
+            call_id.as_str(),
+            started.nonce
+        )
+        .fetch_one(&self.pool)
+        .await?)
     }
 }

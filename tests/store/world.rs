@@ -224,7 +224,11 @@ impl Driver<'_> {
 
     pub(super) async fn start(&self, call: &ToolCall) -> Option<wakeful_store::ledger::Started> {
         let (lease, id) = (&self.job.lease, &self.session.session_id);
-        self.world.store.start_call(lease, id, &call.call_id, CallStatus::Invoked, 60).await.unwrap()
+        self.world
+            .store
+            .start_call(lease, id, &call.call_id, &new_nonce(), CallStatus::Invoked, 60)
+            .await
+            .unwrap()
     }
 
     pub(super) async fn settle(&self, call: &ToolCall, ending: &CallEnd) {

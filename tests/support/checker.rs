@@ -237,7 +237,7 @@ async fn nothing_is_left(database: &Database, session_id: &str) {
                 'inbox', (select count(*) from session_inbox where session_id = $1 and status <> 'drained'),
                 'twice', (select count(*) from (
                     select from conversation_records
-                    where session_id = $1 and role = 'user'
+                    where session_id = $1 and role = 'user' and details ->> 'asks_again' is null
                     group by details ->> 'inbox_id' having count(*) > 1) doubled),
                 'open', (select count(*) from conversation_counters c
                     join conversation_sessions s using (conversation_id)

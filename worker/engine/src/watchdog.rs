@@ -48,8 +48,8 @@ struct Shared {
 /// A piece of work that must yield.
 #[derive(Debug)]
 struct Unit {
-    /// The lease that it runs under.
-    lease: i64,
+    /// The job that it belongs to.
+    job_id: i64,
     what: String,
     limit_ms: u64,
     /// `lived_ms` plus one at the start of the current poll; 0 outside of a poll.
@@ -63,10 +63,10 @@ thread_local! {
 
 impl Watchdog {
     /// Runs `future`, which must not keep its thread for longer than `limit`, plus 5 s of grace, at a time.
-    /// `what` is its name in the log.
-    pub async fn watch<F: Future>(&self, lease: i64, what: String, limit: Duration, future: F) -> F::Output {
+    /// `what` is its name in the log. If it does, the process lets the work of other jobs than `job_id` end before it aborts.
+    pub async fn watch<F: Future>(&self, job_id: i64, what: String, limit: Duration, future: F) -> F::Output {
         let limit_ms = (limit + GRACE).as_millis() as u64;
-        let unit = Arc::new(Unit { lease, what, limit_ms, polled_ms: AtomicU64::new(0) });
+        let unit = Arc::new(Unit { job_id, what, limit_ms, polled_ms: AtomicU64::new(0) });
         let _registered = Registered::new(&self.0, &unit);
         let mut future = std::pin::pin!(future);
         poll_fn(|cx| {
@@ -222,11 +222,12 @@ fn run(shared: &Weak<Shared>, standstill: Duration, draining: &CancellationToken
         }
         draining.cancel();
         let began_ms = shared.now();
-        let culprit = |lease: i64| overdue.iter().any(|(unit, _)| unit.lease == lease);
+        // By its job: the jobs of one claim share a lease.
+        let culprit = |job_id: i64| overdue.iter().any(|(unit, _)| unit.job_id == job_id);
         // Stop waiting if the runtime stands still: no task can finish then.
         while shared.still() < GRACE
             && shared.now() - began_ms < drain.as_millis() as u64
-            && shared.units().iter().any(|unit| !culprit(unit.lease))
+            && shared.units().iter().any(|unit| !culprit(unit.job_id))
         {
             std::thread::sleep(TICK);
             tick(&shared);

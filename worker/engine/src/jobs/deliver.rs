@@ -1,7 +1,7 @@
 //! The deliver job: sends the outgoing messages of one conversation through one channel, in order.
 #![doc = include_str!("deliver.md")]
 
-use super::{hold, not_given_back};
+use super::{give_back, hold};
 use crate::channel::{Channel, Found, Outbound, SEND, SendError};
 use crate::ctx::Ctx;
 use crate::outcome;
@@ -40,20 +40,18 @@ pub async fn deliver(job: Job, ctx: Data<Arc<Ctx>>) -> Result<(), BoxDynError> {
     let ctx = Arc::clone(&ctx);
     let channel = job.channel.as_deref().unwrap_or_default();
     let what = format!("a delivery by {channel} of conversation {}", job.conversation_id);
-    let work = ctx.watchdog.watch(job.lease.token, what, UNYIELDING, work(&ctx, &job));
+    let work = ctx.watchdog.watch(job.lease.job_id, what, UNYIELDING, work(&ctx, &job));
     let work = AssertUnwindSafe(work).catch_unwind();
     let end = tokio::select! {
         end = work => end.unwrap_or_else(|_| Err(GiveBack::later("internal error: the delivery panicked"))),
         () = job.lease.lost().cancelled() => Ok(()),
         () = ctx.shutdown.abort.cancelled() => {
-            if let Err(error) = ctx.store.hand_over(&job.lease).await {
-                not_given_back(&error);
-            }
+            give_back(&ctx, &job, || ctx.store.hand_over(&job.lease)).await;
             Ok(())
         }
     };
     if let Err(GiveBack { error, why }) = end {
-        let given_back = match why {
+        match why {
             Why::Fault | Why::NoAnswer => {
                 let delay = queue::delay(job.stuck, None);
                 warn!(
@@ -64,9 +62,9 @@ pub async fn deliver(job: Job, ctx: Data<Arc<Ctx>>) -> Result<(), BoxDynError> {
                     "Delivering failed; trying again later"
                 );
                 if matches!(why, Why::NoAnswer) {
-                    unclaim(&ctx, &job, channel, delay, &error).await
+                    unclaim(&ctx, &job, channel, delay, &error).await;
                 } else {
-                    ctx.store.retry_later(&job.lease, delay, &error).await
+                    give_back(&ctx, &job, || ctx.store.retry_later(&job.lease, delay, &error)).await;
                 }
             }
             Why::Throttled { after } => {
@@ -76,11 +74,8 @@ pub async fn deliver(job: Job, ctx: Data<Arc<Ctx>>) -> Result<(), BoxDynError> {
                     delay_ms = delay.as_millis() as u64,
                     "The receiver accepts nothing more for now; waiting"
                 );
-                ctx.store.postpone(&job.lease, delay, &error).await
+                give_back(&ctx, &job, || ctx.store.postpone(&job.lease, delay, &error)).await;
             }
-        };
-        if let Err(error) = given_back {
-            not_given_back(&error);
         }
     }
     Ok(())
@@ -111,18 +106,11 @@ impl GiveBack {
 
 /// Gives the job back after a claim without an answer. If the claim took a delivery, the next worker would find it begun, and ask
 /// a person whether it went out.
-async fn unclaim(
-    ctx: &Ctx,
-    job: &Job,
-    channel: &str,
-    delay: Duration,
-    error: &str,
-) -> wakeful_store::Result<()> {
-    let what = format!("a claim of conversation {}", job.conversation_id);
-    outcome::record(&job.lease, &what, || {
+async fn unclaim(ctx: &Ctx, job: &Job, channel: &str, delay: Duration, error: &str) {
+    give_back(ctx, job, || {
         ctx.store.unclaim_delivery(&job.lease, &job.conversation_id, channel, delay, error)
     })
-    .await
+    .await;
 }
 
 async fn work(ctx: &Ctx, job: &Job) -> Result<(), GiveBack> {
@@ -199,16 +187,23 @@ async fn send_one(
         NextAction::Settle(settled) => settled,
         NextAction::GiveBack { error, unsent } => {
             ctx.metrics.delivery_tried(channel_name, "retried");
-            let given_back =
-                ctx.store.try_delivery_later(&job.lease, &claimed.delivery_id, unsent, &error).await;
-            given_back.map_err(GiveBack::later)?;
+            let delivery_id = &claimed.delivery_id;
+            // Without the record, the next claim would find the delivery begun, and ask a person whether it went out.
+            outcome::record(&job.lease, &format!("the try of delivery {delivery_id}"), || {
+                ctx.store.try_delivery_later(&job.lease, delivery_id, unsent, &error)
+            })
+            .await
+            .map_err(GiveBack::later)?;
             return Err(GiveBack::later(error));
         }
         NextAction::Throttled { error, after, unsent } => {
             ctx.metrics.delivery_tried(channel_name, "throttled");
-            let given_back =
-                ctx.store.postpone_delivery(&job.lease, &claimed.delivery_id, unsent, &error).await;
-            given_back.map_err(GiveBack::later)?;
+            let delivery_id = &claimed.delivery_id;
+            outcome::record(&job.lease, &format!("the try of delivery {delivery_id}"), || {
+                ctx.store.postpone_delivery(&job.lease, delivery_id, unsent, &error)
+            })
+            .await
+            .map_err(GiveBack::later)?;
             return Err(GiveBack { error, why: Why::Throttled { after } });
         }
     };

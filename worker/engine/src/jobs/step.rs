@@ -63,7 +63,7 @@ pub async fn step(mut job: Job, ctx: Data<Arc<Ctx>>) -> Result<(), BoxDynError> 
     lease.trace_context = span.in_scope(|| telemetry::passed_on(lease.trace_context.as_deref()));
     async {
         let what = format!("a step of session {}", job.session_id.as_deref().unwrap_or_default());
-        let work = ctx.watchdog.watch(job.lease.token, what, UNYIELDING, work(&ctx, &job));
+        let work = ctx.watchdog.watch(job.lease.job_id, what, UNYIELDING, work(&ctx, &job));
         let work = AssertUnwindSafe(work).catch_unwind();
         let end = tokio::select! {
             end = work => end,

@@ -101,7 +101,7 @@ async fn call(
     let mut unanswered = ctx.gates.begin_call(ctx.plugins.models.gate_of(&agent.model), lease);
     let began = Instant::now();
     let calling = super::called(&agent.model, model.call(request, &mut unanswered));
-    let answered = ctx.watchdog.watch(lease.token, what, UNYIELDING, calling).instrument(span.clone()).await;
+    let answered = ctx.watchdog.watch(lease.job_id, what, UNYIELDING, calling).instrument(span.clone()).await;
     if answered.as_ref().map_or_else(Fault::is_answer, |_| true) {
         unanswered.began();
     }

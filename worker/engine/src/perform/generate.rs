@@ -161,7 +161,7 @@ pub(super) async fn call_model(
         let mut to_writer = ToWriter { said: &said, unanswered, began: Instant::now(), first: None };
         let what = format!("the call of model {} for session {}", agent.model, session.session_id);
         let replying = super::called(&agent.model, model.call(&request, &mut to_writer));
-        let replied = ctx.watchdog.watch(lease.token, what, UNYIELDING, replying).await;
+        let replied = ctx.watchdog.watch(lease.job_id, what, UNYIELDING, replying).await;
         said.end(replied.is_ok());
         let span = Span::current();
         // A program's own model may give no other sign.

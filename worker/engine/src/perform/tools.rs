@@ -1,11 +1,11 @@
 //! Hop 5: the tool calls of one turn. They run concurrently, and each does what its ledger row allows.
 
 mod files;
+mod ledger;
 
 use super::Unperformed;
 use super::recorded::{self, Recorded};
 use crate::ctx::Ctx;
-use crate::outcome;
 use crate::telemetry::{self, names};
 use crate::tool::read_output::StoredOutputs;
 use crate::tool::{FileUse, ToolCallContext, ToolError, ToolErrorKind, ToolOutput, not_carried_out};
@@ -251,7 +251,6 @@ impl<'a> ToolRun<'a> {
         running: Running<'_>,
     ) -> Result<CallEnd, Unperformed> {
         let (store, session_id) = (&self.ctx.store, &self.session.session_id);
-        let timeout_s = self.agent.limits.tool_s;
         // Check before writing `started`. Every later worker takes a started call for one that may have run.
         if !self.lease.is_live() {
             return Err(Unperformed::Reread);
@@ -265,7 +264,7 @@ impl<'a> ToolRun<'a> {
         let is_first = by_commit.is_some() || status == CallStatus::Invoked;
         let (started, term) = match by_commit {
             Some(by_commit) => by_commit,
-            None => match store.start_call(self.lease, session_id, &call.call_id, status, timeout_s).await? {
+            None => match self.start(call, status).await? {
                 Some(started) => (started, now),
                 None => return Err(Unperformed::Reread),
             },
@@ -293,9 +292,7 @@ impl<'a> ToolRun<'a> {
             let reason = store.in_log(Some(session_id.as_str()), reason);
             warn!(session.id = %session_id, call.id = %call.call_id, reason, "An idempotent call is made again, with its key");
             let now = self.lease.term();
-            let again =
-                store.start_call(self.lease, session_id, &call.call_id, CallStatus::Started, timeout_s);
-            started = again.await?.ok_or(Unperformed::Reread)?;
+            started = self.start(call, CallStatus::Started).await?.ok_or(Unperformed::Reread)?;
             if !self.lease.is_live() || !now.is_ahead() {
                 return Err(Unperformed::Reread);
             }
@@ -349,31 +346,6 @@ impl<'a> ToolRun<'a> {
         Ok(ending)
     }
 
-    /// Records the outcome that was left to the turn's commit. Without the lease this writes nothing.
-    async fn settle_left(&self) -> wakeful_store::Result<()> {
-        let left = self.left.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(UnrecordedOutcome { call, started, status, outcome }) = left {
-            self.settle(&call, &started, status, &outcome).await?;
-        }
-        Ok(())
-    }
-
-    /// Records the outcome ([`outcome::record`]). Returns `false`, and writes nothing, if another worker has the job or another claim
-    /// has started the call since.
-    async fn settle(
-        &self,
-        call: &ToolCall,
-        started: &Started,
-        status: CallStatus,
-        outcome: &CallOutcome,
-    ) -> wakeful_store::Result<bool> {
-        let (store, session_id) = (&self.ctx.store, &self.session.session_id);
-        outcome::record(self.lease, &format!("call {}", call.call_id), || {
-            store.settle_call(self.lease, session_id, &call.call_id, started, status, outcome)
-        })
-        .await
-    }
-
     /// Runs the tool's code with the agent's time limit, and catches a panic.
     async fn invoke(&self, call: &ToolCall) -> ToolEnd {
         let limit = Duration::from_secs(self.agent.limits.tool_s);
@@ -407,7 +379,7 @@ impl<'a> ToolRun<'a> {
         let what =
             format!("tool {} (call {}) of session {}", call.name, call.call_id, self.session.session_id);
         let running = running.catch_unwind().instrument(span.clone());
-        let watched = self.ctx.watchdog.watch(self.lease.token, what, limit, running);
+        let watched = self.ctx.watchdog.watch(self.lease.job_id, what, limit, running);
         let began = Instant::now();
         let ran = tokio::time::timeout(limit, watched).await;
         let returned = matches!(ran, Ok(Ok(_)));

@@ -52,8 +52,9 @@ async fn write(
             Err(error) if error.is_transient() && !job.lease.lost().is_cancelled() => {
                 faults += 1;
                 warn!(%error, "The commit failed; trying again");
-                // The caller lets the session rest then.
-                if super::tries::note(ctx, job, &error).await.is_some() {
+                // The caller lets the session rest then. Earlier faults of the step may be long over, so this commit has its own tries.
+                let is_enough = super::tries::note(ctx, job, &error).await.is_some();
+                if is_enough && faults >= super::tries::FEWEST_FAULTS {
                     ctx.metrics.committed(None, began.elapsed());
                     return Err(error);
                 }

@@ -2,7 +2,7 @@
 
 use super::provider::Back;
 use crate::ctx::Ctx;
-use crate::jobs::not_given_back;
+use crate::jobs::give_back;
 use std::time::Duration;
 use tracing::warn;
 use wakeful_store::queue::{self, Job, Kind};
@@ -120,14 +120,10 @@ pub(super) fn slice_ends(ctx: &Ctx, job: &Job, steps: u32) -> bool {
 /// Gives the job back. Any worker may claim it at once.
 pub(super) async fn release(ctx: &Ctx, job: &Job) -> ClaimEnd {
     let drains = ctx.shutdown.draining.is_cancelled();
-    let given_back = match drains {
-        true => ctx.store.hand_over(&job.lease).await,
-        false => ctx.store.release(&job.lease).await,
-    };
-    if let Err(error) = given_back {
-        not_given_back(&error);
-    }
-    if !drains {
+    if drains {
+        give_back(ctx, job, || ctx.store.hand_over(&job.lease)).await;
+    } else {
+        give_back(ctx, job, || ctx.store.release(&job.lease)).await;
         ctx.bus.notifier.job_of(Kind::Step, &job.runner);
     }
     ClaimEnd::Released
@@ -142,7 +138,5 @@ pub(super) async fn retry(ctx: &Ctx, job: &Job, error: &str, at_least: Option<Du
         delay_ms = delay.as_millis() as u64,
         "The step failed; trying again later"
     );
-    if let Err(error) = ctx.store.retry_later(&job.lease, delay, error).await {
-        not_given_back(&error);
-    }
+    give_back(ctx, job, || ctx.store.retry_later(&job.lease, delay, error)).await;
 }

@@ -4,7 +4,7 @@
 use super::unused::withdraw_intent;
 use super::{ClaimEnd, Counts, RoundResult};
 use crate::ctx::Ctx;
-use crate::jobs::{LOOK, not_given_back};
+use crate::jobs::{LOOK, give_back};
 use crate::model::provider_of;
 use crate::pauses::step_of;
 use tracing::{info, warn};
@@ -50,9 +50,8 @@ pub(super) fn by_a_pause(
 /// Gives the job back until the key store is asked again. It does not count as an attempt, however often.
 pub(super) async fn wait_for_key(ctx: &Ctx, job: &Job, why: &str) {
     warn!(session.id = job.session_id, why, "The step waits for its data key");
-    if let Err(error) = ctx.store.postpone(&job.lease, queue::delay(KEY_ATTEMPTS, None), why).await {
-        not_given_back(&error);
-    }
+    let delay = queue::delay(KEY_ATTEMPTS, None);
+    give_back(ctx, job, || ctx.store.postpone(&job.lease, delay, why)).await;
 }
 
 /// Gives the job back to whoever takes it next: another worker's host may keep the files or carry out the call, and this one may be
@@ -60,9 +59,8 @@ pub(super) async fn wait_for_key(ctx: &Ctx, job: &Job, why: &str) {
 pub(super) async fn wait_for_host(ctx: &Ctx, job: &Job, why: &str) {
     warn!(session.id = job.session_id, why, "The step waits for a host that can carry it out");
     let why = format!("worker {}: {why}", ctx.identity.worker_id);
-    if let Err(error) = ctx.store.postpone(&job.lease, queue::delay(HOST_ATTEMPTS, None), &why).await {
-        not_given_back(&error);
-    }
+    let delay = queue::delay(HOST_ATTEMPTS, None);
+    give_back(ctx, job, || ctx.store.postpone(&job.lease, delay, &why)).await;
 }
 
 /// What a worker does with a session whose agent it lacks: another worker may have a newer configuration, or an older one. A
@@ -105,13 +103,10 @@ pub(super) async fn without_agent(
 
 /// Gives the job back to the workers that have its agent.
 pub(super) async fn leave(ctx: &Ctx, job: &Job, agent: &str) {
-    match ctx.store.leave(&job.lease, agent, LOOK).await {
-        Ok(()) => {
-            info!(
-                session.id = job.session_id,
-                agent, "This process lacks the agent; the step waits for one that has it"
-            );
-        }
-        Err(error) => not_given_back(&error),
+    if give_back(ctx, job, || ctx.store.leave(&job.lease, agent, LOOK)).await.is_some() {
+        info!(
+            session.id = job.session_id,
+            agent, "This process lacks the agent; the step waits for one that has it"
+        );
     }
 }

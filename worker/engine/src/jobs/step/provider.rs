@@ -6,7 +6,7 @@
 use super::{ClaimEnd, Counts};
 use crate::ctx::Ctx;
 use crate::gates::{Admission, Probe};
-use crate::jobs::not_given_back;
+use crate::jobs::give_back;
 use crate::model::provider_of;
 use std::borrow::Cow;
 use std::time::{Duration, Instant};
@@ -338,12 +338,8 @@ pub(super) async fn set_back(ctx: &Ctx, job: &Job, back: &Back) {
         failed: back.failed.as_ref().map(|(run_id, event)| (&session_id, run_id.as_ref(), event)),
         outage: back.outage,
     };
-    let cancelled = match ctx.store.set_back(&job.lease, &set_back).await {
-        Ok(cancelled) => cancelled,
-        Err(error) => {
-            not_given_back(&error);
-            return;
-        }
+    let Some(cancelled) = give_back(ctx, job, || ctx.store.set_back(&job.lease, &set_back)).await else {
+        return;
     };
     ctx.bus.notifier.session(session_id.as_str());
     if back.delay.is_zero() || cancelled {

@@ -83,7 +83,7 @@ pub(super) fn doing(session: &Session) -> Option<String> {
 pub(super) const UNREADABLE_ATTEMPTS: i64 = 5;
 
 /// Fewer faults of the database than this never end a run, however long ago the first one was.
-const FEWEST_FAULTS: i32 = 3;
+pub(super) const FEWEST_FAULTS: i32 = 3;
 
 /// The reason with which the run of an unreadable session fails.
 pub(super) fn unreadable(error: &Error) -> String {
