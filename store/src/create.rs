@@ -4,6 +4,7 @@
 //! during a restart goes to the old session or to the new one, and is never lost.
 #![doc = include_str!("create.md")]
 
+mod key;
 pub(crate) mod notice;
 
 use crate::encryption::{Seal, Vault, seal_in_conversation};
@@ -166,14 +167,15 @@ pub(crate) async fn find_or_create(
     new: &NewSession,
     client_key: Option<&str>,
 ) -> Result<Locked> {
-    let data_key = new_key(&mut *tx, vault, new).await?;
+    let data_key = key::of_new(&mut *tx, vault, new).await?;
     // Message numbers of a new conversation begin after the seeds of its first session: with one seed, the
     // first message gets number 2.
-    sqlx::query!(
+    let begun = sqlx::query_scalar!(
         "insert into conversation_counters
             (conversation_id, space_id, mailbox_id, last_message_number, user_id, data_key)
         values ($1, $2, $3, $4, $5, $6)
-        on conflict (conversation_id) do nothing",
+        on conflict (conversation_id) do nothing
+        returning conversation_id",
         new.conversation_id,
         new.space_id,
         new.mailbox_id,
@@ -181,8 +183,11 @@ pub(crate) async fn find_or_create(
         new.speaker.as_ref().and_then(Speaker::claims),
         data_key
     )
-    .execute(&mut *tx)
+    .fetch_optional(&mut *tx)
     .await?;
+    if begun.is_some() && data_key.is_none() {
+        key::of_begun(&mut *tx, vault, new).await?;
+    }
     let conversation = run::lock_conversation(tx, &new.conversation_id).await?;
     if !admits(new, conversation.user_id.as_deref())? {
         // The first user gets the conversation.
@@ -219,21 +224,6 @@ pub(crate) async fn find_or_create(
         }
     };
     run::lock_session(tx, &session_id).await
-}
-
-/// Makes the data key of a conversation that is about to begin and is to be encrypted. It is made before the conversation's row:
-/// a key that no row has does no harm.
-async fn new_key(tx: &mut PgConnection, vault: &Vault, new: &NewSession) -> Result<Option<String>> {
-    if !vault.covers(&new.agent) {
-        return Ok(None);
-    }
-    let is_there = sqlx::query_scalar!(
-        r#"select exists (select from conversation_counters where conversation_id = $1) as "there!""#,
-        new.conversation_id
-    )
-    .fetch_one(&mut *tx)
-    .await?;
-    if is_there { Ok(None) } else { vault.begin(tx, &new.agent, &new.conversation_id).await }
 }
 
 /// Whether an existing conversation of `owner` admits a message as it is. `false`: the speaker gets the conversation first.

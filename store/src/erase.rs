@@ -233,7 +233,11 @@ impl Store {
         rows.insert("blobs".to_owned(), self.delete_unused_blobs(&pending.blobs, &pending.sessions).await?);
         // If a store is away, this erasure is not finished: a later one goes on here.
         self.remove_outside().await?;
+        let mut sealed = self.delete_unnamed_blobs(&pending).await?;
         let mut tx = self.retention().await?;
+        // The one who counts failures may be about to name these sessions. This comes first: whoever waits for the conversations
+        // below does not wait for a look of the search too.
+        sqlx::query!("select pg_advisory_xact_lock($1)", crate::search::LOCK).fetch_one(&mut *tx).await?;
         // The numbers of its messages were kept until its messages were gone. One that went on stays.
         let counters = sqlx::query!(
             "delete from conversation_counters c
@@ -243,14 +247,11 @@ impl Store {
         );
         let counters = counters.execute(&mut *tx).await?.rows_affected();
         rows.insert("conversation_counters".to_owned(), counters as i64);
-        // The one who counts failures may be about to name these sessions.
-        sqlx::query!("select pg_advisory_xact_lock($1)", crate::search::LOCK).fetch_one(&mut *tx).await?;
         sqlx::query!("select forget_sessions($1)", &pending.sessions).execute(&mut *tx).await?;
         if !pending.data_keys.is_empty() {
             // Decided under the lock above: of two erasures that have the same key, the later one finds it unused.
             let keys = keys::unused(&mut tx, &pending.data_keys).await?;
-            let sealed =
-                keys::delete_sealed_blobs(&mut tx, &pending.data_keys, &keys, &pending.sessions).await?;
+            sealed += keys::delete_blobs(&mut tx, &keys).await?;
             rows.insert("sealed_blobs".to_owned(), sealed);
             tx.commit_part().await?;
             // The keys go last: what is left of the texts, in WAL and in backups, goes with them. No new session can have them,
@@ -267,6 +268,22 @@ impl Store {
         sqlx::query!("select end_erasure($1, $2)", erasure_id, json!(rows)).execute(&mut *tx).await?;
         tx.commit_part().await?;
         Ok(rows)
+    }
+
+    /// Deletes what no row names any more under data keys that other conversations have too. In a transaction of its own: its lock
+    /// may be long in coming.
+    async fn delete_unnamed_blobs(&self, pending: &Pending) -> Result<i64> {
+        if pending.data_keys.is_empty() {
+            return Ok(0);
+        }
+        let mut tx = self.retention().await?;
+        let shared = keys::shared(&mut tx, &pending.data_keys, &pending.conversations).await?;
+        let mut deleted = 0;
+        if !shared.is_empty() {
+            deleted = keys::delete_unnamed_blobs(&mut tx, &shared, &pending.sessions).await?;
+        }
+        tx.commit_part().await?;
+        Ok(deleted)
     }
 
     /// Begins a transaction in the role that may delete. Its statements may read every log, and wait for the one who fills

@@ -183,13 +183,13 @@ impl Store {
         match settled {
             Ok(_) => Ok(true),
             // No row was settled: the statement divided by zero, and Postgres undid the update of the job too.
-            Err(error) if missed_fence(&error) => self.is_settled(session_id, call_id, started).await,
+            Err(error) if missed_fence(&error) => self.has_outcome(session_id, call_id, started).await,
             Err(error) => Err(error.into()),
         }
     }
 
     /// Returns whether this very start of the call has an outcome: an earlier try was committed, and only its answer was lost.
-    async fn is_settled(&self, session_id: &SessionId, call_id: &CallId, started: &Started) -> Result<bool> {
+    async fn has_outcome(&self, session_id: &SessionId, call_id: &CallId, started: &Started) -> Result<bool> {
         Ok(sqlx::query_scalar!(
             r#"select exists (
                 select from tool_calls

@@ -8,6 +8,7 @@
 
 mod behind;
 mod index;
+mod laggards;
 mod said;
 mod words;
 

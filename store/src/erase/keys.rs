@@ -32,20 +32,41 @@ pub(super) async fn all_of(tx: &mut PgConnection, conversations: &[String]) -> R
     .await?)
 }
 
-/// Deletes the sealed blobs of the keys `unused`, and those of the other keys that no row under the key names and that were not
-/// stored for a session that stays: its commit may be about to name them. Returns how many.
-pub(super) async fn delete_sealed_blobs(
-    tx: &mut PgConnection,
+/// Those of these keys that other conversations than these have, or that one of these keeps because it went on.
+pub(super) async fn shared(
+    connection: &mut PgConnection,
     data_keys: &[String],
-    unused: &[String],
+    conversations: &[String],
+) -> Result<Vec<String>> {
+    Ok(sqlx::query_scalar!(
+        r#"select key as "key!" from unnest($1::text[]) key
+        where exists (
+            select from conversation_counters c
+            where c.data_key = key
+                and (c.conversation_id <> all($2) or c.open_run_id is not null
+                    or exists (select from conversation_sessions s where s.conversation_id = c.conversation_id)))
+        order by 1"#,
+        data_keys,
+        conversations
+    )
+    .fetch_all(connection)
+    .await?)
+}
+
+/// Deletes the sealed blobs of the keys that no conversation has any more. Returns how many.
+pub(super) async fn delete_blobs(tx: &mut PgConnection, unused: &[String]) -> Result<i64> {
+    let deleted = sqlx::query!("delete from sealed_blobs where data_key = any($1)", unused);
+    Ok(deleted.execute(tx).await?.rows_affected() as i64)
+}
+
+/// Deletes the sealed blobs of the keys `shared` that no row under the key names and that were not stored for a session that
+/// stays: its commit may be about to name them. Returns how many. Waits for a vacuum of the blobs, so the transaction holds
+/// nothing that others wait for.
+pub(super) async fn delete_unnamed_blobs(
+    tx: &mut PgConnection,
+    shared: &[String],
     erased: &[String],
 ) -> Result<i64> {
-    let deleted = sqlx::query!("delete from sealed_blobs where data_key = any($1)", unused);
-    let deleted = deleted.execute(&mut *tx).await?.rows_affected() as i64;
-    let shared: Vec<String> = data_keys.iter().filter(|key| !unused.contains(key)).cloned().collect();
-    if shared.is_empty() {
-        return Ok(deleted);
-    }
     // Who stores such a blob with the row that names it holds a lock that this waits for.
     lock_from_writers(&mut *tx, "sealed_blobs").await?;
     let unnamed = sqlx::query!(
@@ -77,10 +98,10 @@ pub(super) async fn delete_sealed_blobs(
             cross join lateral regexp_matches(rows.text, '[0-9a-f]{64}', 'g') as named
             where s.data_key = any($1)
         )"#,
-        &shared,
+        shared,
         erased
     );
-    Ok(deleted + unnamed.execute(tx).await?.rows_affected() as i64)
+    Ok(unnamed.execute(tx).await?.rows_affected() as i64)
 }
 
 /// Says that a data key stays although no other conversation had it when the erasure began.

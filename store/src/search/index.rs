@@ -3,11 +3,13 @@
 //! One worker at a time does it, under an advisory lock that ends with its transaction. It finds sessions without a mark by the
 //! steps: ids of runs and sessions grow with time, so everything new is behind the last id that it read. A row may be committed some
 //! time after its id was made. So each look reads the ids of the last two seconds again, and every ten seconds a sweep reads those of the
-//! last minute. Others leave a row in `search_due`: a run that is opened again; a session of Absurd, whose ids say nothing of the time;
-//! and a bundle, which may be committed long after its ids were made. A session that is at work is looked at again after some seconds,
+//! last minute, and one in ten minutes those of the last hour, in case that a host's clock is behind. Others leave a row in
+//! `search_due`: a run that is opened again; a session of Absurd, whose ids say nothing of the time; and a bundle, which may be
+//! committed long after its ids were made. A session that is at work is looked at again after some seconds,
 //! until it rests and all of its messages are read. One in which nothing happens is left alone for minutes: each sweep sees by the number
 //! of its last event whether it went on.
 
+use super::laggards;
 use super::said::words;
 use super::words::WordVector;
 use crate::json::to_json;
@@ -36,6 +38,8 @@ const LATE: TimeDelta = TimeDelta::seconds(60);
 const MOSTLY: TimeDelta = TimeDelta::seconds(2);
 /// How often a sweep reads the ids of all of [`LATE`].
 const SWEEPS_EVERY: TimeDelta = TimeDelta::seconds(10);
+/// How often the ids of an hour are read again: see [`laggards`].
+const LOOKS_BACK_EVERY: TimeDelta = TimeDelta::minutes(10);
 /// While enough sessions for a look are due, ids are read this often: a look at a backlog would read the same ids each time.
 const DISCOVERS_EVERY: TimeDelta = TimeDelta::seconds(2);
 
@@ -139,12 +143,14 @@ async fn discover(tx: &mut PgConnection) -> Result<Found> {
     let progress = sqlx::query!(
         r#"select clock_timestamp() as "now!", run_id, session_id, recent_run_id, recent_session_id,
             swept_at <= clock_timestamp() - make_interval(secs => $1) or swept_at > clock_timestamp() as "sweeps!",
+            looked_back_at <= clock_timestamp() - make_interval(secs => $3) as "looks_back!",
             (select count(*) from (
                 select from search_sessions where due_at <= (select clock_timestamp()) limit $2
             ) due) = $2 as "is_backlog!"
         from search_progress"#,
         SWEEPS_EVERY.as_seconds_f64(),
-        SESSIONS
+        SESSIONS,
+        LOOKS_BACK_EVERY.as_seconds_f64()
     )
     .fetch_one(&mut *tx)
     .await?;
@@ -164,6 +170,9 @@ async fn discover(tx: &mut PgConnection) -> Result<Found> {
     };
     if sweeps {
         wake_waiting(&mut *tx).await?;
+        if progress.looks_back {
+            laggards::enter(&mut *tx, now).await?;
+        }
     }
     let newest = now + LATE;
     let read = sqlx::query!(
