@@ -201,8 +201,8 @@ impl Store {
         Ok(finished)
     }
 
-    async fn finish_erasure(&self, erasure_id: &str, pending: Pending) -> Result<BTreeMap<String, i64>> {
-        let mut rows = pending.rows;
+    async fn finish_erasure(&self, erasure_id: &str, mut pending: Pending) -> Result<BTreeMap<String, i64>> {
+        let mut rows = std::mem::take(&mut pending.rows);
         // A conversation of the same name may go on meanwhile, with other sessions.
         let owned = BY_CONVERSATION.map(|table| (table, "conversation_id = any($1) and"));
         for (table, owner) in
