@@ -6,6 +6,7 @@ mod own;
 
 use crate::support::checker::check;
 use crate::support::client::texts;
+use crate::support::proxy::{CutAt, Proxy};
 use crate::support::{Answer, Client, Database, ModelServer, Options, Process, eventually};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -331,6 +332,26 @@ async fn a_session_that_waits_at_a_gate_looks_again_when_it_is_woken() {
     sqlx::query("delete from provider_gates").execute(&database.pool).await.unwrap();
     client.post(&format!("/v1/sessions/{id}/wake"), &json!({})).await;
     client.wait_for(&id, "completed").await;
+    assert!(process.terminate().success());
+}
+
+#[tokio::test]
+async fn a_give_back_that_meets_a_cut_is_tried_again_and_is_no_death() {
+    let (database, provider) = (Database::new().await, Provider::default());
+    let model = provider.start().await;
+    provider.is(503);
+    let options = options(&model, "").short_lease();
+    let proxy = Proxy::start(&database.url);
+    proxy.cut_when("stuck = case when $5::boolean", CutAt::BeforeServer);
+    let process = options.spawn(&proxy.url);
+    process.wait_for_log("\"Listening\"").await;
+    let client = process.client();
+    let id = post(&client, "c1").await;
+    process.wait_for_log("The job could not be given back; trying again").await;
+    provider.is(0);
+    client.wait_for(&id, "completed").await;
+    assert_eq!(journal(&client, &id, "ATTEMPT_FAILED").await.len(), 1, "the wait is in the journal");
+    assert!(!process.log().contains("Workers died"), "{}", process.log());
     assert!(process.terminate().success());
 }
 

@@ -200,6 +200,36 @@ async fn a_call_that_its_host_cannot_carry_out_waits_and_is_told_to_operators_on
 }
 
 #[tokio::test]
+async fn k36_a_process_that_is_about_to_abort_lets_the_others_of_the_same_claim_end() {
+    let (answer, answers) = tokio::sync::watch::channel(false);
+    let model = ModelServer::start(move |body, _| {
+        match (body.to_string().contains("poison"), turns_since_user(body)) {
+            (true, 0) => Answer::call("misbehave", json!({"mode": "spin"})),
+            (true, _) => Answer::text("That went well."),
+            (false, _) => Answer::Late(answers.clone(), "It took long.".to_owned()),
+        }
+    })
+    .await;
+    let mut ward = Ward::new("attempts = 3\ntool_s = 1").await;
+    ward.options = ward.options.env("OPENAI_BASE_URL", &model.url);
+    // Both wait before the process starts, so one statement claims them.
+    let neighbour = ward.wake("neighbour", "Something slow, please.").await;
+    let poisoned = ward.wake("poisoned", "poison spin").await;
+    let process = ward.serve().await;
+    process.wait_for_log("This process first ends its other work").await;
+    answer.send(true).unwrap();
+    let (status, _) = process.ended().await;
+    assert!(!status.success());
+    ward.mend();
+    let process = ward.serve().await;
+    process.client().wait_for(&poisoned, "completed").await;
+    process.client().wait_for(&neighbour, "completed").await;
+    let slow = model.bodies().iter().filter(|body| body.contains("Something slow")).count();
+    assert_eq!(slow, 1, "its reply, which is paid for, was committed before the end");
+    assert!(process.terminate().success());
+}
+
+#[tokio::test]
 async fn k36_code_that_takes_every_thread_ends_the_process_too() {
     let ward = Ward::new("attempts = 8\ntool_s = 1").await;
     // More sessions than threads, on any machine. Then neither timers nor the heartbeat run.

@@ -83,6 +83,34 @@ async fn a_step_that_the_database_fails_for_too_long_rests_until_an_operator_ret
 }
 
 #[tokio::test]
+async fn a_reply_is_tried_again_although_the_database_failed_its_step_long_ago() {
+    let database = Database::new().await;
+    let model = ModelServer::turns(vec![Answer::text("Hello.")]).await;
+    let options = Options::new().model("openai/test").env("OPENAI_BASE_URL", &model.url);
+    let process = options.serve(&database).await;
+    let client = process.client();
+    model.hold();
+    let id = client.chat("c1", "Hi.").await["session_id"].as_str().unwrap().to_owned();
+    model.asked(1).await;
+    sql(&database, "update jobs set faults = 5, fault_since = clock_timestamp() - interval '2 hours'").await;
+    sql(
+        &database,
+        "create sequence tries;
+        create function cut_once() returns trigger language plpgsql as $$
+        begin
+            if nextval('tries') = 1 then raise exception 'cut' using errcode = '57P01'; end if;
+            return new;
+        end $$;
+        create trigger cut_once before insert on conversation_records for each row
+            when (new.role = 'assistant') execute function cut_once()",
+    )
+    .await;
+    model.release();
+    client.wait_for(&id, "completed").await;
+    assert_eq!(model.bodies().len(), 1);
+}
+
+#[tokio::test]
 async fn a_database_whose_default_isolation_is_serializable_works() {
     let database = Database::new().await;
     let stricter =

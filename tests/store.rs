@@ -256,6 +256,8 @@ async fn a_lost_lease_writes_nothing_in_any_table() {
     world.give_back(driver.job.lease.job_id, token).await;
     let settled = world.store.settle_call(lease, id, &reserve.call_id, &started, CallStatus::Done, &outcome);
     assert!(settled.await.unwrap(), "it lacked only the lease");
+    let again = world.store.settle_call(lease, id, &reserve.call_id, &started, CallStatus::Done, &outcome);
+    assert!(again.await.unwrap(), "who got no answer asks again");
     driver.continues(results()).await;
 }
 

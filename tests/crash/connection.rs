@@ -50,9 +50,8 @@ const CUTS: &[Cut] = &[
     cut(BOTH, END, CutAt::BeforeAnswer, 0, 4),
     // The row never said `started`, so the call never ran, and it runs now.
     cut(GUARDED, STARTED, CutAt::BeforeServer, 0, 2),
-    // The row says `started`, but its writer never got the answer. The call must not run, and it stays
-    // uncertain.
-    cut(GUARDED, STARTED, CutAt::BeforeAnswer, 1, 1),
+    // The row says `started`, but its writer never got the answer. It takes the start back, and the call runs by another one.
+    cut(GUARDED, STARTED, CutAt::BeforeAnswer, 0, 2),
     cut(IDEMPOTENT, STARTING, CutAt::BeforeServer, 0, 2),
     cut(IDEMPOTENT, STARTING, CutAt::BeforeAnswer, 0, 2),
     // The effect has happened. The worker retries until its outcome is committed: alone while others of the turn run,
@@ -71,6 +70,11 @@ async fn k32_a_commit_whose_answer_is_lost_applies_once() {
     for some in CUTS.chunks(4) {
         join_all(some.iter().map(survive_cut)).await;
     }
+}
+
+#[tokio::test]
+async fn k32_a_guarded_call_whose_start_is_not_answered_runs_once_and_leaves_no_doubt() {
+    survive_cut(&cut(GUARDED, STARTED, CutAt::BeforeAnswer, 0, 2)).await;
 }
 
 async fn survive_cut(cut: &Cut) {

@@ -7,7 +7,12 @@ use wakeful_store::wake::NewMessage;
 
 /// Gives a session and its run ids that were made half a minute ago, as if their transaction had taken so long. Returns the new id.
 async fn made_long_ago(database: &Database, session_id: &str) -> String {
-    let at = format!("{:012x}", chrono::Utc::now().timestamp_millis() - 30_000);
+    made_ago(database, session_id, 30).await
+}
+
+/// Gives a session and its run ids that were made so many seconds ago. Returns the new id.
+async fn made_ago(database: &Database, session_id: &str, seconds: i64) -> String {
+    let at = format!("{:012x}", chrono::Utc::now().timestamp_millis() - seconds * 1000);
     let old = format!("sess_{at}{}", &session_id[session_id.len() - 20..]);
     let mut tx = database.pool.begin().await.unwrap();
     for sql in [
@@ -58,6 +63,25 @@ async fn a_look_reads_new_ids_alone_and_a_sweep_finds_what_was_committed_late() 
     swept("11 s").await;
     index(&store).await;
     assert!(known(&late).await);
+}
+
+#[tokio::test]
+async fn sessions_of_a_host_whose_clock_is_behind_are_found_within_minutes() {
+    let database = Database::new().await;
+    let store = database.store().await;
+    said(&store, "now", None, "It is here at once.").await;
+    index(&store).await;
+    let behind = said(&store, "behind", None, "My clock is ten minutes late.").await;
+    let behind = made_ago(&database, &behind, 600).await;
+    let looked_back = async |ago: &str| {
+        let sql = "update search_progress set swept_at = '-infinity', looked_back_at = clock_timestamp() - $1::text::interval";
+        sqlx::query(sql).bind(ago).execute(&database.pool).await.unwrap();
+        index(&store).await;
+        let sql = "select exists (select from search_documents where session_id = $1)";
+        database.value::<bool>(sql, &behind).await
+    };
+    assert!(!looked_back("9 min").await, "a sweep reads the ids of the last minute");
+    assert!(looked_back("11 min").await);
 }
 
 #[tokio::test]

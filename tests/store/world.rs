@@ -226,7 +226,14 @@ impl Driver<'_> {
         let (lease, id) = (&self.job.lease, &self.session.session_id);
         self.world
             .store
-            .start_call(lease, id, &call.call_id, &new_nonce(), CallStatus::Invoked, 60)
+            .start_call(
+                lease,
+                id,
+                &call.call_id,
+                &wakeful_store::ledger::new_nonce(),
+                CallStatus::Invoked,
+                60,
+            )
             .await
             .unwrap()
     }
