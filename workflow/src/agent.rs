@@ -82,7 +82,7 @@ pub enum JournalLevel {
 /// Limits of a run, so that a model in a loop stops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
-    /// Steps of a run since its last answer: a run goes on while people write faster than they are answered.
+    /// Steps of a run since its last complete reply without a call. (A run goes on after such a reply if people wrote meanwhile.)
     pub steps: i64,
     /// Input and output tokens of those steps.
     pub tokens: i64,

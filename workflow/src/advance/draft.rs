@@ -250,8 +250,8 @@ impl<'a> Draft<'a> {
         self.close(SessionStatus::WaitingInput, None)
     }
 
-    /// What has happened since the newest message of a person. An empty reply is asked about once for each such message: a step
-    /// that asks again counts as an answer, so a run that did it again and again would have no limit.
+    /// What has happened since the newest message of a person. After an empty reply the model is asked again only once for each such
+    /// message: a step that asks again sets the counts of the run's limits to zero, so otherwise no limit would stop the run.
     fn since_the_person(&self) -> SinceThePerson {
         let mut since = SinceThePerson { asked_again: false, mailed: false };
         for record in self.transition.records.iter().rev().chain(self.session.records.iter().rev()) {
