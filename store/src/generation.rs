@@ -2,10 +2,9 @@
 //!
 //! These rows are committed asynchronously, except for an intent that a step's commit writes
 //! ([`crate::step::Performance`]): each statement sets `synchronous_commit` for itself, and Postgres reads it at the
-//! commit. Losing the newest of them loses nothing, because the reply itself is a
-//! record. They touch neither the session nor the journal, whose numbers must never be used twice. After a crash of
-//! the server, rows that readers saw may be gone. The chunks that remain are the beginning of the text, without a
-//! gap.
+//! commit. Losing the newest of them loses nothing, because the reply itself is a record. They touch neither the
+//! session nor the journal, whose numbers must never be used twice. After a crash of the server, rows that readers
+//! saw may be gone. The chunks that remain are the beginning of the text, without a gap.
 
 use crate::queue::Lease;
 use crate::{Result, Store};
