@@ -5,8 +5,8 @@
 //! sender who stops is cut off within seconds. The first [`FREE`] bytes of a body count against nothing: the
 //! limit of connections bounds them, and most messages are no longer. What comes after that counts until the
 //! handler has answered. Callers with the token and strangers have their own sums, so strangers cannot keep
-//! out those with the token. Of the callers' sum one user gets at most a quarter and one token at most half, so none keeps out the
-//! others.
+//! out those with the token. One user gets at most a quarter of the callers' sum and one token at most half, so
+//! no caller can keep out the others.
 
 use crate::access::{Caller, has_configured_token};
 use crate::holder::Holder;
