@@ -1,4 +1,4 @@
-//! Exports a session as a bundle, with a token of its own, and imports bundles.
+//! Exports a session as a bundle, for holders of an internal token (`X-Internal-Token`), and imports bundles.
 
 use crate::access::{Caller, named_space};
 use crate::audit::shown;

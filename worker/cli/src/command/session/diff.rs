@@ -1,4 +1,4 @@
-//! `wakeful session diff`.
+//! `wakeful session diff`: compares two sessions and their files.
 
 use super::super::output::{Output, printable};
 use super::super::report::{self, ReportArgs};
