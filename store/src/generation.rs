@@ -233,7 +233,7 @@ impl Store {
         self.seal_of(session_id.as_str()).await?.open(text.unwrap_or_default())
     }
 
-    /// Returns the newest model call in flight that answers the user, with its chunks after `after_chunk` if it is
+    /// Returns the newest model call in flight whose reply the user will read, with its chunks after `after_chunk` if it is
     /// still the `known` one, else with all chunks.
     ///
     /// # Errors

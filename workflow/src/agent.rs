@@ -17,7 +17,7 @@ pub struct Agent {
     pub system_prompt: String,
     /// `provider/model`, for example `anthropic/claude-sonnet-5`.
     pub model: String,
-    /// The models that answer, in this order, while the provider of `model` fails.
+    /// The models that are called, the first of them that can be, while the provider of `model` fails.
     #[serde(default)]
     pub fallback: Vec<String>,
     /// Names of the tools that the agent may use.

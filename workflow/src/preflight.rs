@@ -191,7 +191,7 @@ pub enum Kind {
     PriceGone,
     /// The conversation is longer than what the model sees, and nothing shortens it.
     WindowSmaller,
-    /// No other model answers while the provider fails.
+    /// No other model is called while the provider fails.
     FallbackGone,
     /// The run has used more steps.
     StepLimit,

@@ -180,7 +180,7 @@ pub struct AgentSettings {
     pub system_prompt: Option<String>,
     /// `provider/model`.
     pub model: Option<String>,
-    /// The models that answer while the provider of `model` fails.
+    /// The models that are called, the first of them that can be, while the provider of `model` fails.
     pub fallback: Vec<String>,
     /// `None` means `DEFAULT_TOOLS`; an empty list means no tools.
     pub tools: Option<Vec<String>>,
