@@ -31,7 +31,7 @@ struct Given {
     /// Of an uncertain effect: `happened`, `did_not_happen` or `let_model_decide`. Of a call that waits for approval: `approved` or
     /// `declined`.
     outcome: Option<String>,
-    /// Of an effect that happened: what the call would have returned.
+    /// The result of a call that happened, as the tool would have returned it.
     result: Option<String>,
 }
 

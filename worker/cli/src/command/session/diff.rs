@@ -45,7 +45,7 @@ pub(super) async fn diff(
     Ok(exit)
 }
 
-/// A report, and which files the two sessions have otherwise. Files never count for its verdict.
+/// A report, and the files that differ between the two sessions. Files never count for its verdict.
 #[derive(Serialize)]
 struct WithFiles<'a> {
     #[serde(flatten)]
