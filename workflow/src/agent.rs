@@ -130,8 +130,8 @@ pub enum OnUncertain {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OnEmptyReply {
-    /// The model is asked once more, in other words. If that reply is empty too, the run ends: as failed if a person waits for an
-    /// answer, and the agent has sent no mail since their message.
+    /// The model is asked once more, in other words. If that reply is empty too, the run ends: as failed if a person waits for a
+    /// reply, and the agent has sent no mail since their message.
     #[default]
     AskAgain,
     /// The run ends, and nothing is sent.

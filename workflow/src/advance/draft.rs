@@ -35,7 +35,7 @@ pub const STEPS_PER_CHECKPOINT: i64 = 20;
 /// A value of the state whose JSON is larger than this is stored as a blob. The journal entry points at it.
 pub const INLINE_VALUE_BYTES: usize = 2048;
 
-/// The error of a run whose model did not answer, also when it was asked again.
+/// The error of a run whose model did not reply, not even when it was asked again.
 const UNANSWERED: &str = "the model's answer was empty, also when it was asked again. Remedy: retry the session, and the model is asked \
                           once more; if the agent may end without a word, set its `on_empty_reply = \"accept\"`";
 
@@ -263,12 +263,12 @@ impl<'a> Draft<'a> {
             }
             since.mailed |= record.tool_results().any(derive::is_sent_mail);
         }
-        // A message that is left out may be a mail, or the request to answer again.
+        // A message that is left out may be a mail, or the request to reply again.
         let left_out = self.session.left_out.is_some();
         SinceThePerson { asked_again: since.asked_again || left_out, mailed: since.mailed || left_out }
     }
 
-    /// Ends the run as failed. The request to answer again stands last, so a retry asks the model once more.
+    /// Ends the run as failed. The request to reply again stands last, so a retry asks the model once more.
     fn end_unanswered(self, failure: Failure) -> Transition {
         let mut transition = self.close(SessionStatus::Failed, Some(UNANSWERED.to_owned()));
         if let Next::Close(closing) = &mut transition.next {
@@ -344,7 +344,7 @@ impl<'a> Draft<'a> {
             step_number: self.transition.step_number,
             role,
             content: content.into_iter().map(clean).collect(),
-            // The user sees neither the agent's summaries nor the request to answer again.
+            // The user sees neither the agent's summaries nor the request to reply again.
             internal: details.summary || details.asks_again,
             details,
         });
@@ -454,7 +454,7 @@ impl<'a> Draft<'a> {
 /// See [`Draft::since_the_person`].
 struct SinceThePerson {
     asked_again: bool,
-    /// The agent has sent a mail, which may be its answer.
+    /// The agent has sent a mail, which may be its reply.
     mailed: bool,
 }
 

@@ -286,7 +286,8 @@ impl ToolOutput {
 #[error("{text}")]
 #[non_exhaustive]
 pub struct ToolError {
-    /// What the model reads. Of [`ToolErrorKind::Host`], what operators read.
+    /// What the model reads. If the kind is [`ToolErrorKind::Host`], operators read it, and the model does
+    /// not.
     pub text: String,
     /// What follows from it.
     pub kind: ToolErrorKind,
