@@ -1,7 +1,7 @@
 //! The audit: who did what, on which row, why, from where, when, and how it ended.
 //!
-//! A write's row commits with the write: see [`act`]. A request that changed nothing (a duplicate) gets its row after that,
-//! in a commit of its own. So does a refused one. Refusals are bounded, because strangers cause them: the first of an actor
+//! A write's row commits with the write: see [`act`]. A request that changed nothing (a duplicate) and a refused one get their
+//! rows at their end, each in a commit of its own. Refusals are bounded, because strangers cause them: the first of an actor
 //! (address, kind, token, user) and verb is written at once, the next ones are counted, and one row a [`WINDOW`] says how
 //! many. More than [`VERBS`] verbs of an actor are counted together, and so are actors beyond [`ACTORS`]. Strangers have
 //! places of their own, so they do not hide what others are refused.
@@ -67,7 +67,7 @@ pub struct AuditFilter {
     pub limit: i64,
 }
 
-/// Refusals of this process that no row says yet.
+/// Refusals of this process that are in no row yet.
 #[derive(Debug, Default)]
 pub(crate) struct Refusals(Mutex<Window>);
 
@@ -90,7 +90,7 @@ impl Actor {
         }
     }
 
-    /// Anyone can be one.
+    /// Returns whether the actor gave no proof of who it is. Anyone can be such an actor.
     fn is_stranger(&self) -> bool {
         self.kind == "stranger"
     }

@@ -338,8 +338,8 @@ impl Store {
         Ok(found)
     }
 
-    /// Pauses, resumes or cancels a batch. Members that are in hand now may still be acted on. Doing it twice changes nothing. Who
-    /// resumes it acts on the members from then on.
+    /// Pauses, resumes or cancels a batch. Members that are in hand now may still be acted on. Doing it twice changes nothing. From
+    /// a resume on, the batch acts in the name of the person who resumed it.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Batch`] if its status does not allow it, [`Error::Database`].
@@ -436,7 +436,8 @@ impl Store {
     }
 }
 
-/// Writes the counts of a batch down that has ended, in a statement of its own, which sees what the one before it has waited for.
+/// Writes the counts of a batch that has ended into its row. It is a statement of its own, so that it sees the commits for which
+/// the statement before it has waited.
 async fn write_counts(tx: &mut PgConnection, batch_id: &str) -> Result<()> {
     sqlx::query!("update batches set ended_counts = count_batch(batch_id) where batch_id = $1", batch_id)
         .execute(tx)
@@ -459,7 +460,7 @@ fn act_of(verb: Verb, session_id: &str, row: &act::Claimed) -> Act {
     }
 }
 
-/// The stored word again, as acts have it.
+/// The kind of an actor, from the stored word.
 fn kind_of(word: &str) -> &'static str {
     ["token", "configuration", "machine", "user", "cli"]
         .into_iter()

@@ -273,7 +273,7 @@ impl Store {
         if may_be_sealed(text) { self.own_seal_of(session_id).await } else { Ok(Seal::default()) }
     }
 
-    /// Records that the caller is about to send a delivery once more that may have been sent. The time limit
+    /// Records that the caller is about to send a delivery again that may have been sent before. The time limit
     /// of this attempt starts now. `false`: the lease is lost, so the caller must not send.
     ///
     /// # Errors
@@ -328,7 +328,8 @@ impl Store {
         settled: &Settled,
     ) -> Result<bool> {
         let (status, reason) = settled.words();
-        // That a message has left must be written, also where the key cannot be had by now: then without the words.
+        // The end must be written even if the key cannot be had any more, because the message may have left. Then its words are
+        // left out.
         let seal = self.seal_of_row(&claimed.session_id).await?;
         let (sealed, receipt) = match &seal {
             Some(seal) => (

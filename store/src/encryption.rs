@@ -61,7 +61,7 @@ use token::{DataKey, ID_CHARS, MARK};
 const KEYS: usize = 4096;
 const KEPT: Duration = Duration::from_secs(300);
 
-/// How long a caller waits for one key, and for a statement over many. A key store that hangs is one that is away. Some callers have
+/// How long a caller waits for one key, and for a statement over many. A key store that hangs counts as away. Some callers have
 /// a transaction open meanwhile, and the server ends one that rests for three seconds (`pool/server.rs`).
 const CALL: Duration = Duration::from_secs(2);
 const WHOLE: Duration = Duration::from_secs(60);
@@ -450,7 +450,7 @@ impl Store {
 /// Reads a master key: 32 bytes in base64.
 ///
 /// # Errors
-/// [`Error::Keys`] if it is none.
+/// [`Error::Keys`] if `text` is not that.
 pub fn master_key(text: &str) -> Result<[u8; 32]> {
     use base64::Engine;
     let bytes = base64::engine::general_purpose::STANDARD.decode(text.trim());

@@ -248,7 +248,7 @@ impl Outage {
     }
 }
 
-/// sqlx has no kind of error for a wait that is ours, and would call it by another one's name.
+/// The text of a database error. sqlx has no error for a wait of our own and would give it the text of another one.
 fn said(error: &sqlx::Error) -> String {
     match error {
         sqlx::Error::AnyDriverError(ours) if ours.is::<Held>() => ours.to_string(),

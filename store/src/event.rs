@@ -32,7 +32,7 @@ pub struct JournalEntry {
 pub struct Newest {
     /// Number of the newest entry.
     pub seq: i64,
-    /// A model call that answers the user is in progress.
+    /// A model call whose reply the user will read is in progress.
     pub calls: bool,
 }
 

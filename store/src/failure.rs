@@ -16,7 +16,7 @@ pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// How many failures one look counts.
 const COUNTED: i64 = 5000;
 
-/// How many hours a list counts, and the page of one group.
+/// How many hours a list of groups shows, and how many the page of one group shows.
 const DAY: i32 = 24;
 const WEEK: i32 = 168;
 
@@ -162,7 +162,7 @@ impl Store {
         .await?)
     }
 
-    /// Mutes a group for a time, or for good without one. No time at all ends it.
+    /// Mutes a group for `length`; without a `length`, for good. A `length` of zero ends the muting.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Database`].
@@ -192,7 +192,7 @@ impl Store {
         Ok(tx.commit().await?)
     }
 
-    /// Writes a line for those who look next. An empty one removes it.
+    /// Writes a note for those who look at the group next. An empty note removes the old one.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Database`].
@@ -250,7 +250,7 @@ pub(crate) async fn add(
     Ok(())
 }
 
-/// Counts failures that no group has. A replay's need no care. `true`: there may be more.
+/// Adds failures that are not counted yet to their groups. Those of replays are left out. `true`: there may be more.
 pub(crate) async fn count(tx: &mut PgConnection) -> Result<bool> {
     let counted = sqlx::query_scalar!(
         r#"with taken as (

@@ -2,10 +2,9 @@
 //!
 //! These rows are committed asynchronously, except for an intent that a step's commit writes
 //! ([`crate::step::Performance`]): each statement sets `synchronous_commit` for itself, and Postgres reads it at the
-//! commit. Losing the newest of them loses nothing, because the reply itself is a
-//! record. They touch neither the session nor the journal, whose numbers must never be used twice. After a crash of
-//! the server, rows that readers saw may be gone. The chunks that remain are the beginning of the text, without a
-//! gap.
+//! commit. Losing the newest of them loses nothing, because the reply itself is a record. They touch neither the
+//! session nor the journal, whose numbers must never be used twice. After a crash of the server, rows that readers
+//! saw may be gone. The chunks that remain are the beginning of the text, without a gap.
 
 use crate::queue::Lease;
 use crate::{Result, Store};
@@ -234,7 +233,7 @@ impl Store {
         self.seal_of(session_id.as_str()).await?.open(text.unwrap_or_default())
     }
 
-    /// Returns the newest model call in flight that answers the user, with its chunks after `after_chunk` if it is
+    /// Returns the newest model call in flight whose reply the user will read, with its chunks after `after_chunk` if it is
     /// still the `known` one, else with all chunks.
     ///
     /// # Errors

@@ -218,8 +218,8 @@ impl Store {
     }
 
     /// Like [`Store::hydrate_to_keep`], for a worker that takes the session's next steps: does not read the messages that the
-    /// newest rebase leaves out. See [`LeftOut`](wakeful_workflow::session::LeftOut). What this reads of a conversation that is
-    /// summarised now and then does not grow with it, except for the ids of its calls.
+    /// newest rebase leaves out. See [`LeftOut`](wakeful_workflow::session::LeftOut). So if a conversation is summarised now and
+    /// then, what this reads does not grow with it, except for the ids of its calls.
     ///
     /// # Errors
     /// Like [`Store::hydrate`].
@@ -232,7 +232,7 @@ impl Store {
     }
 
     /// Rebuilds the session to weigh its context, and for nothing else: its messages have no blocks, but the
-    /// [`Outline`](wakeful_workflow::record::Outline) of what they say. Of a long session that is read in half the time. With
+    /// [`Outline`](wakeful_workflow::record::Outline) of what they say. This takes half the time for a long session. With
     /// a `copy` of an earlier call, only what is new is read.
     ///
     /// # Errors

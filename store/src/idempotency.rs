@@ -1,4 +1,4 @@
-//! What requests with an idempotency key answered first. Any process repeats it.
+//! The first answer to each request with an idempotency key. Any process can repeat it.
 //!
 //! A request claims its key before it does anything, and writes its answer when it has one. An answer is not part of the
 //! request's own commit. So if a process dies between the two, or answers with a fault of its own, the key is free again after

@@ -44,7 +44,7 @@ impl Store {
     /// call that was started again since. Writes nothing if the lease is lost.
     ///
     /// # Errors
-    /// [`Error::Database`]; then the calls count as such that may have run.
+    /// [`Error::Database`]; then the calls count as ones that may have run.
     pub async fn withdraw_starts(
         &self,
         lease: &Lease,

@@ -300,7 +300,8 @@ impl Store {
         Ok(mails)
     }
 
-    /// Stores the mail. Returns `false` if it was known before. One that was dropped before and wakes a session now takes that row.
+    /// Stores the mail. Returns `false` if it was known before. A mail that was dropped before and wakes a session now takes over its
+    /// old row.
     /// With `[encryption]`, what is compared with later mails is a hash that only the master key makes, and a mail that reached no
     /// encrypted conversation leaves no subject.
     async fn remember(

@@ -123,10 +123,10 @@ impl Store {
         Ok(())
     }
 
-    /// Like [`Store::resume`], of the first of these that is paused.
+    /// Like [`Store::resume`], for the first of `subjects` that is paused.
     ///
     /// # Errors
-    /// [`Error::NotFound`] if none is, [`Error::Database`].
+    /// [`Error::NotFound`] if none of them is paused, [`Error::Database`].
     pub async fn resume_first(&self, subjects: &[Subject], rate: Option<f64>) -> Result<Subject> {
         let mut missing = None;
         for subject in subjects {
@@ -147,7 +147,7 @@ impl Store {
         self.known_pauses(COUNTED).await
     }
 
-    /// The same, and of the waiting jobs at most `counted` are counted.
+    /// Like [`Store::pauses`], but counts at most `counted` waiting jobs of each.
     ///
     /// # Errors
     /// [`Error::Database`].
@@ -166,8 +166,8 @@ impl Store {
         .await?)
     }
 
-    /// Lets jobs of pauses go that have ended, and removes a pause that holds none any more. Returns how many jobs may be
-    /// claimed now. Only one of the processes that ask at a moment does it.
+    /// Lets the next jobs of ended pauses go, and removes a pause that holds none any more. Returns how many jobs may be
+    /// claimed now. If several processes ask at one moment, only one of them does it.
     ///
     /// # Errors
     /// [`Error::Database`].
@@ -231,8 +231,8 @@ impl Store {
             .await?
             .rows_affected();
             if over == 0 {
-                // Only the time of this wave is over: looks come more often than whole jobs fall due. What a wave leaves that is
-                // bounded by its size is made up for at most one second.
+                // Count only the time that this wave's jobs take at the rate: looks come more often than a whole job falls due. A
+                // wave has a largest size. What it leaves because of that is made up for later, but for one second at most.
                 let of_wave = pause.rate.map(|rate| wave as f64 / rate);
                 sqlx::query!(
                     "update pauses
@@ -253,8 +253,8 @@ impl Store {
         Ok(gone)
     }
 
-    /// Gives a job back that a pause holds up. It looks by itself after `look`. The claim does not count. If the pause is gone by
-    /// now, or the run is to be cancelled, it may be claimed at once: then this returns true.
+    /// Gives back a job that a pause holds up. The job looks again by itself after `look`. The claim does not count. Returns true if
+    /// the pause is gone by now, or the run is to be cancelled: then the job may be claimed at once.
     ///
     /// # Errors
     /// [`Error::Database`]; then the lease ends by itself.

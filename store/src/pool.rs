@@ -12,8 +12,8 @@
 //! Two *doors* lead into the pool: one for messages that come in, one for everything else. Neither may take the last
 //! connection, so readers and workers cannot keep a message out, and messages cannot stop readers and workers.
 //!
-//! What locks the row of a session takes its connection *in line* ([`crate::lines`]): of those that wait for one session, one has
-//! a connection.
+//! A statement that locks the row of a session takes its connection *in line* ([`crate::lines`]): of all that wait for one
+//! session, only one has a connection.
 //!
 //! sqlx's own pool sends a message to the server for each connection that is given back, and while the server
 //! refuses it a connection, its waiters do not take those that come back. `deadpool` opens connections in its

@@ -12,7 +12,7 @@ impl Store {
     /// Archives a session: it takes no messages and never runs again. Its queued deliveries are still sent.
     ///
     /// # Errors
-    /// [`crate::Error::NotFound`], [`crate::Error::Conflict`] unless the session is at rest (created, completed, failed),
+    /// [`crate::Error::NotFound`], [`crate::Error::Conflict`] unless the session is at rest (created, completed, failed, cancelled),
     /// [`crate::Error::Database`].
     pub async fn archive(&self, session_id: &str, reason: Option<&str>) -> Result<()> {
         Ok(self.archived(session_id, reason).await?.commit().await?)
@@ -26,7 +26,7 @@ impl Store {
     /// Ends a session for good, also an archived one.
     ///
     /// # Errors
-    /// Those of [`Store::archive`].
+    /// Those of [`Store::archive`], but an archived session is no conflict.
     pub async fn terminate(&self, session_id: &str, reason: Option<&str>) -> Result<()> {
         let tx = self.retire(session_id, SessionStatus::Terminated, "terminate", reason).await?;
         Ok(tx.commit().await?)

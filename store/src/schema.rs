@@ -195,7 +195,8 @@ fn newest_unknown(applied: &[AppliedMigration]) -> Option<i64> {
     unknown.map(|one| one.version).max()
 }
 
-/// Some functions see all spaces (`set wakeful.space = '*'`). Postgres lets only a superuser, or who was given the right, make them.
+/// Checks that this role may make the functions that see all spaces (`set wakeful.space = '*'`). Postgres allows that to
+/// superusers, and to roles that were given the right.
 async fn may_set_space(connection: &mut PgConnection, applied: &[AppliedMigration]) -> Result<()> {
     let missing = missing(applied);
     let asks = MIGRATIONS

@@ -26,7 +26,7 @@ use sqlx::{AssertSqlSafe, Execute, FromRow, PgConnection, Postgres, QueryBuilder
 use wakeful_workflow::failure::is_fingerprint;
 use wakeful_workflow::session::SessionStatus;
 
-/// How far the clock of the process that named a session may be from the database's, in hours.
+/// How far the clock of the process that made a session's id may be from the database's, in hours.
 const CLOCKS_H: i64 = 1;
 
 /// The most groups of errors that a part of a text may name.
@@ -66,7 +66,7 @@ impl Store {
         self.find(columns, filter).await
     }
 
-    /// These columns, of a session `s`, of the sessions that a filter names, newest first.
+    /// Returns `columns` of each session `s` that a filter names, newest first.
     pub(crate) async fn find<T>(&self, columns: &'static str, filter: &SessionFilter) -> Result<Vec<T>>
     where
         T: for<'r> FromRow<'r, PgRow> + Send + Unpin,

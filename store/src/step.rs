@@ -270,7 +270,7 @@ impl Store {
         status: SessionStatus,
         error: &str,
     ) -> Result<GivenUp> {
-        // A session whose key cannot be had ends all the same, and its row does not say with which words.
+        // A session whose key cannot be had ends all the same. Its rows then have a fixed word in place of the error.
         let seal = self.seal_of_row(session_id).await?;
         let written = match &seal {
             Some(seal) => seal.error(error).into_owned(),

@@ -32,8 +32,8 @@ impl Store {
     ) -> Result<Vec<(String, usize)>> {
         let agents: Vec<&str> = delays.iter().map(|delay| delay.agent).collect();
         let times: Vec<f64> = delays.iter().map(|delay| delay.after_s).collect();
-        // It begins at the runs, whose index leaves out those that were told of: in an outage nearly all are, and every process asks
-        // this twice a minute. "offset 0" has Postgres look for each session by the key.
+        // It begins at the runs, because their index leaves out those whose person was told: in an outage nearly all were, and every
+        // process asks this twice a minute. "offset 0" makes Postgres look for each session by the key.
         let found = sqlx::query!(
             r#"select newest.session_id as "session_id!", array_position($1::text[], s.agent) as "place!"
             from session_runs newest
@@ -67,7 +67,7 @@ impl Store {
         Ok(found.into_iter().map(|row| (row.session_id, row.place as usize - 1)).collect())
     }
 
-    /// Returns whether the journal says that the run's person was told so. A run that an operator retries keeps its id.
+    /// Returns whether the journal says that the run's person was told for this reason. A run that an operator retries keeps its id.
     ///
     /// # Errors
     /// [`Error::Database`].

@@ -85,9 +85,9 @@ pub(crate) enum By {
 }
 
 impl By {
-    /// Checks that a message or a retry may create a job for this session. Only a replay's own process takes
-    /// the jobs of its session, and that process may have ended. The model of a session from a redacted bundle would be asked
-    /// about hashes.
+    /// Checks that a message or a retry may create a job for this session. A session from a redacted bundle gets none, because
+    /// its model would be asked about hashes. The session of a replay gets none from others: only the replay's own process
+    /// takes its jobs, and that process may have ended.
     pub(crate) fn may_wake(self, session: &Locked) -> Result<()> {
         if session.redacted {
             return Err(Error::without_texts(&session.session_id, CANNOT_CONTINUE));
@@ -194,7 +194,8 @@ impl Store {
         message: &NewMessage,
         offer: Option<&mut Offer>,
     ) -> Result<Option<Woken>> {
-        // Ask the key store before a connection is taken and a row is locked. The message's own key is looked for as it is stored.
+        // Ask the key store before a connection is taken and a row is locked. The data key is needed to look for an earlier message:
+        // its client key is stored sealed.
         let seal = match to {
             _ if !self.vault.is_open() => Seal::default(),
             To::Session(session_id) => self.seal_of(session_id).await?,

@@ -16,8 +16,8 @@ pub fn name_of(bytes: &[u8]) -> String {
 }
 
 impl Store {
-    /// Stores a pack of the session's space. A commit then names it. If the blob is there already, it counts as new again: it waits for its
-    /// commit.
+    /// Stores a pack of the session's space. A commit then names it. If the blob is there already, it counts as new again, because it
+    /// waits for this commit.
     ///
     /// # Errors
     /// [`Error::NotFound`] for a session that was erased; [`Error::BlobStore`], [`Error::Database`].

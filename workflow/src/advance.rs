@@ -33,7 +33,7 @@ pub enum Performed {
     /// The same, where the calls have changed the workspace.
     CalledAndChanged(Vec<EndedCall>, Snapshot),
     Stopped(Stop),
-    /// A cancel cut a model call off, which has used so much: seen, or estimated.
+    /// A cancel cut a model call off. Its usage was seen, or is estimated.
     Cancelled(Usage),
     Paused,
 }
@@ -230,8 +230,8 @@ pub struct StepResult {
 }
 
 impl StepResult {
-    /// Returns whether the step's reply answers what people wrote: it is complete and asks for no call. `run_since_answer` in the
-    /// database finds the same steps.
+    /// Returns whether the step's reply is the answer to what people wrote: it is complete and asks for no call. The function
+    /// `run_since_answer` in the database finds the same steps.
     pub fn is_answer(&self) -> bool {
         self.finish_reason == FinishReason::Stop && self.executed_local_tool_count == 0
     }
@@ -249,12 +249,12 @@ impl OpenedCall {
 }
 
 impl Transition {
-    /// Whether the run gets on: it has a new message, or a step is complete. A run that only begins does not.
+    /// Returns whether the commit is progress: it writes a message or completes a step. The beginning of a run is none.
     pub fn is_progress(&self) -> bool {
         self.step.is_some() || !self.records.is_empty()
     }
 
-    /// Records those calls of the reply for which `needs_approval` says so as ones that wait for a person.
+    /// Marks the calls of the reply for which `needs_approval` returns true: they wait for a person.
     pub fn hold_calls(&mut self, mut needs_approval: impl FnMut(&ToolCall) -> bool) {
         let Some(reply) = self.records.last() else { return };
         for (call, opened) in reply.tool_calls().zip(&mut self.calls_opened) {
@@ -274,8 +274,8 @@ impl Transition {
     }
 
     /// Joins `results` to this reply, so that one commit writes both. `results` was planned on the session after this
-    /// reply. `false`, and nothing changes: they end or pause the run, or belong to another step, so each needs a
-    /// commit of its own.
+    /// reply. Returns `false` and changes nothing if the results end or pause the run, or belong to another step: each of
+    /// the two then needs a commit of its own.
     pub fn join(&mut self, results: Transition) -> bool {
         let fits = self.next == Next::SameStep
             && results.next == Next::NextStep
@@ -300,7 +300,7 @@ impl Transition {
         fits
     }
 
-    /// If this commit ends the run as failed, lets it tell the person, in these words.
+    /// If this commit ends the run as failed, adds a notice with this text for the person.
     pub fn telling(mut self, session: &Session, text: Option<&str>) -> Transition {
         if let (Next::Close(closing), Some(text)) = (&mut self.next, text)
             && closing.status == SessionStatus::Failed

@@ -17,7 +17,7 @@ pub struct Agent {
     pub system_prompt: String,
     /// `provider/model`, for example `anthropic/claude-sonnet-5`.
     pub model: String,
-    /// The models that answer, in this order, while the provider of `model` fails.
+    /// The models that are called, the first of them that can be, while the provider of `model` fails.
     #[serde(default)]
     pub fallback: Vec<String>,
     /// Names of the tools that the agent may use.
@@ -82,7 +82,7 @@ pub enum JournalLevel {
 /// Limits of a run, so that a model in a loop stops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
-    /// Steps of a run since its last answer: a run goes on while people write faster than they are answered.
+    /// Steps of a run since its last complete reply without a call. (A run goes on after such a reply if people wrote meanwhile.)
     pub steps: i64,
     /// Input and output tokens of those steps.
     pub tokens: i64,
@@ -130,8 +130,8 @@ pub enum OnUncertain {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OnEmptyReply {
-    /// The model is asked once more, in other words. If that reply is empty too, the run ends: as failed if a person waits for an
-    /// answer, and the agent has sent no mail since their message.
+    /// The model is asked once more, in other words. If that reply is empty too, the run ends: as failed if a person waits for a
+    /// reply, and the agent has sent no mail since their message.
     #[default]
     AskAgain,
     /// The run ends, and nothing is sent.

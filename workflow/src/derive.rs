@@ -40,8 +40,9 @@ pub struct NewDelivery {
     pub content: Value,
 }
 
-/// Returns whether details would act, and `tool` is not the one whose they are. A commit sends the mail and keeps the file that such details
-/// name, and asks nobody who may be written to. So a program's own tool, or one that passes on what a server said, must not return them.
+/// Returns whether `details` would make a commit act although `tool` is not the tool that may return them. A commit sends the mail
+/// and records the file that such details name, without a check of the recipients. So no other tool may return them: not a
+/// program's own, and not one that passes on what a server said.
 pub fn is_anothers(tool: &str, details: &Value) -> bool {
     match details["type"].as_str() {
         Some(SENT) => tool != "compose_email",

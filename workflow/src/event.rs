@@ -108,7 +108,7 @@ pub enum Event {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         retry_in_ms: Option<i64>,
     },
-    /// The model's answer is complete. The transcript has its text.
+    /// The model's reply is complete. The transcript has its text.
     #[serde(rename = "GEN_COMPLETE")]
     GenComplete { generation_id: GenerationId, message_number: i64, reason: String },
     /// A delivery was sent.

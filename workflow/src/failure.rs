@@ -38,14 +38,14 @@ pub const KINDS: [&str; 21] = [
     UNREADABLE,
 ];
 
-/// What a failed run belongs to.
+/// The group of failures that a failed run belongs to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     /// 16 hexadecimal digits.
     pub fingerprint: String,
     /// The fault's kind: [`Fault::kind`].
     pub kind: String,
-    /// The provider that the fault is of. Empty: of none.
+    /// The provider whose fault it is. Empty: no provider's.
     pub source: String,
     /// The normalised text.
     pub text: String,

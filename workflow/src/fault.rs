@@ -36,10 +36,10 @@ pub enum Fault {
         /// What the provider, or this process, says.
         message: String,
     },
-    /// The stream ended without its end marker. Its text is not an answer.
+    /// The stream ended without its end marker. Its text is not a reply.
     #[error("the model's stream was cut before its end marker")]
     StreamCut,
-    /// The stream began and did not end within the time limit. Its text is not an answer.
+    /// The stream began and did not end within the time limit. Its text is not a reply.
     #[error("the model's stream began and did not go on within {after_ms} ms")]
     Stalled {
         /// The limit: of a silence, or of the whole call.
@@ -127,7 +127,7 @@ pub enum Fault {
         /// The text of the last fault.
         last_error: String,
     },
-    /// A replay of recorded answers reached the end of its source's answers.
+    /// A replay with recorded replies reached the end of its source's replies.
     #[error("the recording ends here: {message}")]
     RecordingOver {
         /// What the provider, or this process, says.

@@ -86,13 +86,13 @@ pub struct Line {
     pub message_id: String,
     pub step_number: i64,
     pub role: Role,
-    /// Whether it is a summary. A summary is not an answer.
+    /// Whether it is a summary. A summary is not a reply.
     #[serde(default)]
     pub summary: bool,
     /// The calls that it asks for.
     #[serde(default)]
     pub asks: Vec<CallId>,
-    /// The calls that it answers.
+    /// The calls whose results it has.
     #[serde(default)]
     pub answers: Vec<CallId>,
     /// Number of the journal entry that records the message. `None` if the message is older than the journal,
@@ -113,7 +113,7 @@ pub struct Cut {
     pub last_step_number: i64,
     /// Why the cut is not at the requested place.
     pub moved: Option<String>,
-    /// Whether the model still has to answer the last copied message.
+    /// Whether the model still has to reply to the last copied message.
     pub awaits_model: bool,
 }
 
@@ -170,7 +170,7 @@ pub fn cut(lines: &[Line], base_message_number: i64, at: &CutPoint, edited: bool
         asked_message_number: number(asked),
         at_message_number: number(kept),
         kept,
-        // A step has one answer of the model, and outside of tool turns it is complete.
+        // A step has one reply of the model, and outside of tool turns it is complete.
         last_step_number: kept_lines
             .iter()
             .filter(|line| line.is_reply())
@@ -247,7 +247,7 @@ fn place(lines: &[Line], base_message_number: i64, at: &CutPoint) -> Result<usiz
 /// The largest number of messages, at most `wanted`, that splits no tool turn.
 fn outside_of_turns(lines: &[Line], wanted: usize) -> usize {
     let mut kept = wanted;
-    // An answer of the model ends the turn before it, even if that turn has unanswered calls.
+    // A reply of the model ends the turn before it, even if that turn has calls without a result.
     while let Some(turn) = lines[..kept].iter().rposition(Line::is_reply) {
         let answered: Vec<&CallId> = lines[turn + 1..kept].iter().flat_map(|line| &line.answers).collect();
         if lines[turn].asks.iter().all(|call| answered.contains(&call)) {
@@ -259,7 +259,7 @@ fn outside_of_turns(lines: &[Line], wanted: usize) -> usize {
 }
 
 impl Line {
-    /// Returns whether it is an answer of the model. A summary is not.
+    /// Returns whether it is a reply of the model. A summary is not.
     fn is_reply(&self) -> bool {
         self.role == Role::Assistant && !self.summary
     }

@@ -6,9 +6,9 @@ use crate::record::{Block, Role, ToolResult, text_of};
 use crate::session::Session;
 use serde_json::Value;
 
-/// Returns whether `content`, as the model's answer to `session`, only comments on an email that the model
+/// Returns whether `content`, as the model's reply in `session`, only comments on an email that the model
 /// has just composed. If the session replies by mail, that email was the reply, and the comment would be a
-/// second one. If anything was said since, the answer is about that and is not a comment.
+/// second one. If anything was said since, the new reply is about that and is not a comment.
 pub fn is_remark(session: &Session, content: &[Block]) -> bool {
     if !session.replies_by_mail() || !session.inbox.is_empty() || text_of(content).trim().is_empty() {
         return false;
@@ -28,7 +28,7 @@ pub fn is_remark(session: &Session, content: &[Block]) -> bool {
 }
 
 /// Returns whether a composed mail goes to a recipient of the session's replies, and so was the reply. If it
-/// goes only to others, the person who wrote still needs an answer.
+/// goes only to others, the person who wrote still needs a reply.
 fn answers(session: &Session, composed: &ToolResult) -> bool {
     let route = session.policy.reply.as_ref().filter(|route| derive::is_mail(&route.channel));
     let Some(route) = route else { return true };

@@ -81,11 +81,6 @@ impl Kind {
         }
     }
 
-    /// Whether it is of the whole installation, and of no session.
-    pub fn is_of_installation(self) -> bool {
-        matches!(self, Kind::GateShut | Kind::NoWorker)
-    }
-
     /// What happened to `count` of them, in words.
     pub fn said(self, count: i64) -> String {
         let one = count == 1;

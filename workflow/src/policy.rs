@@ -155,17 +155,17 @@ pub struct Replay {
     /// The replay also gets the user's messages of the source, each in its place.
     #[serde(default)]
     pub fed: bool,
-    /// Where the model's answers come from.
+    /// Where the model's replies come from.
     pub answers: Answers,
 }
 
-/// Where a replay's model answers come from.
+/// Where the replies of a replay's model come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Answers {
     /// The model is called.
     Live,
-    /// The source's own answers are used, in their order.
+    /// The source's own replies are used, in their order.
     Recorded,
 }
 

@@ -1,8 +1,8 @@
 //! Which open sessions could not go on under another binary or configuration, found before it is deployed.
 //!
-//! [`Capabilities`] is what a binary with a configuration can do. [`Need`] is what one open session needs. [`judge`] compares what is
-//! offered now, what would be offered, and the need. A change that no open session meets is not an obstacle, and neither is something
-//! that is missing already.
+//! [`Capabilities`] is what a binary with a configuration can do. [`Need`] is what one open session needs. [`judge`] compares the
+//! need with what is offered now and with what would be offered. A change that concerns no open session is not an obstacle, and
+//! neither is something that is missing already.
 #![deny(missing_docs)]
 
 mod judge;
@@ -40,7 +40,7 @@ pub struct Capabilities {
     /// Who may write by a messenger, by its name. An older program says nothing of it.
     #[serde(default)]
     pub speakers: BTreeMap<String, Speakers>,
-    /// Whether mail is dropped whose sender nothing proves.
+    /// Whether a mail is dropped if nothing proves its sender.
     #[serde(default)]
     pub drops_unproved: bool,
     /// The addresses of the mailboxes. Empty: all mail goes to one agent.
@@ -93,7 +93,7 @@ pub struct Speakers {
 pub struct OfferedModel {
     /// Tokens that it sees.
     pub context_window: i64,
-    /// Whether its calls cost what they cost, or count as free.
+    /// Whether its calls have a price. Without one they count as free.
     pub priced: bool,
 }
 
@@ -191,7 +191,7 @@ pub enum Kind {
     PriceGone,
     /// The conversation is longer than what the model sees, and nothing shortens it.
     WindowSmaller,
-    /// No other model answers while the provider fails.
+    /// No other model is called while the provider fails.
     FallbackGone,
     /// The run has used more steps.
     StepLimit,

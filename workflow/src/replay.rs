@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 #[derive(Clone, Debug)]
 pub struct Recording {
     pub session: Session,
-    /// The answered model calls, by the number of the answer or of the summary that they produced.
+    /// The finished model calls, by the number of the reply or of the summary that they produced.
     pub calls: BTreeMap<i64, RecordedCall>,
     /// How each call of a tool ended.
     pub settled: BTreeMap<CallId, CallStatus>,
@@ -43,7 +43,7 @@ pub struct RecordedCall {
     pub context_strategy: Strategy,
     /// If the call wrote a summary: the rebase that was committed with it.
     pub rebase: Option<Rebase>,
-    /// Bytes of the answer's text that were a prefill in the request, because the call resumed a text that
+    /// Bytes of the reply's text that were a prefill in the request, because the call resumed a text that
     /// was interrupted.
     pub prefill_bytes: usize,
 }
@@ -56,7 +56,7 @@ pub struct Input {
     pub text: String,
 }
 
-/// The source's answer at the position where the replay needs one.
+/// The source's reply at the position where the replay needs one.
 #[derive(Clone, Copy, Debug)]
 pub struct RecordedReply<'a> {
     pub record: &'a Record,
@@ -105,7 +105,7 @@ impl Recording {
         Recording { rebases, ..self }
     }
 
-    /// The rebase that applied to the model call whose answer is message `answer`.
+    /// The rebase that applied to the model call whose reply is message `answer`.
     pub fn rebase_of(&self, answer: i64) -> Option<&Rebase> {
         self.rebases.iter().rev().find(|rebase| rebase.at_message_number < answer)
     }
@@ -148,8 +148,8 @@ impl Input {
     }
 }
 
-/// What was read of a replay so far. A replay asks before each step where it is: with the same follower, each of its messages
-/// and each of the source's is read once.
+/// What was read of a replay so far. A replay asks before each step where it stands. With one follower for the whole replay, each
+/// message of the replay and of the source is read once.
 #[derive(Debug, Default)]
 pub struct Follower {
     /// Number of the last message that was read.
@@ -186,7 +186,8 @@ impl Follower {
         let (source, _) = self.source.get_or_insert_with(|| {
             let first = records.len() - after(records, cut).len();
             self.messages_read += records.len() - first;
-            // As its model was shown them, so a message that came while a call waited is due after the result.
+            // In the order in which the source's model was shown them: a message that came while a call waited is due after the
+            // call's result.
             let places: BTreeMap<i64, usize> =
                 (first..records.len()).map(|at| (records[at].message_number, at)).collect();
             let shown = in_turns(records[first..].iter()).into_iter();
@@ -238,7 +239,7 @@ impl<'r, 's> Alignment<'_, 'r, 's> {
         positions.get(position).map(|at| &self.recording.session.records[*at])
     }
 
-    /// The position of the replay's next message. Messages count that it was given but has not taken yet.
+    /// The position of the replay's next message. Messages that it was given and has not taken yet count too.
     fn place(&self) -> usize {
         self.follower.own.len() + self.replay.inbox.len()
     }
@@ -277,7 +278,7 @@ impl<'r, 's> Alignment<'_, 'r, 's> {
         self.is_aligned() && self.next().is_none()
     }
 
-    /// The source's summary before the answer that the replay needs next. A replay with recorded answers must write
+    /// The source's summary before the reply that the replay needs next. A replay with recorded replies must write
     /// it first.
     pub fn summary(&self) -> Option<RecordedReply<'s>> {
         let (_, summaries) = self.follower.source.as_ref()?;
@@ -287,10 +288,10 @@ impl<'r, 's> Alignment<'_, 'r, 's> {
             .then(|| RecordedReply { record, call: self.recording.calls.get(&record.message_number) })
     }
 
-    /// The source's answer at the position where the replay needs one.
+    /// The source's reply at the position where the replay needs one.
     ///
     /// # Errors
-    /// [`Fault::RecordingOver`] if the source has no answer there.
+    /// [`Fault::RecordingOver`] if the source has no reply there.
     pub fn answer(&self) -> Result<RecordedReply<'s>, Fault> {
         let over = |message: String| Err(Fault::RecordingOver { message });
         match self.next() {
@@ -350,7 +351,7 @@ fn is_input(record: &Record) -> bool {
     }
 }
 
-/// The prefill of a recorded call, which is the beginning of its answer.
+/// The prefill of a recorded call, which is the beginning of its reply.
 pub fn prefill(answer: &RecordedReply<'_>) -> Option<String> {
     let bytes = answer.call.map_or(0, |call| call.prefill_bytes);
     let text = answer.record.content.iter().find_map(|block| match block {
@@ -360,7 +361,7 @@ pub fn prefill(answer: &RecordedReply<'_>) -> Option<String> {
     text.get(..bytes).filter(|text| !text.is_empty()).map(str::to_owned)
 }
 
-/// Returns whether the session is a replay that reuses the model answers of its source.
+/// Returns whether the session is a replay that reuses the model's replies of its source.
 pub fn has_recorded_replies(session: &Session) -> bool {
     session.policy.replay.as_ref().is_some_and(|replay| replay.answers == Answers::Recorded)
 }

@@ -13,7 +13,7 @@ pub struct NextCall<'a> {
     pub model: &'a str,
     /// Hash of the next request without a prefill.
     pub base_sha256: &'a str,
-    /// Whether the model accepts a request that ends with the beginning of its answer, and continues that
+    /// Whether the model accepts a request that ends with the beginning of its reply, and continues that
     /// text.
     pub takes_prefill: bool,
 }

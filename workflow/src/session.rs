@@ -25,7 +25,8 @@ use std::sync::Arc;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Run {
     pub run_id: RunId,
-    /// Number of steps that the run has committed since its last answer, which is followed by a step if people wrote meanwhile.
+    /// How many steps the run has committed since its last complete reply without a call. (The run goes on after such a reply if
+    /// people wrote meanwhile: see [`StepResult::is_answer`](crate::advance::StepResult::is_answer).)
     pub steps: i64,
     /// Input and output tokens of those steps.
     pub tokens: i64,

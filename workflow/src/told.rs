@@ -46,7 +46,7 @@ pub struct Notice {
     pub deliveries: Vec<NewDelivery>,
 }
 
-/// Returns whether a person waits for an answer of this session: it was begun by one, and its replies go out.
+/// Returns whether a person waits for a reply of this session: it was begun by one, and its replies go out.
 pub fn person_waits(policy: &SessionPolicy, trigger_type: &str) -> bool {
     let of_a_person = match TriggerSource::of(trigger_type) {
         TriggerSource::User => trigger_type != HERALD,

@@ -1,5 +1,4 @@
-//! Trigger types: the word for what created a session. Programs may add their own types. This file defines
-//! Wakeful's.
+//! Trigger types: the words for what created a session. This file defines Wakeful's own; programs may add others.
 
 use serde::{Deserialize, Serialize};
 

@@ -9,7 +9,7 @@ use crate::record::{Block, Record, Role};
 /// Returns the records of one session with each turn's results moved up to its calls.
 pub(crate) fn in_turns<'a>(records: impl Iterator<Item = &'a Record>) -> Vec<&'a Record> {
     let mut shown: Vec<&Record> = Vec::with_capacity(records.size_hint().0);
-    // The newest answer, and where its next result belongs.
+    // The newest reply, and where its next result belongs.
     let mut asked: Option<(&Record, usize)> = None;
     for record in records {
         match (&mut asked, record.role) {
@@ -34,7 +34,7 @@ fn has_result_of(record: &Record, answer: &Record) -> bool {
     })
 }
 
-/// Returns whether the record at `index`, which is none of an assistant, stands between a call and its result.
+/// Returns whether the record at `index`, which is not the assistant's, stands between a call and its result.
 pub(crate) fn is_within_turn(records: &[&Record], index: usize) -> bool {
     records[index..]
         .iter()

@@ -100,8 +100,8 @@ impl Store {
         Ok(GivenBack::Returned(unparked))
     }
 
-    /// Notes that a parked task goes back that never became a session. `None`: it did become one, or another `back` has it. An
-    /// import of it that is under way is waited for.
+    /// Notes that a parked task which never became a session goes back. Waits for an import of it that is under way. `None`: the
+    /// task has become a session, or another `back` has it.
     ///
     /// # Errors
     /// [`crate::Error::Database`].
@@ -135,7 +135,7 @@ impl Store {
         Ok(row)
     }
 
-    /// Ends the session of a taken task. Afterwards its row is `returning`. `Some`: it is not so, and why.
+    /// Ends the session of a taken task. Afterwards its row is `returning`. `Some`: the session was not ended, and why.
     async fn end_taken(&self, space_id: &str, import: &ImportRow) -> Result<Option<GivenBack>> {
         let refused = |why: &str| {
             Ok(Some(GivenBack::Refused(Held {

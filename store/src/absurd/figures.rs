@@ -1,4 +1,4 @@
-//! What is gained: figures of both databases.
+//! Figures of both databases, which show what an import gains.
 
 use super::source::Source;
 use crate::{Result, Store};

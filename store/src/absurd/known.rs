@@ -80,7 +80,7 @@ impl Store {
         .await?)
     }
 
-    /// Imported tasks by chance: others for each `seed`.
+    /// A random sample of the imported tasks: another one for each `seed`.
     ///
     /// # Errors
     /// [`crate::Error::Database`].
@@ -99,8 +99,8 @@ impl Store {
         .await?)
     }
 
-    /// What the sender of a spawn gets whose task was spawned under this key in Absurd, and came here; and the agent of the
-    /// session.
+    /// Finds the task that was spawned under this key in Absurd and was imported. Returns what the sender of such a spawn gets, and
+    /// the agent of the session.
     ///
     /// # Errors
     /// [`crate::Error::Database`].

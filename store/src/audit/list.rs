@@ -1,5 +1,5 @@
-//! The list of the audit. Its statement has only the conditions that were asked for, as the search of sessions, so that each of
-//! them comes from an index.
+//! The list of the audit. Like that of the search of sessions, its statement has only the conditions that were asked for, so that
+//! each of them comes from an index.
 
 use super::{AuditFilter, Audited};
 use crate::{Result, Store};
@@ -9,7 +9,7 @@ use sqlx::{Postgres, QueryBuilder};
 const COLUMNS: &str = "audit_id, at, actor_kind, actor, token_id, user_id, verb, target, space_id, reason, address, outcome, \
     status, times";
 
-/// How much earlier than a row with a smaller number a row may have been timed.
+/// A row may have a time that is earlier than the time of a row with a smaller number, by this much at most.
 const APART: &str = "interval '1 minute'";
 
 impl Store {

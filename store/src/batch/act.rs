@@ -15,16 +15,16 @@ use tracing::warn;
 /// For how long one worker's turn lasts: a turn acts on as many members as the rate has in this time.
 const TURN: Duration = Duration::from_millis(500);
 
-/// How long a batch rests that only waits for runs to end.
+/// How long a batch rests while it only waits for runs to end.
 const REST: Duration = Duration::from_secs(1);
 
-/// How long a member rests whose key cannot be had. The others go on meanwhile.
+/// How long a member rests if its key cannot be had. The others go on meanwhile.
 const WITHOUT_KEY: Duration = Duration::from_secs(5);
 
 /// The longest turn: that of the lowest rate.
 const LONGEST: Duration = Duration::from_secs(1000);
 
-/// Why a batch waits whose maker may act no more.
+/// Why a batch waits if its maker may not act any more.
 const NOT_IN_FORCE: &str = "the token that made it is no longer in force";
 
 /// A batch in the hands of one worker, for one turn.

@@ -67,7 +67,7 @@ pub(super) struct Candidate {
     effect: Option<(EffectKind, String)>,
 }
 
-/// What a verb looks at, of a session `s`.
+/// The columns of a session `s` by which a verb decides whether it takes the session.
 pub(super) const STANDING: &str = "s.session_id, s.space_id, s.status, s.runner = '' as idle,
     s.error is not distinct from 'cancelled' as cancelled";
 

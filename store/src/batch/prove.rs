@@ -14,7 +14,7 @@ use tracing::warn;
 use wakeful_workflow::fork::CutPoint;
 use wakeful_workflow::policy::ToolMode;
 
-/// For how long a member is tried whose key cannot be had. The key store may be back soon.
+/// For how long a member is tried if its key cannot be had. The key store may be back soon.
 const WITHOUT_KEY: Duration = Duration::from_secs(600);
 
 /// How many errors the sentence names.

@@ -29,8 +29,8 @@ struct Stage {
 const ENOUGH: i64 = 10;
 
 impl Stage {
-    /// Whether more members failed again than may. A stage of a canary is judged by its size, so that the first failures count at
-    /// once only if they are too many already; the last stage by what was acted on so far.
+    /// Returns whether too many members failed again. A stage of a canary is judged by its size, so that its first failures stop it
+    /// only if they are already too many for the whole stage. The last stage is judged by the members that were acted on so far.
     fn fails(self, stop_share: f64, is_last: bool) -> bool {
         let of = if is_last { self.acted.max(ENOUGH) } else { self.size };
         self.failed_again > 0 && self.failed_again as f64 > stop_share * of as f64

@@ -1,11 +1,11 @@
-//! Gives claimed deliveries back that are to be tried again.
+//! Gives back claimed deliveries, so that they are tried again.
 
 use crate::queue::{self, Lease};
 use crate::{Result, Store};
 use std::time::Duration;
 
 impl Store {
-    /// Gives a claimed delivery back, which will be tried again, and notes why. `unsent`: it certainly was not sent. Otherwise it
+    /// Gives back a claimed delivery, so that it is tried again, and notes why. `unsent`: it certainly was not sent. Otherwise it
     /// stays a message that may have gone out, and the end of its try stays unknown.
     ///
     /// # Errors
@@ -61,8 +61,8 @@ impl Store {
         Ok(())
     }
 
-    /// Gives a deliver job back after a claim of a delivery without an answer, as [`Store::retry_later`] does. A delivery that the
-    /// claim took all the same was certainly not sent, unless it may have been sent before.
+    /// Gives back a deliver job, as [`Store::retry_later`] does, after the claim of a delivery got no answer. If the claim took the
+    /// delivery all the same, this attempt has not sent it. An earlier attempt may have sent it.
     ///
     /// # Errors
     /// [`crate::Error::Database`]; then the delivery may count as begun.

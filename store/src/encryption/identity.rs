@@ -1,7 +1,8 @@
 //! Whose keys a key store has: it names the installation of one database.
 //!
-//! A store that names another one, or none although conversations are encrypted and it lacks their keys, is refused: it takes no
-//! new key and deletes none. So a disk that is not mounted, or a wrong path, does not become a second key store.
+//! A store is refused if it names another installation, or if it names none and lacks the keys of encrypted conversations. A
+//! refused store takes no new key and deletes none. So a disk that is not mounted, or a wrong path, does not become a second key
+//! store.
 
 use super::{CALL, Inner, WHOLE, in_time};
 use crate::{Error, Result, Store};

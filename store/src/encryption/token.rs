@@ -100,7 +100,7 @@ impl DataKey {
         sealed
     }
 
-    /// A keyed hash, in the form of a SHA-256 in hex: it says that two texts are the same, and only to who has the key.
+    /// A keyed hash, in the form of a SHA-256 in hex. It shows that two texts are the same, and only to an owner of the key.
     pub fn mac(&self, text: &str) -> String {
         let mut mac = hmac::Context::with_key(&self.nonces);
         mac.update(b"h");

@@ -128,9 +128,9 @@ impl Store {
         let (blobs, spaces): (Vec<String>, Vec<String>) =
             unused.into_iter().map(|row| (row.sha256, row.space_id)).unzip();
         lock_from_writers(&mut tx, "blobs").await?;
-        // Who begins a session takes no mark away.
+        // A new session uses its prefix without taking the mark away, so the statement looks for such sessions again.
         let deleted = sqlx::query!(
-            // "offset 0" has Postgres ask for each blob on its own: then it answers from the index of prefixes alone.
+            // "offset 0" makes Postgres look for each blob by itself. Then it answers from the index of prefixes alone.
             "delete from blobs
             using unnest($1::text[], $2::text[]) as b (sha256, space_id)
             where blobs.sha256 = b.sha256 and blobs.space_id = b.space_id

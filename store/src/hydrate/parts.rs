@@ -28,7 +28,7 @@ pub(super) struct Fixed {
     policy: Option<Value>,
     pub(super) prefix_sha256: Option<String>,
     pub(super) data_key: Option<String>,
-    /// What the parts stand on that need not be read again: see [`super::Warm`].
+    /// What must stay the same for a kept copy to be good: see [`super::Warm`].
     basis: String,
     status: String,
     base_message_number: i64,

@@ -37,7 +37,7 @@ impl<'r, T: DeserializeOwned> Decode<'r, Postgres> for Stored<T> {
 }
 
 impl<T: DeserializeOwned> Stored<T> {
-    /// Opens it with the session's key. Of a session in clear it is read as it is.
+    /// Returns the value. Opens it first if it is sealed; in a session without a key it is read as it is.
     pub fn open(self, what: &'static str, seal: &Seal) -> Result<T> {
         match self {
             Stored::Read(value) => Ok(value),

@@ -3,7 +3,7 @@
 //! A token is 256 random bits. Only its SHA-256 is stored, and the token itself stands in the one message that was sent. The row says
 //! what the act is, on which session, and a hash of what it was about when the link was made: the failure, the question, or the
 //! arguments of the call. The act's own transaction uses the link up, after it has locked the session and compared that hash. So
-//! of many who press at once one acts, and no one agrees to arguments that they did not read.
+//! if many people press at once, one of them acts, and nobody agrees to arguments that they did not read.
 
 use crate::audit::act;
 use crate::encryption::Vault;
@@ -254,7 +254,7 @@ impl Store {
     /// What a link would do. Changes nothing.
     ///
     /// # Errors
-    /// [`Error::NotFound`] for a token that is none, or of a session that is gone; [`Error::Database`].
+    /// [`Error::NotFound`] if there is no such token, or its session is gone; [`Error::Database`].
     pub async fn link(&self, token: &str, way: Way) -> Result<Link> {
         // Anybody can present made-up ones.
         if !is_token(token) {
@@ -299,7 +299,7 @@ impl Store {
     /// Acts by a link, once. `by`: the address, or the name that a messenger vouches for.
     ///
     /// # Errors
-    /// [`Error::NotFound`] for a token that is none. [`Error::Link`] if it was used, has expired, or what it was about has
+    /// [`Error::NotFound`] if there is no such token. [`Error::Link`] if it was used, has expired, or what it was about has
     /// changed. Otherwise those of the act itself: nothing was done then, and the link can be used again.
     pub async fn act_by_link(&self, token: &str, way: Way, choice: &Choice, by: &str) -> Result<Link> {
         let token_sha256 = sha256(token);

@@ -18,7 +18,7 @@ use std::time::Duration;
 use wakeful_workflow::gate;
 use wakeful_workflow::notify::{Group, Kind, Next, Phase, Rule, Seen, next};
 
-/// The lock of the one who follows.
+/// The advisory lock of the process that follows the table.
 const LOCK: i64 = 0x7761_6b65_6e6f_7469;
 
 /// How many transitions one look reads.
@@ -115,7 +115,7 @@ impl Store {
     }
 }
 
-/// Notes that jobs wait without a worker, or that they do so no more.
+/// Notes that jobs wait without a worker, or that a worker is there again.
 async fn look_for_workers(tx: &mut PgConnection, beat: Duration) -> Result<()> {
     sqlx::query!(
         "with alone as (

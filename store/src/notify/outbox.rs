@@ -338,7 +338,7 @@ impl Store {
         Ok(found)
     }
 
-    /// Sends a notification again that failed or may not have been sent. Returns whether it was one of those.
+    /// Queues a notification again if it failed or may not have been sent. Returns whether it was one of those.
     ///
     /// # Errors
     /// [`Error::Database`].

@@ -2,12 +2,12 @@
 //!
 //! One task per process sends notifications, the first at once and the next ones a [`PAUSE`] apart or more. Transactions
 //! do not send NOTIFY themselves, because Postgres makes commits with NOTIFY wait for each other. Only rare ones do: a cancel,
-//! a pause, a gate, a schedule, a drain and the jobs that it gives back, a job whose message's caller went away, a step that is left to
-//! others.
+//! a pause, a gate, a schedule, a drain and the jobs that it gives back, the job of a message whose caller went away, a step that is
+//! left to others.
 //!
 //! A job is announced to one worker, by its name. If all were told, each would send a claim, and only one would find the job.
-//! The named one may be full, stopped or dead. A full one tells all others at once. What nobody has claimed [`PAUSE`] later is
-//! announced to all: one statement more, that reads what waits.
+//! The named one may be full, stopped or dead. A full one tells all others at once. A job that nobody has claimed [`PAUSE`] later
+//! is announced to all, by one more statement, which reads what waits.
 
 use super::Kind;
 use super::notify::{EVERY_JOB, Here, JOBS, READ, SESSIONS, payload};
@@ -147,7 +147,7 @@ async fn tell(store: &Store, told: &Told, own: &[String]) -> Result<bool, sqlx::
     Ok(rows.iter().any(|row| row.is_named))
 }
 
-/// Tells all workers of the jobs of these kinds that were ready `ago`, when one worker was told of them, and wait still.
+/// Tells all workers of the jobs of these kinds that one worker was told of `ago`, and that nobody has claimed since.
 async fn tell_what_waits(store: &Store, kinds: &[Kind], ago: Duration) -> Result<(), sqlx::Error> {
     let payloads: Vec<String> = kinds.iter().map(|kind| payload(kind.as_str(), "")).collect();
     let kinds: Vec<&str> = kinds.iter().map(|kind| kind.as_str()).collect();

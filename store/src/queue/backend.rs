@@ -24,8 +24,8 @@ use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-/// While jobs wait, a claim waits until this part of the slots is free, or for this long: for one job it costs as much as
-/// for several. The other slots work meanwhile, and a job that waits for a slot has waited for longer.
+/// While jobs wait, a claim waits until one in [`ENOUGH`] slots is free, but for [`GATHER`] at most: a claim of one job costs as
+/// much as a claim of several. The other slots work meanwhile, and the jobs have already waited longer than that for a slot.
 const ENOUGH: usize = 4;
 const GATHER: Duration = Duration::from_millis(30);
 /// How often a worker looks for steps that others left, if it hears of none.
@@ -275,7 +275,7 @@ impl Claimer {
         }
     }
 
-    /// When leases end that a statement takes which began at `began_ms`.
+    /// When the leases end that a statement takes, if it began at `began_ms`.
     fn ends_ms(&self, began_ms: u64) -> u64 {
         began_ms + self.feed.settings.lease.as_millis() as u64
     }

@@ -1,7 +1,7 @@
 //! The statement of a claim, and what becomes of one whose answer was lost.
 //!
-//! The process gives the claim its token before the statement runs. So if nobody hears what the statement took, the process gives
-//! that back by the token. Otherwise those jobs would wait for the end of a lease that nobody keeps, and each would count one
+//! The process gives the claim its token before the statement runs. So if the answer is lost, the process gives back by the token
+//! what the statement took. Otherwise those jobs would wait for the end of a lease that nobody keeps, and each would count one
 //! death.
 
 use super::{Settings, boottime_ms, delay};
@@ -67,7 +67,8 @@ pub(super) fn new_token() -> i64 {
 }
 
 /// Claims ready jobs that are not suspects and that became ready within the last `reach`, and a suspect in addition if
-/// `take_suspect`. Of those whose lease ended it takes none unless `take_expired`. Concurrent claims never wait for each other.
+/// `take_suspect`. Takes jobs whose lease has ended, suspects among them, only if `take_expired`. Concurrent claims never wait for
+/// each other.
 pub(super) async fn claim(
     lent: &mut Lent,
     wanted: &Wanted<'_>,
@@ -141,7 +142,7 @@ pub(super) async fn claim(
     Ok(rows?)
 }
 
-/// Tries `release` until it has found what it is to release, or until the lease ends at `ends_ms`.
+/// Calls `release` until it returns true, which means that it found a lease to release, or until the lease ends at `ends_ms`.
 pub(super) async fn until_released<'r>(ends_ms: u64, release: impl Fn() -> BoxFuture<'r, Result<bool>>) {
     for tries in 1..i32::MAX {
         match release().await {

@@ -5,7 +5,7 @@ use crate::{Result, Store};
 
 impl Store {
     /// Records on a job's row that the database failed its step. Touches no other table, so it works where the step's own
-    /// statement does not. Returns how often that happened without progress between, and for how many seconds. `None`: the lease
+    /// statement does not. Returns how often that happened since the last progress, and for how many seconds. `None`: the lease
     /// is lost.
     ///
     /// # Errors

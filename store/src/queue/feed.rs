@@ -1,11 +1,11 @@
 //! How a claimed job reaches apalis, and the offer: a free slot of this process that an incoming message fills.
 //!
-//! A message that opens a run inserts a job. If a queue of the same process rests, the process would claim that job a
-//! millisecond later, with a statement and a commit of its own. So the message's statement claims it: the process
-//! offers a slot, and the job is inserted with the lease of that offer ([`Offer`]).
+//! A message that opens a run inserts a job. If a queue of the same process has a free slot and no job waits for it, the
+//! process would claim the new job a millisecond later, with a statement and a commit of its own. Instead the message's
+//! statement claims it: the process offers the slot, and the job is inserted with the lease of that offer ([`Offer`]).
 //!
-//! The lease's token is known before the statement runs. So if nobody learns what became of the statement (its answer
-//! was lost, or its caller went away), the process gives the job back by that token, if there is one.
+//! The lease's token is known before the statement runs. If the statement's answer is lost, or its caller goes away, the
+//! process gives back by that token what the statement may have inserted.
 
 use super::claim::{new_token, until_released};
 use super::notify::{JOBS, payload};
@@ -37,9 +37,9 @@ pub(super) struct Feed {
 }
 
 impl Feed {
-    /// Hands over the jobs that a claim took, which wrote the liveness lock `lock` into them. The heartbeat knows all their leases
-    /// before the first key is asked for, so keys that come slowly end no lease. A suspect has a place of its own, so it takes no
-    /// slot from other jobs.
+    /// Hands the jobs that a claim took to apalis. The claim wrote the liveness lock `lock` into them. The heartbeat knows all their
+    /// leases before the first data key is asked for, so a slow key store ends no lease. A suspect has a place of its own, so it takes
+    /// no slot from other jobs.
     pub async fn send_claimed(&self, rows: Vec<ClaimedRow>, ends_ms: u64, lock: Option<i32>) {
         if !rows.is_empty() {
             let age_s = rows.iter().find_map(|row| row.age_s);
@@ -113,7 +113,7 @@ impl Feed {
         }
     }
 
-    /// Gives back what a claim took whose answer was lost. Its statement may still be under way, so this tries until its leases
+    /// Gives back the jobs of a claim whose answer was lost. Its statement may still be under way, so this tries until its leases
     /// end.
     pub async fn give_back(&self, token: i64, ends_ms: u64) {
         until_released(ends_ms, || self.store.release_claim(&self.settings, token).boxed()).await;
@@ -199,8 +199,8 @@ impl Offer {
         self.state = State::Unused;
     }
 
-    /// Begins the job that a message inserted under this offer's lease. `false`: no message did, so the caller announces the job
-    /// of its message.
+    /// Begins the job that a message inserted under this offer's lease. `false`: the message inserted none under it, so the caller
+    /// announces the message's job, if it has one.
     pub fn begin(mut self) -> bool {
         let taken = match std::mem::replace(&mut self.state, State::Over) {
             State::Taken(taken) => taken,
@@ -259,7 +259,7 @@ impl Drop for Offer {
     }
 }
 
-/// Gives a job back that was not begun, to the other processes.
+/// Gives a job that was not begun back to the other processes.
 pub(super) async fn hand_over(store: &Store, lease: &Lease) {
     if let Err(error) = store.hand_over(lease).await {
         warn!(%error, "A job was not released; it is free when its lease ends");

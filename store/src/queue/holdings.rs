@@ -50,15 +50,15 @@ impl Holdings {
         Some(self.liveness_lock.load(Ordering::Acquire)).filter(|key| *key != 0)
     }
 
-    /// Returns the former key. The next heartbeat comes at once and writes the new one, or none if the lock is lost: it has a
-    /// connection of its own, and needs not wait for one of the pool.
+    /// Sets the key of the process's lock (0: it is lost) and returns the former one. The next heartbeat comes at once and writes the
+    /// new key: it has a connection of its own, and need not wait for one of the pool.
     pub(super) fn replace_lock(&self, key: i32) -> i32 {
         let former = self.liveness_lock.swap(key, Ordering::AcqRel);
         self.beat_now.notify_one();
         former
     }
 
-    /// Lets the heartbeat beat now, and hear what it is told.
+    /// Makes the heartbeat beat now. Its answer also says whether an operator has asked this worker to drain.
     pub fn beat(&self) {
         self.beat_now.notify_one();
     }

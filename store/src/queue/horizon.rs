@@ -56,7 +56,7 @@ impl Horizon {
     }
 }
 
-/// How far back from `now` a job may be that waits, if none before `clear_before` is left.
+/// How long before `now` a waiting job may have become ready, if none that was ready before `clear_before` is left.
 pub(super) fn back_to(clear_before: u64, now: u64) -> Duration {
     Duration::from_millis(now.saturating_sub(clear_before)) + MARGIN
 }

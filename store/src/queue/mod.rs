@@ -344,8 +344,8 @@ impl Store {
         room::most_jobs(&self.pool)
     }
 
-    /// Returns whether a job waits for a slot of the queue that claimed this one. It looks as far back as a claim of that queue,
-    /// and leaves out what that takes into no slot: suspects, and after an outage claimed jobs.
+    /// Returns whether a job waits for a slot of the queue that claimed this one. Looks as far back as a claim of that queue. Leaves
+    /// out what such a claim puts into no slot: suspects and, after an outage, claimed jobs.
     ///
     /// # Errors
     /// [`crate::Error::Database`].
@@ -367,7 +367,7 @@ impl Store {
     }
 }
 
-/// Gives a job back that others can claim after `delay`. `text` is sealed. Returns whether the lease was held. See
+/// Gives a job back; others can claim it after `delay`. `text` is already sealed. Returns whether the lease was held. See
 /// [`Store::retry_later`] and [`Store::postpone`].
 pub(crate) async fn give_back(
     executor: impl PgExecutor<'_>,

@@ -68,7 +68,8 @@ impl Notifier {
         }
     }
 
-    /// Offers a free slot to the job of a message, if a queue of this process rests. `None`: announce the job.
+    /// Offers a free slot to the job of a message, if a queue of this process has one for which no job waits. `None`: announce the
+    /// job.
     pub fn offer(&self, kind: Kind) -> Option<Offer> {
         let all = self.claimants.with_payload(&payload(kind.as_str(), ""));
         all.iter().find_map(|one| one.offer())
@@ -185,7 +186,7 @@ impl Claimant {
         Resting(self)
     }
 
-    /// Offers a slot for a job that nobody has announced. Jobs that wait go first, so only a queue that rests has one.
+    /// Offers a slot for a job that nobody has announced. Jobs that wait go first, so only a queue for which none waits offers one.
     fn offer(&self) -> Option<Offer> {
         if !self.rests.load(Ordering::Acquire) {
             return None;

@@ -1,4 +1,5 @@
-//! How many jobs a queue may take: no more than its slots, and than the process's connections can commit. Each takes a slot.
+//! How many jobs a queue may take: no more than it has slots, and no more than the process's connections can commit. Each job
+//! takes a slot.
 
 use super::{Hold, Holdings, horizon};
 use crate::pool::Pool;
@@ -39,7 +40,7 @@ impl Room {
         }
     }
 
-    /// How far back a job may be that waits at `now`.
+    /// How long before `now` a waiting job may have become ready.
     pub fn reach(&self, now: u64) -> Duration {
         horizon::back_to(self.clear_before.load(Ordering::Relaxed), now)
     }

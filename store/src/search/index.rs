@@ -19,7 +19,7 @@ use sqlx::PgConnection;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// The lock of the one who fills the tables. An erasure takes it too, so that no words come back after it.
+/// The advisory lock of the worker that fills the tables. An erasure takes it too, so that no words come back after it.
 pub(crate) const LOCK: i64 = 0x7761_6b65_7365_6172;
 
 /// How many ids one look reads.
@@ -123,7 +123,7 @@ impl Store {
     }
 }
 
-/// Has the next look read this session, whatever its ids are. Belongs into the transaction that writes the session.
+/// Makes the next look read this session, whatever its ids are. Belongs into the transaction that writes the session.
 pub(crate) async fn enter(tx: &mut PgConnection, session_id: &str, space_id: &str) -> Result<()> {
     sqlx::query!("insert into search_due (session_id, space_id) values ($1, $2)", session_id, space_id)
         .execute(tx)
@@ -240,7 +240,7 @@ async fn discover(tx: &mut PgConnection) -> Result<Found> {
     Ok(Found { ids: read.ids as usize, more: read.more })
 }
 
-/// Has sessions looked at in which something happened while they were to rest. It reads all of them, and writes only these.
+/// Makes the sessions due that were to rest and in which something happened since. Reads all resting ones, and writes only these.
 async fn wake_waiting(tx: &mut PgConnection) -> Result<()> {
     sqlx::query!(
         "update search_sessions set due_at = clock_timestamp()

@@ -317,7 +317,7 @@ impl Rows {
     }
 }
 
-/// Most of it is texts, so its size is known about.
+/// Most of a content is texts, so the size of its JSON is known approximately.
 fn content_to_json(content: &[Block]) -> Result<String> {
     let bytes = |block: &Block| match block {
         Block::Text { text } => text.len(),

@@ -1,8 +1,8 @@
 //! Tokens of users: short-lived, signed, and kept nowhere.
 //!
 //! The key is a row of `signing_keys`, made when it is first needed. So every process of the installation has the same key
-//! without a setting, and no setting has to be kept secret twice. Who can read that row can read every session too; the
-//! role `wakeful_reader` cannot.
+//! without a setting, and no setting has to be kept secret twice. A role that can read that row can read every session too;
+//! `wakeful_reader` cannot read it.
 
 use super::random;
 use crate::{Error, Result, Store};
@@ -100,7 +100,7 @@ impl Store {
     /// # Errors
     /// [`Error::Database`].
     pub async fn fingerprint(&self, configured: &str) -> Result<String> {
-        // No token's body has a NUL, so this signature is none of a token.
+        // No token's body has a NUL, so no token has this signature.
         let text = [b"configured token\0", configured.as_bytes()].concat();
         let signature = hmac::sign(self.user_key().await?, &text);
         Ok(BASE64_URL_SAFE_NO_PAD.encode(&signature.as_ref()[..16]))

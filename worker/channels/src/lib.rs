@@ -41,7 +41,7 @@ pub fn webhooks(ctx: &Arc<Ctx>) -> Router<Arc<Ctx>> {
 /// The routes of `/v1` that the bearer token guards.
 ///
 /// # Errors
-/// An address of the old cache of chats that is none.
+/// An invalid address of the old cache of chats.
 pub fn guarded(ctx: &Arc<Ctx>) -> anyhow::Result<Router<Arc<Ctx>>> {
     let chat = chat::routes(ctx)?;
     Ok(chat.merge(absurd::routes()).merge(herald::routes()).merge(cron::routes()).merge(email::routes()))

@@ -75,7 +75,7 @@ pub trait Observer: Send + Sync {
     /// Another process, perhaps a killed one, holds the replay's lease for `seconds` more.
     fn on_wait(&self, _session_id: &str, _seconds: i64) {}
 
-    /// The replay is about to run. Its source has `answers` model answers after the cut.
+    /// The replay is about to run. Its source has `answers` replies of the model after the cut.
     fn on_start(&self, session_id: &str, answers: u64);
 
     /// `answers` turns of the replay are committed.
@@ -194,7 +194,7 @@ async fn fork(ctx: &Ctx, request: &Request, runner: &str) -> anyhow::Result<(Str
     Ok((forked.session_id, forked.moved, forked.duplicate))
 }
 
-/// Returns the model of the last answer, or the one that the session was created with.
+/// Returns the model of the last reply, or the one that the session was created with.
 async fn model_of(ctx: &Ctx, recording: &Recording) -> anyhow::Result<String> {
     if let Some((_, call)) = recording.calls.last_key_value() {
         return Ok(call.model.clone());

@@ -105,7 +105,8 @@ impl Config {
     }
 }
 
-/// The tools of `[agents.NAME] approve`. One that the agent does not have would let a call run that somebody meant to hold.
+/// The tools of `[agents.NAME] approve`. A tool that the agent does not have is a problem: the name may be misspelt, and
+/// then calls would run that somebody meant to hold.
 pub(super) fn approve(section: &mut Section<'_>, tools: Option<&[String]>) -> Vec<String> {
     let (origin, given) = (section.origin("approve"), section.origin("tools").is_some());
     let names = section.list("approve").unwrap_or_default();

@@ -1,4 +1,4 @@
-//! `[chat]`.
+//! `[chat]`: the cache of an older system that kept chats without sessions.
 
 use super::read::Section;
 use secrecy::SecretString;

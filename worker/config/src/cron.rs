@@ -1,4 +1,4 @@
-//! `[schedules.NAME]`.
+//! `[schedules.NAME]`: prompts that agents get at the times of a cron pattern.
 
 use super::Config;
 use super::address::is_address;

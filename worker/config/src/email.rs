@@ -1,4 +1,4 @@
-//! `[email]`.
+//! `[email]`: who sends mail, by which server, and what comes in.
 
 use super::address::is_named_address;
 use super::email_providers::{self, EmailProviders};

@@ -1,4 +1,4 @@
-//! `[email.postmark]`, `[email.mailgun]`, `[email.ses]`.
+//! `[email.postmark]`, `[email.mailgun]`, `[email.ses]`: the providers that post mail and bounces.
 
 use super::read::Section;
 use secrecy::SecretString;

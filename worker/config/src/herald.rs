@@ -1,4 +1,4 @@
-//! `[herald]`.
+//! `[herald]`: which agent gets the notices of other systems.
 
 use super::read::Section;
 

@@ -180,7 +180,7 @@ pub struct AgentSettings {
     pub system_prompt: Option<String>,
     /// `provider/model`.
     pub model: Option<String>,
-    /// The models that answer while the provider of `model` fails.
+    /// The models that are called, the first of them that can be, while the provider of `model` fails.
     pub fallback: Vec<String>,
     /// `None` means `DEFAULT_TOOLS`; an empty list means no tools.
     pub tools: Option<Vec<String>>,
@@ -224,13 +224,13 @@ pub struct OnDelayed {
 pub struct ModelSettings {
     /// Tokens that the model can see.
     pub context_window: Option<u64>,
-    /// Tokens that one answer may have.
+    /// Tokens that one reply may have.
     pub max_output_tokens: Option<u64>,
     /// The model can continue a text that ends the request.
     pub prefill: bool,
     /// The server wants user and assistant to take turns, so messages of one role in a row are sent as one.
     pub merge_turns: bool,
-    /// The server knows the limit of an answer only as `max_tokens`.
+    /// The server knows the limit of a reply only as `max_tokens`.
     pub legacy_max_tokens: bool,
     /// `None`: no price is configured.
     pub price: Option<Price>,
@@ -250,7 +250,7 @@ pub struct Provider {
     pub api_key: Option<SecretString>,
     /// The limit for opening a connection.
     pub connect_s: u64,
-    /// The longest silence before or during an answer.
+    /// The longest silence before or during a reply.
     pub idle_s: u64,
     /// The limit for a whole call.
     pub total_s: u64,

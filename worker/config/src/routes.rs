@@ -36,7 +36,7 @@ impl Route {
     }
 }
 
-/// That an agent is not there, for a message.
+/// Says that a space has no such agent.
 pub(super) fn no_agent(agent: &str, space: &str) -> String {
     if space == DEFAULT_SPACE {
         format!("there is no agent {agent:?}")

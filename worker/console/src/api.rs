@@ -58,7 +58,7 @@ pub(crate) struct Api {
     console: Arc<Console>,
     headers: HeaderMap,
     outside: Outside,
-    /// Whose recent answers will do.
+    /// If set: an answer that others of this reach got a moment ago will do.
     shares: Option<Reach>,
 }
 
@@ -194,12 +194,13 @@ impl Api {
     }
 }
 
-/// Whether a text may be among these bytes that changes how the text after it is shown. Quick, and never wrongly false.
+/// Whether these bytes may hold a character that changes how the text after it is shown. Quick, and never wrongly
+/// false.
 fn commands_a_reader(body: &[u8]) -> bool {
     body.windows(2).any(|pair| matches!(pair, [b'\\', b'u' | b'b' | b'f' | b'r'] | [0xe2, 0x80 | 0x81]))
 }
 
-/// Makes characters visible that turn the direction of the text around them, or that are no text.
+/// Makes visible the characters that turn the direction of the text around them, and those that are no text.
 fn show_commands(value: &mut Value) {
     match value {
         Value::String(text) if has_command(text) => {

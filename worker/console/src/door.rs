@@ -94,7 +94,8 @@ fn is_problem(response: &Response) -> bool {
     kind.is_some_and(|kind| kind.as_bytes() == b"application/problem+json")
 }
 
-/// A page of what the server's door says of a form. Its headers stay: the connection ends if the form did not.
+/// The page that shows what the server's door says of a form. Its headers stay: the connection ends if the
+/// form did not.
 async fn of_problem(visit: &Visit, response: Response) -> Response {
     let (parts, body) = response.into_parts();
     let said = to_bytes(body, 64 << 10).await.unwrap_or_default();

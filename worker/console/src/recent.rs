@@ -16,7 +16,7 @@ const LASTS: Duration = Duration::from_secs(4);
 const MOST: usize = 128;
 const BYTES: usize = 256 << 10;
 
-/// One answer, and when it was given. Who holds the lock asks for it; the others wait for that.
+/// One answer, and when it was given. The task that holds the lock asks for it; the others wait.
 type Slot = Arc<tokio::sync::Mutex<Option<(Instant, Bytes)>>>;
 
 /// The answers of the last seconds.

@@ -99,7 +99,7 @@ impl Search {
         self.filled().is_empty()
     }
 
-    /// Whether something is asked for that stands behind “More filters”.
+    /// Whether a field behind “More filters” is filled in.
     pub fn has_more(&self) -> bool {
         self.fields().into_iter().skip(PLAIN).any(|(.., value)| !value.is_empty())
     }
@@ -117,7 +117,8 @@ impl Search {
         Search { status: status.to_owned(), ..self.clone() }
     }
 
-    /// The same words, looked for in what was said: a person may have typed them where an id is asked for. `None`: they were.
+    /// The same words, looked for in what was said: a person may have typed them where an id is asked for. `None`: they are
+    /// looked for there already.
     pub fn in_what_was_said(&self) -> Option<Search> {
         let misplaced = !self.conversation.trim().is_empty() && self.text.trim().is_empty();
         misplaced.then(|| Search {

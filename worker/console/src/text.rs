@@ -8,7 +8,8 @@ use chrono::{DateTime, Utc};
 use serde::Deserialize;
 use std::fmt;
 
-/// A text with its characters made visible that turn the text around them, or that are no text.
+/// A text in which the characters that turn the text around them, and those that are no text, are made
+/// visible.
 pub(crate) fn visible(text: &str) -> String {
     let shown = text.chars().map(|one| match is_command(one) {
         true => one.escape_unicode().to_string(),

@@ -1,7 +1,8 @@
 //! What a person typed into a form that was refused. The page that the person is led to has it in its form again.
 //!
-//! It is in memory and of one process, as the presses are: who is led to another process types again. The pages are our own, so
-//! their forms are found in the text of the page; nothing in a page's values can look like a tag, because templates escape them.
+//! It is in memory and of one process, as the presses are: a person who is led to another process types again. The pages are our
+//! own, so their forms are found in the text of the page; nothing in a page's values can look like a tag, because templates
+//! escape them.
 
 use crate::seal::random_word;
 use std::collections::VecDeque;
@@ -34,7 +35,7 @@ pub(crate) struct Typed {
 pub(crate) struct Kept(Mutex<VecDeque<(String, Typed)>>);
 
 impl Kept {
-    /// Keeps the fields for the next page, and returns the key that its note has. What is kept longest gives way.
+    /// Keeps the fields for the next page, and returns the key that its note has. The oldest form gives way.
     pub fn keep(&self, typed: Typed) -> Option<String> {
         if typed.bytes() > BYTES {
             return None;

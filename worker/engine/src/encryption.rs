@@ -9,7 +9,7 @@ use wakeful_store::{Error, Store};
 /// Turns encryption on if the configuration has it. Call it right after the store is connected.
 ///
 /// # Errors
-/// [`Error::Keys`] for a place that cannot hold keys, or a master key that is none.
+/// [`Error::Keys`] for a place that cannot hold keys, or a text that is not a master key.
 pub fn turn_on(config: &Config, store: &Store) -> Result<(), Error> {
     let Some(encryption) = &config.encryption else { return Ok(()) };
     let old = encryption.old_master_key.as_ref();

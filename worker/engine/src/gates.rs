@@ -148,8 +148,8 @@ impl Gates {
         self.saw(store, gate_id, seen, error, &self.policy).await
     }
 
-    /// Records what one look is enough for: a blob store is away, or what files begin with, or a model answers no call. That shuts the
-    /// gate. `probe`: it was asked whether it is back.
+    /// Shuts a gate at once, because one look is enough: a blob store is away, or the URL that files begin with, or a model answers
+    /// no call. `probe`: the look was a probe of a gate that is shut already.
     ///
     /// # Errors
     /// When the database cannot record it.

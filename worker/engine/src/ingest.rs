@@ -4,12 +4,12 @@
 //! When too many messages come in at once, the surplus is refused with a time to retry. A queue in memory
 //! would be lost with the process, and its senders would give up before it reached them. [`Intake::enter`]
 //! applies two limits. A message needs one of `concurrency` slots, or it is refused at once. It then waits
-//! for one of the connections that messages may take. None in time: it is refused too. One connection is
-//! always left to readers and workers ([`Store::connect`]).
+//! for one of the connections that messages may take. If it gets none in time, it is refused too. One
+//! connection is always left to readers and workers ([`Store::connect`]).
 //!
 //! Messages of one conversation are written one after the other, and wait for each other without a connection
-//! ([`Lines`]). So if another transaction holds one conversation, messages of all others come in. A mail stands in no line: its
-//! conversation is not known when it takes its permit. It waits for its conversation with a connection.
+//! ([`Lines`]). So if another transaction holds one conversation, messages of all others come in. A mail stands in no line,
+//! because its conversation is not known when it takes its permit. So it holds a connection while it waits for its conversation.
 #![doc = include_str!("ingest.md")]
 
 use crate::ctx::Ctx;
@@ -59,7 +59,7 @@ pub struct Intake {
     connections: Semaphore,
     wait: Duration,
     lines: Lines,
-    /// How many messages of one conversation may be under way: not all, so that it leaves room for others.
+    /// How many messages of one conversation may be under way: fewer than all, so that others find room.
     of_one: usize,
     refused: Counter,
 }

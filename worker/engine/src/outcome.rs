@@ -9,11 +9,11 @@ use wakeful_store::queue::{self, Lease};
 pub(crate) const LONGEST: Duration = Duration::from_millis(500);
 
 /// Records the outcome of `what`, such as "call call_1", by `record`, which is fenced by the lease. Tries again while the database is
-/// away, also beyond the end of the lease, which nobody can take meanwhile: without the record, what has happened would be
-/// done again or count as uncertain.
+/// away, even after the end of the lease, because nobody can claim the job meanwhile. Without the record, what has happened would
+/// be done again or count as uncertain.
 ///
 /// # Errors
-/// Those of `record` that another try does not help, and any after another worker took the job.
+/// Those of `record` which another try cannot mend, and any error once another worker has the job.
 pub async fn record<T, F>(lease: &Lease, what: &str, mut record: impl FnMut() -> F) -> Result<T>
 where
     F: Future<Output = Result<T>>,

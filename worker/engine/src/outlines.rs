@@ -9,7 +9,7 @@ use wakeful_store::hydrate::{Hydrated, Warm};
 /// The most that the outlines of a process take. That of 20,000 messages takes about 8 MB.
 const MOST_BYTES: usize = 24 << 20;
 
-/// The outlines of this process. Several who look at one session share its outline.
+/// The outlines of this process. All who look at one session share its outline.
 #[derive(Default)]
 pub struct Outlines(Mutex<Kept<Arc<Warm>>>);
 

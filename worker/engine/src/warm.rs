@@ -1,8 +1,8 @@
 //! Copies of the sessions that this process worked on last, so that the next turn of a chat reads only what is new.
 //!
 //! A claim takes its session's copy out, so no two claims have it, and puts it back when it ends with a commit whose outcome is
-//! known. [`wakeful_store::hydrate::Warm`] says what a copy has and when it is good; one that is not is dropped, and the session is
-//! hydrated. Only sessions that this process worked on are here, for an hour at most, within `queue.warm_mb`.
+//! known. [`wakeful_store::hydrate::Warm`] says what a copy has and when it is good. A copy that is not good is dropped, and the
+//! session is hydrated. Only sessions that this process worked on are here, for an hour at most, within `queue.warm_mb`.
 
 use crate::kept::{Entry, Kept};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -38,8 +38,8 @@ impl WarmSessions {
         store.hydrate_tail(session_id).await
     }
 
-    /// Keeps what does not change of a session whose claim has ended, and what its next steps need. Its messages must be those of
-    /// its last commit.
+    /// Keeps a copy of a session whose claim has ended: what does not change, as far as its next steps need it. The session's messages
+    /// must be those of its last commit.
     pub(crate) fn keep(&self, mut hydrated: Hydrated) {
         if self.most_bytes == 0 {
             return;

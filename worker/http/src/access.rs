@@ -84,7 +84,7 @@ impl Caller {
     fn of_user(claims: UserClaims) -> Caller {
         let expires_at = Some(claims.expires());
         Caller {
-            // Of the routes that need it, only those that are open to users can be asked.
+            // Its token reaches only the routes that are open to users, so it may `operate` on those.
             scope: Scope::Operate,
             reach: Reach {
                 space_id: Some(claims.space_id),
@@ -162,7 +162,7 @@ impl Caller {
                 Presented::Unknown => refused("this token is unknown"),
             };
         }
-        // A wrong token is a mistake or an attempt, so it does not count as none.
+        // A wrong token is a mistake or an attack. So it is refused, even where no token is needed.
         if headers.contains_key(AUTHORIZATION) && !given.is_empty() {
             return refused(
                 "this bearer token is not the server's (WAKEFUL_TOKEN), and `wakeful token create` did not make it",
@@ -257,7 +257,8 @@ impl Caller {
     }
 
     /// Checks that the caller may write in a conversation (its stored id) whose latest session is of the agent `latest`. A
-    /// token of one agent or user begins none that a messenger, a schedule, a mail or a notice of others will use.
+    /// token of one agent or user begins no conversation that a messenger, a schedule, a mail or a notice of others will
+    /// use.
     ///
     /// # Errors
     /// 404 for a conversation of another agent, 403 for one that the caller may not begin.
@@ -347,13 +348,14 @@ fn no_space(field: &str, name: &str) -> Problem {
     ))
 }
 
-/// Whether a proxy adds this header, which runs on this machine and passes on what others ask.
+/// Whether this is a header that proxies add. A proxy on this machine passes on what others ask.
 fn is_of_a_proxy(name: &HeaderName) -> bool {
     const OTHERS: [&str; 5] = ["via", "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip"];
     *name == FORWARDED || OTHERS.contains(&name.as_str()) || name.as_str().starts_with("x-forwarded-")
 }
 
-/// What tokens of users that the configured token asks for say of it.
+/// The fingerprint of the configured token. The users' tokens that it asks for carry it, so they end when
+/// that token is replaced.
 pub(crate) async fn configured_fingerprint(ctx: &Ctx) -> wakeful_store::Result<Option<String>> {
     match &ctx.config.server.token {
         Some(token) => ctx.store.fingerprint(token.expose_secret()).await.map(Some),

@@ -22,7 +22,7 @@ use wakeful_store::audit::AuditFilter;
 use wakeful_store::audit::Audited;
 use wakeful_store::audit::act::{Act, acting};
 
-/// How often it is asked whether counted refusals are to be written.
+/// How often the process checks whether counted refusals are due to be written.
 const COUNT_EVERY: Duration = Duration::from_secs(30);
 
 /// How a request may have ended.

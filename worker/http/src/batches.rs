@@ -54,8 +54,8 @@ pub struct Input {
 }
 
 impl Input {
-    /// Checks what the command line and the API check alike, and makes the batch of it. `filter` is that of `self.filter`, or what
-    /// the caller reaches. `model` is the known model that is named.
+    /// Checks what the command line and the API check alike, and makes the batch of it. `filter`: `self.filter` for the store, or
+    /// all that the caller reaches. `model`: the model that `self.model` names, if the program knows it.
     ///
     /// # Errors
     /// A sentence that says what is wrong.
@@ -193,7 +193,7 @@ pub(super) async fn create(
     if let (Some(model), false) = (&input.model, caller.everywhere) {
         crate::fork::has_model(&ctx, caller.space(), model)?;
     }
-    // It is the space's whose sessions it takes, so that those who work there see it.
+    // The batch belongs to the space whose sessions it takes, so that the people who work there see it.
     let space = filter.space_id.clone().unwrap_or_else(|| caller.space().to_owned());
     let scope = Scope::of(&space);
     let new = input.batch(Some(space), filter, model)?;

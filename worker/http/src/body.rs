@@ -24,7 +24,7 @@ pub const REASON_BYTES: usize = 1000;
 /// The bytes of a body, or why they did not come.
 pub type Body = Result<Bytes, BytesRejection>;
 
-/// A body that may be left out, and says why somebody acts.
+/// An optional body that says why somebody acts.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Reason {

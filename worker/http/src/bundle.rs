@@ -1,4 +1,4 @@
-//! Exports a session as a bundle, with a token of its own, and imports bundles.
+//! Exports a session as a bundle, for holders of an internal token (`X-Internal-Token`), and imports bundles.
 
 use crate::access::{Caller, named_space};
 use crate::audit::shown;
@@ -104,7 +104,8 @@ async fn exported(ctx: &Ctx, space: &str, id: &str, redact: bool) -> Result<Resp
 /// How many bundles are checked and written at a time, and how many of the largest size may be on the disk.
 const AT_A_TIME: u8 = 4;
 
-/// Who checks a bundle holds one of these. An upload holds none, so a slow one keeps nobody waiting.
+/// A request that checks a bundle holds one of these. An upload holds none, so a slow one keeps nobody
+/// waiting.
 static CHECKS: Semaphore = Semaphore::const_new(AT_A_TIME as usize);
 
 /// The bytes of all bundles in temporary files of this process.
@@ -186,7 +187,7 @@ impl Spooled {
         let mut on_disk = on_disk();
         let held = |holder: &Holder| on_disk.of_callers.get(holder).copied().unwrap_or(0);
         let of_caller = self.holder.as_ref().map(held);
-        // One caller gets half, so that it keeps out no other.
+        // One caller gets at most half, so it cannot keep out the others.
         if on_disk.all + more > room || of_caller.is_some_and(|held| held + more > room / 2) {
             let detail = "too many large imports are on their way; nothing was taken, try again later";
             return Err(Problem::unavailable(detail, 10));

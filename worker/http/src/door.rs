@@ -5,8 +5,8 @@
 //! sender who stops is cut off within seconds. The first [`FREE`] bytes of a body count against nothing: the
 //! limit of connections bounds them, and most messages are no longer. What comes after that counts until the
 //! handler has answered. Callers with the token and strangers have their own sums, so strangers cannot keep
-//! out those with the token. Of the callers' sum one user gets at most a quarter and one token at most half, so none keeps out the
-//! others.
+//! out those with the token. One user gets at most a quarter of the callers' sum and one token at most half, so
+//! no caller can keep out the others.
 
 use crate::access::{Caller, has_configured_token};
 use crate::holder::Holder;
@@ -46,7 +46,8 @@ pub struct Door {
     shares: Arc<Mutex<Shares>>,
 }
 
-/// What single callers may hold of the room for all of them. One that holds nothing has no entry for long.
+/// How much of the common room each caller may hold. Entries of callers that hold nothing are removed now and
+/// then.
 #[derive(Debug)]
 struct Shares {
     /// The whole room, in units.
@@ -54,7 +55,7 @@ struct Shares {
     held: HashMap<Holder, Weak<Semaphore>>,
 }
 
-/// The entries among which those that hold nothing are not looked for.
+/// While there are no more entries than this, those of callers that hold nothing may stay.
 const FEW: usize = 1000;
 
 impl Shares {
@@ -122,7 +123,8 @@ pub async fn held(State(door): State<Door>, request: Request, next: Next) -> Res
     let caller = request.extensions().get::<Caller>();
     let is_known = caller.is_some() || has_configured_token(&door.ctx, request.headers());
     let room = if is_known { &door.known } else { &door.strangers };
-    // First the caller's own shares: who waits for one holds nothing of the room.
+    // The caller's own shares come first. So a body that waits for its caller's share holds nothing of the
+    // common room.
     let mut rooms = caller.map_or_else(Vec::new, |caller| {
         door.shares.lock().unwrap_or_else(PoisonError::into_inner).of(caller)
     });

@@ -20,7 +20,7 @@ use wakeful_store::space::{Scope, within};
 /// The longest text of a parameter, in bytes.
 const LONGEST: usize = 256;
 
-/// What effects may be listed by their status.
+/// The statuses by which effects may be listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum EffectStatus {
@@ -101,7 +101,7 @@ impl EffectSearch {
         *self == nothing
     }
 
-    /// What the store is asked. Names every space, unless one is asked for.
+    /// The filter for the store. It covers every space, unless one is asked for.
     ///
     /// # Errors
     /// [`Refused`] for a parameter that has no meaning.
@@ -145,8 +145,7 @@ impl EffectSearch {
         })
     }
 
-    /// What the store is asked for a caller, who sees only what the caller reaches. The filter always names a space: ask the store
-    /// within that.
+    /// The filter for a caller. It finds only what the caller reaches, and always names a space: ask the store within that space.
     ///
     /// # Errors
     /// 400 for a parameter that has no meaning, 403 for a space or an agent beyond the caller's.

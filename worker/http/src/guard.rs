@@ -16,7 +16,7 @@ use tracing::Instrument;
 use wakeful_engine::ctx::Ctx;
 use wakeful_store::space::Scope;
 
-/// Lets a request pass whose caller has what the route needs.
+/// Lets a request pass if its caller has what the route needs.
 pub async fn guard(State(ctx): State<Arc<Ctx>>, mut request: Request, next: Next) -> Response {
     let path = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
     let rule = path.as_deref().and_then(|path| Rule::of(request.method().as_str(), path));

@@ -63,8 +63,8 @@ impl Looks {
     }
 }
 
-/// When the present outage was first seen. `before` is when a look saw one that no later look saw end, `well` when the work last found
-/// the database to be well, `lost` since when no statement has got a connection.
+/// When the present outage was first seen. `before`: when a look first saw an outage whose end no later look has seen. `well`:
+/// when the work last found the database to be well. `lost`: since when no statement has got a connection.
 fn first_seen(
     before: Option<Instant>,
     well: Option<Instant>,

@@ -10,8 +10,8 @@ pub(crate) enum Holder {
 }
 
 impl Holder {
-    /// The caller, and for a user the token that asked for the user's token: it would have all places for users that it makes up. Nobody
-    /// for this machine and the configured token, which may take all.
+    /// The caller, and for a user also the token that asked for the user's token. Otherwise that token could take all places for
+    /// users that it makes up. Empty for this machine and the configured token, which may take all.
     pub fn all(caller: &Caller) -> Vec<Holder> {
         let issuer = match &caller.who {
             Who::User { issuer, .. } => issuer.clone().map(Holder::Token),

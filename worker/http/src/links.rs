@@ -1,8 +1,8 @@
 //! Links by which a person acts once, without a login: the token in the body is what permits the act. See
 //! [`wakeful_store::notify::link`].
 //!
-//! A look changes nothing, so a scanner of mail that opens every link does no harm. The token stands in the body and not in the
-//! path, so it is in no log of this API.
+//! Looking at a link changes nothing, so a mail scanner that opens every link does no harm. The token stands in the body and not
+//! in the path, so it is in no log of this API.
 
 use crate::audit;
 use crate::body::{check_text, message_text, parse};
@@ -31,7 +31,7 @@ struct Given {
     /// Of an uncertain effect: `happened`, `did_not_happen` or `let_model_decide`. Of a call that waits for approval: `approved` or
     /// `declined`.
     outcome: Option<String>,
-    /// Of an effect that happened: what the call would have returned.
+    /// The result of a call that happened, as the tool would have returned it.
     result: Option<String>,
 }
 

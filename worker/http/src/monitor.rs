@@ -27,7 +27,7 @@ use wakeful_workflow::access::Reach;
 /// All names begin so.
 const PREFIX: &str = "wakeful";
 
-/// How old what the database said may be. Scrapers usually ask every 15 seconds.
+/// How old the database's answer may be. Scrapers usually ask every 15 seconds.
 const SHARED: Duration = Duration::from_secs(5);
 
 /// The longest wait for the database. Scrapers give up after ten seconds by default.

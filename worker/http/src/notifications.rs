@@ -87,7 +87,7 @@ pub(super) async fn show(
     Ok(Json(shown))
 }
 
-/// Sends a notification again that failed, or that may not have been sent.
+/// Sends again a notification that failed, or that may not have been sent.
 pub(super) async fn resend(
     State(ctx): State<Arc<Ctx>>,
     caller: Caller,

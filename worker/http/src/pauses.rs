@@ -95,7 +95,7 @@ pub(super) async fn begin(
 pub(super) struct Paused {
     #[serde(flatten)]
     pause: Pause,
-    /// That nothing has been called so yet: the name may be misspelt.
+    /// Warns that nothing has had this name so far: it may be misspelt.
     #[serde(skip_serializing_if = "Option::is_none")]
     warning: Option<String>,
 }

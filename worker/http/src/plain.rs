@@ -39,7 +39,7 @@ pub fn reason(path: &str, said: &str) -> String {
     text + &place
 }
 
-/// What a text must be that a parser of numbers, truths or times refuses with these words.
+/// What a text must be, if a parser of numbers, booleans or times refused it with the words `said`.
 pub fn value(said: &str) -> Option<&'static str> {
     let starts = |beginnings: &[&str]| beginnings.iter().any(|beginning| said.starts_with(beginning));
     if starts(&["invalid digit", "cannot parse integer", "number too"]) {

@@ -116,7 +116,7 @@ impl Search {
             }
     }
 
-    /// What the store is asked. Names every space, unless one is asked for.
+    /// The filter for the store. It covers every space, unless one is asked for.
     ///
     /// # Errors
     /// [`Refused`].
@@ -214,8 +214,7 @@ impl Search {
         Ok((Some(id.to_owned()), at))
     }
 
-    /// What the store is asked for a caller, who sees only what the caller reaches. The filter always names a space: ask the store
-    /// within that.
+    /// The filter for a caller. It finds only what the caller reaches, and always names a space: ask the store within that space.
     ///
     /// # Errors
     /// 400 for a parameter that has no meaning, 403 for a space or an agent beyond the caller's.

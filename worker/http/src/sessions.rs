@@ -338,7 +338,7 @@ pub(super) async fn diff(
     Ok(Json(Compared { report, files }))
 }
 
-/// A report, and which files the two sessions have otherwise.
+/// A report, and the files that differ between the two sessions.
 #[derive(Serialize, JsonSchema)]
 pub(super) struct Compared {
     #[serde(flatten)]

@@ -39,7 +39,7 @@ use wakeful_engine::ctx::Ctx;
 use wakeful_store::generation::LiveGeneration;
 use wakeful_store::queue::READS_EVERY;
 
-/// How many journal entries are read at once, and about how many bytes: a client may read none of them, so that they stay in memory.
+/// How many journal entries are read at once, and about how many bytes: if a client reads none of them, they stay in memory.
 const BATCH: i64 = 200;
 const BATCH_BYTES: i64 = 1 << 20;
 /// The last chunk's number when there is no chunk yet; the first chunk has number 0.
@@ -114,7 +114,7 @@ struct Reader {
     chunk: i64,
     /// What its chunks have shown.
     shown: String,
-    /// The last model call that the workers heard this reader for, and when.
+    /// The model call for which this reader last told the workers that it reads, and when.
     said: Option<(String, Instant)>,
     frames: VecDeque<Event>,
 }

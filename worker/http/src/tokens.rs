@@ -22,7 +22,7 @@ use wakeful_workflow::access::{Scope, is_space};
 
 /// The longest life of a token: ten years.
 const LONGEST_S: u64 = 10 * 366 * 24 * 3600;
-/// How long a user's token lives by default, and at most. It cannot be revoked alone, so it lives shortly.
+/// How long a user's token lives by default, and at most. It cannot be revoked alone, so its life is short.
 const USER_S: u64 = 15 * 60;
 const USER_LONGEST_S: u64 = 24 * 3600;
 

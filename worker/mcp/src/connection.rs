@@ -191,8 +191,8 @@ impl Connection {
         Err(format!("it offers more than {MAX_TOOLS} tools, or more than {MAX_PAGES} pages of them"))
     }
 
-    /// The open connection, or a new one. Who comes while one is being opened waits for it. If all who wait go away, it opens
-    /// nevertheless: a server that starts slowly is there for the next call.
+    /// The open connection, or a new one. A caller that comes while one is being opened waits for it. If all callers go away,
+    /// it opens all the same: a server that starts slowly is there for the next call.
     async fn live(&self) -> Result<Arc<Live>, String> {
         let mut state = self.state.lock().await;
         // What became of an opening for which nobody waited any more: it may be long ago.
@@ -227,7 +227,7 @@ impl Connection {
         opened
     }
 
-    /// Lets a connection go that failed, unless another caller has opened one since.
+    /// Drops a connection that failed, unless another caller has opened one since.
     async fn forget(&self, failed: &Arc<Live>) {
         let mut state = self.state.lock().await;
         if matches!(&*state, State::Live(live) if Arc::ptr_eq(live, failed)) {
@@ -266,7 +266,7 @@ async fn open(server: Mcp, patience: Duration) -> Result<Live, String> {
             let mut settings = StreamableHttpClientTransportConfig::with_uri(url.as_str())
                 // All sessions of this process share the connection.
                 .max_concurrent_requests(CALLS)
-                // rmcp would give the other calls of the old session up.
+                // Otherwise rmcp would give up the other calls of the old session.
                 .reinit_on_expired_session(false);
             settings.max_error_response_size = MAX_SAID;
             if let Some(token) = token {

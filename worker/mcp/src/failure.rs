@@ -5,7 +5,7 @@ use rmcp::service::ServiceError;
 use rmcp::transport::streamable_http_client::StreamableHttpError;
 use std::error::Error as StdError;
 
-/// How much of what a server says is passed on, in letters; of its answer that is no answer of the protocol, in bytes.
+/// How much of a server's words is passed on, in letters. Of an answer that is not of the protocol, in bytes.
 pub(crate) const MAX_SAID: usize = 500;
 
 /// The status of a server that has too many requests.

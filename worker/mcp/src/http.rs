@@ -1,4 +1,4 @@
-//! rmcp's HTTP client, and what it lets through that no caller would ever hear of.
+//! rmcp's HTTP client with changes: answers that no caller would ever hear of become errors.
 
 use futures::stream::BoxStream;
 use reqwest::header::{HeaderName, HeaderValue};

@@ -1,8 +1,8 @@
-//! Holds the messages of a task's checkpoints against those of its session.
+//! Compares the messages of a task's checkpoints with those of its session.
 //!
-//! Both sides become canonical JSON: object keys sorted, no spaces, and the hash of that. A record goes the way back that
-//! [`super::message::restore`] knows; the checkpoint's own message is taken as it is. So what the mapping lost, changed or
-//! put elsewhere shows as a difference, and the mapping cannot prove itself.
+//! Both sides become canonical JSON, with sorted keys and without spaces, and its hash. [`super::message::restore`] turns a
+//! record back into the format of the checkpoint, whose own message is taken as it is. So whatever the mapping lost, changed
+//! or moved shows as a difference.
 
 use super::message::restore;
 use super::rows::said_of;
@@ -54,7 +54,7 @@ fn of(place: String, value: &Value, call_ids: Vec<String>) -> Canonical {
 /// A message of a checkpoint.
 ///
 /// # Errors
-/// It is none, for people.
+/// Why it is not a message, as a text for people.
 pub fn in_absurd(shape: &Shape, checkpoint: &str, raw: &Value) -> Result<Canonical, String> {
     let said = said_of(shape, raw)?;
     let ids = ids_of(&said.content);

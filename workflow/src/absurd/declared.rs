@@ -56,7 +56,7 @@ impl Declared {
     /// Declares a shape.
     ///
     /// # Errors
-    /// The first path that is none.
+    /// What is wrong with the first path that does not parse.
     pub fn new(steps: Vec<String>, paths: &BTreeMap<String, String>) -> Result<Declared, String> {
         let paths = paths.iter().map(|(key, path)| Ok((key.clone(), parse(path)?)));
         Ok(Declared { steps, paths: paths.collect::<Result<_, String>>()? })
@@ -78,7 +78,7 @@ impl Declared {
 
     pub(super) fn read(&self, name: &str, state: &Value) -> Result<Reading, String> {
         let messages = match self.all("messages", state) {
-            // A path that finds one list means what is in it.
+            // If a path finds one list, the messages are its items.
             Some(found) => match found.as_slice() {
                 [Value::Array(items)] => items.clone(),
                 found => found.iter().copied().cloned().collect(),

@@ -1,9 +1,9 @@
 //! One message as other libraries write it, as our record, and back again.
 //!
-//! The message formats of the Vercel AI SDK (4 and 5), of pi-ai, of OpenAI's chat completions and of Anthropic's messages are
-//! read. They are told by their fields, part by part, because programs mix them. [`read`] takes the text, the calls and the
-//! results into blocks. What has no place in a block goes into [`Said::rest`], so [`restore`] gives the message back exactly.
-//! That is what `wakeful absurd verify` compares: nothing was lost if the way back leads to the same message.
+//! [`read`] knows the message formats of the Vercel AI SDK (4 and 5), of pi-ai, of OpenAI's chat completions and of Anthropic's
+//! messages. It tells them by their fields, part by part, because programs mix them. Texts, calls and results become blocks. What
+//! has no place in a block goes into [`Said::rest`], so [`restore`] gives the message back exactly. `wakeful absurd verify`
+//! compares the two: if they are the same, nothing was lost.
 
 use super::usage::{finish_of, usage_of};
 use crate::record::{Block, FinishReason, Role, ToolCall, ToolResult, Usage};
@@ -28,7 +28,7 @@ pub struct Said {
 /// Reads a message.
 ///
 /// # Errors
-/// Why it is none, for people.
+/// Why it is not a message, as a text for people.
 pub fn read(raw: &Value) -> Result<Said, String> {
     let Value::Object(fields) = raw else { return Err("a message is not an object".to_owned()) };
     let word = fields.get("role").and_then(Value::as_str).ok_or("a message has no role")?;

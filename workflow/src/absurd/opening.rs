@@ -26,8 +26,8 @@ const CONVERSATIONS: [&str; 2] = ["conversationId", "conversation_id"];
 const TRIGGERS: [&str; 2] = ["triggerId", "trigger_id"];
 
 impl Opening {
-    /// Reads params. What is declared goes before the usual names. Params that tell nothing are themselves the message,
-    /// as JSON.
+    /// Reads params. A declared path goes before the usual names. If neither finds the user's message, all params are the
+    /// message: a text as it is, anything else as JSON.
     pub fn of(params: &Value, declared: Option<&Declared>) -> Opening {
         let text = |key: &str, names: &[&str]| {
             let found = declared.and_then(|declared| declared.text(key, params));

@@ -24,12 +24,12 @@ pub struct Fate {
     pub session: SessionStatus,
     pub run: RunStatus,
     pub error: Option<String>,
-    /// The session gets a job. Its time, or at once.
+    /// `Some`: the session gets a job, which is due at this time, or at once if there is none.
     pub job: Option<Option<String>>,
 }
 
 impl Fate {
-    /// Decides it. The caller has made sure that Absurd does nothing more with the task.
+    /// Decides what becomes of `task`. The caller has made sure that Absurd does nothing more with it.
     pub fn of(task: &Task) -> Fate {
         let fate = |session, run| Fate { session, run, error: None, job: None };
         match task.state {
@@ -126,7 +126,6 @@ pub struct Builder {
     state: State,
     derived: State,
     before: String,
-    said_last: Option<Role>,
     repeated_calls: i64,
     results: i64,
 }
@@ -146,7 +145,7 @@ pub struct Built {
     /// Steps whose usage Absurd did not keep.
     pub unknown_usage: Vec<i64>,
     pub calls: Vec<CallRow>,
-    /// Calls whose id another call of the task has.
+    /// How many calls have the id of an earlier call of the task.
     pub repeated_calls: i64,
 }
 
@@ -167,7 +166,6 @@ impl Builder {
             state: State::new(),
             derived: State::new(),
             before: task.started_at.clone().unwrap_or_else(|| task.enqueued_at.clone()),
-            said_last: None,
             repeated_calls: 0,
             results: 0,
         }
@@ -188,7 +186,7 @@ impl Builder {
     /// Takes the next checkpoint with messages.
     ///
     /// # Errors
-    /// A message that is none, for people.
+    /// A text for people that names a message which cannot be read.
     pub fn add(
         &mut self,
         shape: &Shape,
@@ -255,7 +253,6 @@ impl Builder {
     fn record(&mut self, checkpoint: &str, at: &str, mut said: Said) -> RecordRow {
         self.last += 1;
         let number = self.last;
-        self.said_last = Some(said.role);
         for block in &mut said.content {
             match block {
                 Block::ToolCall(call) => {
@@ -381,11 +378,6 @@ impl Builder {
         self.results = 0;
     }
 
-    /// Returns whether the model owes no reply and no call lacks its result. Then a retry has nothing to do.
-    pub fn said_last(&self) -> Option<Role> {
-        self.said_last
-    }
-
     /// Ends the session.
     pub fn finish(mut self, task: &Task, fate: &Fate) -> Built {
         let turn = self.turn;
@@ -458,7 +450,7 @@ impl Builder {
 /// Reads a message of this shape.
 ///
 /// # Errors
-/// Why it is none, for people.
+/// Why it is not a message, as a text for people.
 pub fn said_of(shape: &Shape, raw: &Value) -> Result<Said, String> {
     match shape {
         Shape::AgentLoop | Shape::NewMessages | Shape::MessageLog => message::read(raw),

@@ -3,7 +3,7 @@
 use crate::record::{FinishReason, Usage};
 use serde_json::Value;
 
-/// Reads usage in any of the known forms. `None`: it is none, so the usage is unknown.
+/// Reads usage in any of the known forms. `None`: the value has none of them, so the usage is unknown.
 pub fn usage_of(value: &Value) -> Option<Usage> {
     let count = |keys: &[&str]| {
         keys.iter().find_map(|key| value[*key].as_f64()).map(|n| n.clamp(0.0, f64::from(i32::MAX)) as i64)

@@ -35,7 +35,7 @@ pub const STEPS_PER_CHECKPOINT: i64 = 20;
 /// A value of the state whose JSON is larger than this is stored as a blob. The journal entry points at it.
 pub const INLINE_VALUE_BYTES: usize = 2048;
 
-/// The error of a run whose model did not answer, also when it was asked again.
+/// The error of a run whose model did not reply, not even when it was asked again.
 const UNANSWERED: &str = "the model's answer was empty, also when it was asked again. Remedy: retry the session, and the model is asked \
                           once more; if the agent may end without a word, set its `on_empty_reply = \"accept\"`";
 
@@ -250,8 +250,8 @@ impl<'a> Draft<'a> {
         self.close(SessionStatus::WaitingInput, None)
     }
 
-    /// What has happened since the newest message of a person. An empty reply is asked about once for each such message: a step
-    /// that asks again counts as an answer, so a run that did it again and again would have no limit.
+    /// What has happened since the newest message of a person. After an empty reply the model is asked again only once for each such
+    /// message: a step that asks again sets the counts of the run's limits to zero, so otherwise no limit would stop the run.
     fn since_the_person(&self) -> SinceThePerson {
         let mut since = SinceThePerson { asked_again: false, mailed: false };
         for record in self.transition.records.iter().rev().chain(self.session.records.iter().rev()) {
@@ -263,12 +263,12 @@ impl<'a> Draft<'a> {
             }
             since.mailed |= record.tool_results().any(derive::is_sent_mail);
         }
-        // A message that is left out may be a mail, or the request to answer again.
+        // A message that is left out may be a mail, or the request to reply again.
         let left_out = self.session.left_out.is_some();
         SinceThePerson { asked_again: since.asked_again || left_out, mailed: since.mailed || left_out }
     }
 
-    /// Ends the run as failed. The request to answer again stands last, so a retry asks the model once more.
+    /// Ends the run as failed. The request to reply again stands last, so a retry asks the model once more.
     fn end_unanswered(self, failure: Failure) -> Transition {
         let mut transition = self.close(SessionStatus::Failed, Some(UNANSWERED.to_owned()));
         if let Next::Close(closing) = &mut transition.next {
@@ -344,7 +344,7 @@ impl<'a> Draft<'a> {
             step_number: self.transition.step_number,
             role,
             content: content.into_iter().map(clean).collect(),
-            // The user sees neither the agent's summaries nor the request to answer again.
+            // The user sees neither the agent's summaries nor the request to reply again.
             internal: details.summary || details.asks_again,
             details,
         });
@@ -454,7 +454,7 @@ impl<'a> Draft<'a> {
 /// See [`Draft::since_the_person`].
 struct SinceThePerson {
     asked_again: bool,
-    /// The agent has sent a mail, which may be its answer.
+    /// The agent has sent a mail, which may be its reply.
     mailed: bool,
 }
 

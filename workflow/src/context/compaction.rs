@@ -55,7 +55,7 @@ pub fn is_due(
     if !is_possible(session, policy) {
         return false;
     }
-    // This is asked before each model call, and nearly always the messages need not be weighed for the answer.
+    // Each model call asks this first. Nearly always there is room, and no message has to be weighed.
     let rebase = select::decide(session, tools, policy, window_tokens);
     if rebase.is_none() && has_room(session, policy, window_tokens) {
         return false;
@@ -65,7 +65,7 @@ pub fn is_due(
 }
 
 /// Returns whether a summary may be written: the strategy writes summaries, fewer than [`FAILURES`] failed,
-/// and the model has answered since the newest summary. The last condition stops a loop when a context stays
+/// and the model has replied since the newest summary. The last condition stops a loop when a context stays
 /// too large after its summary.
 pub fn is_possible(session: &Session, policy: &ContextPolicy) -> bool {
     let newest = session.records.iter().rev().find(|record| record.role == Role::Assistant);
@@ -82,7 +82,7 @@ pub fn request(session: &Session, tools: impl Into<Tools>, without: usize) -> Op
     let current = session.rebase.as_ref();
     let records: Vec<&Record> = shown(session, current).collect();
     let mut context = if without == 0 {
-        // Messages in the inbox are not in the transcript yet. The model answers them after the summary.
+        // Messages in the inbox are not in the transcript yet. The model replies to them after the summary.
         select(&Session { inbox: Vec::new(), ..session.clone() }, tools, current)
     } else {
         let from = (0..records.len()).filter(|index| starts_unit(&records, *index)).nth(without)?;
@@ -154,7 +154,7 @@ fn newest_turns(session: &Session, bytes: usize) -> Option<i64> {
     from
 }
 
-/// Returns whether the model has given no answer after the message `from`, which begins a turn.
+/// Returns whether the model has not replied since the message `from`, which begins a turn.
 fn is_unseen(session: &Session, from: i64) -> bool {
     !session.records.iter().any(|record| record.is_reply() && record.message_number > from)
 }

@@ -13,7 +13,7 @@ pub struct Context {
     pub tools: Tools,
     /// Seeds and records in order. Any sequence of roles is legal here: [`crate::wire`] repairs its own copy.
     pub messages: Vec<Message>,
-    /// The text that an earlier attempt had produced when it was interrupted. The answer begins with it.
+    /// The text that an earlier attempt had produced when it was interrupted. The reply begins with it.
     /// Protocols and models without prefill leave it out.
     pub prefill: Option<String>,
 }

@@ -16,7 +16,7 @@ use std::borrow::Cow;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Built {
     pub context: Context,
-    /// Journalled with the answer. `None`: the context begins where the previous context began.
+    /// Journalled with the reply. `None`: the context begins where the previous context began.
     pub rebase: Option<Rebase>,
 }
 
@@ -83,8 +83,8 @@ pub fn head(session: &Session, tools: impl Into<Tools>) -> (String, Tools) {
     }
 }
 
-/// The session as `strategy` would begin with it: without the rebase of another strategy. Most sessions have no rebase, and a
-/// long one is worth no copy.
+/// The session as `strategy` would begin with it: without the rebase of another strategy. A session without a rebase is borrowed,
+/// because a copy of a long one costs much.
 fn of<'a>(session: &'a Session, policy: &ContextPolicy, strategy: Strategy) -> Cow<'a, Session> {
     if strategy == policy.strategy || session.rebase.is_none() {
         return Cow::Borrowed(session);
@@ -139,8 +139,8 @@ pub(super) struct Size {
     pub bytes: usize,
 }
 
-/// Returns the size of what [`select`] would make of the same. A long session is weighed several times where it is built
-/// once.
+/// Returns the size of what [`select`] would make of the same arguments. A session is weighed several times for each context
+/// that is built.
 pub(super) fn size(session: &Session, tools: &[ToolDefinition], rebase: Option<&Rebase>) -> Size {
     let system_of_seeds;
     let (system, tools) = match &session.prefix {
@@ -297,7 +297,8 @@ pub(super) fn starts_unit(records: &[&Record], index: usize) -> bool {
     }
 }
 
-/// Looks among the messages that the newest rebase shows: others may not have been read.
+/// Returns the number of the user's newest message before `message_number`. Looks only at messages that the newest rebase shows,
+/// because the others may not have been read.
 pub(super) fn newest_user_before(session: &Session, message_number: i64) -> Option<i64> {
     let users = shown(session, session.rebase.as_ref()).filter(|record| record.role == Role::User);
     users.map(|record| record.message_number).take_while(|number| *number < message_number).last()

@@ -29,9 +29,9 @@ impl Rate {
     /// Three and a half bytes a token: prose has four, code and JSON have three.
     const USUAL: Rate = Rate { bytes: 7, tokens: 2 };
 
-    /// Returns the bytes per token of the request for the session's newest answer: its bytes, divided by the
+    /// Returns the bytes per token of the request for the session's newest reply: its bytes, divided by the
     /// tokens that the provider counted. Falls back to [`Rate::USUAL`] if that request cannot be rebuilt,
-    /// which is so when the answer came before the newest rebase.
+    /// which is so when the reply came before the newest rebase.
     pub(super) fn of(session: &Session, tools: &[ToolDefinition]) -> Rate {
         let current = session.rebase.as_ref();
         let Some((answer, usage)) = last_answer(session, current) else { return Rate::USUAL };
@@ -67,8 +67,8 @@ pub fn weigh(session: &Session, tools: &[ToolDefinition], rebase: Option<&Rebase
     Weight { messages, bytes, tokens: estimate(session, bytes, current, &rate) }
 }
 
-/// Returns a number of tokens that [`estimate`] does not exceed for the context of the session's newest rebase, without
-/// building that. `None`: the provider has not counted it.
+/// Returns an upper bound of what [`estimate`] returns for the context of the session's newest rebase, without building the
+/// context. `None`: the provider has not counted it.
 pub(super) fn at_most(session: &Session) -> Option<i64> {
     let (answer, usage) = last_answer(session, session.rebase.as_ref())?;
     let after: usize = since(session, answer).map(|record| record.content.bytes()).sum();
@@ -97,7 +97,7 @@ pub(super) fn estimate(session: &Session, bytes: usize, rebase: Option<&Rebase>,
     }
 }
 
-/// The newest answer that was given under `rebase`, and the provider's usage for it.
+/// The newest reply that was given under `rebase`, and the provider's usage for it.
 fn last_answer<'a>(session: &'a Session, rebase: Option<&Rebase>) -> Option<(&'a Record, Usage)> {
     let at = rebase.map_or(0, |rebase| rebase.at_message_number);
     let answer = session.records.iter().rev().find(|record| record.is_reply())?;

@@ -8,7 +8,7 @@
 //! not count. To check for equal bytes, read [`Report::requests`].
 //!
 //! A report is JSON with the format name [`FORMAT`]. Later versions may add fields. They never remove a field
-//! or change its meaning.
+//! or change its meaning. In a report, and in this module, a reply of the model is called an answer.
 #![doc = include_str!("README.md")]
 
 mod align;

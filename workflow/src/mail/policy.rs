@@ -79,8 +79,8 @@ pub fn loop_suspicion(exchange: Exchange, limit: i64) -> Vec<String> {
     reasons
 }
 
-/// The reason not to answer one more mail of which nothing proves that whoever gets the answer has written it. Anybody can name a
-/// victim as the sender or in `Reply-To`, with a new subject each time, and every answer would go to the victim.
+/// The reason not to answer one more mail if nothing proves that the person who would get the answer wrote the mail. Anybody can
+/// name a victim as the sender or in `Reply-To`, with a new subject each time, and every answer would go to the victim.
 pub fn sender_suspicion(exchange: Exchange, limit: i64) -> Option<String> {
     let (count, what) = if exchange.of_sender >= limit {
         (exchange.of_sender, "have come from this sender")

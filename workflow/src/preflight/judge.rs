@@ -1,4 +1,4 @@
-//! The comparison.
+//! Compares what an open session needs with what a binary offers.
 
 use super::{Capabilities, Kind, Need, Obstacle, OfferedAgent, OpenCall, ScheduleNeed, Speakers};
 use crate::agent::{OnUncertain, ToolDefinition};
@@ -43,7 +43,7 @@ pub fn judge_schedule(schedule: &ScheduleNeed, new: &Capabilities) -> Vec<Obstac
     found
 }
 
-/// Returns what keeps the next message of conversations from an answer that rest now, if their agent is there now and would not be.
+/// Returns what would keep conversations at rest from a reply to their next message: their agent is there now, and would not be.
 pub fn judge_resting(
     agent: &str,
     space_id: &str,

@@ -20,7 +20,7 @@ struct Counted {
 }
 
 impl Content {
-    /// Returns whether both are copies of one message. Equal messages may also have been made apart.
+    /// Returns whether both are copies of one message. `false` also for equal messages that were read or made separately.
     pub fn is_shared_with(&self, other: &Content) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }

@@ -40,9 +40,9 @@ impl Session {
     /// Leaves out the messages that the next steps can do without. Returns whether it left out more than before. The store has the
     /// same rule in SQL, where it hydrates.
     ///
-    /// The newest answer that readers see always stays, with all that follows it. Every question about what was said last looks
-    /// no further back: whether a turn is open, whether the model must answer, whether an answer is a remark. A fork and a
-    /// replay need all messages, because their files come from them.
+    /// The newest reply that readers see always stays, with all that follows it. No decision about what was said last looks further
+    /// back: whether a turn is open, whether the model must reply, whether a reply is a remark. A fork and a replay need all
+    /// messages, because their files come from them.
     pub fn leave_out(&mut self) -> bool {
         let Some((before, user_messages_from)) = self.needed_from() else { return false };
         let mut call_ids = HashSet::new();
@@ -63,8 +63,8 @@ impl Session {
         true
     }
 
-    /// Returns the number of the first message that the next steps need, and that of the first of the user's. `None`: they may
-    /// need all.
+    /// Returns the number of the first message that the next steps need, and the number from which they need the user's earlier
+    /// messages too. `None`: they may need all messages.
     fn needed_from(&self) -> Option<(i64, Option<i64>)> {
         let rebase = self.rebase.as_ref()?;
         if self.parent_session_id.is_some() || !self.policy.tool_mode.is_live() {
@@ -76,7 +76,7 @@ impl Session {
         (before > self.base_message_number + 1).then_some((before, rebase.user_messages_from))
     }
 
-    /// Leaves out what `other` does not have either, which is another copy of this session.
+    /// Leaves out what `other`, another copy of this session, has left out.
     pub fn leave_out_like(&mut self, other: &Session) {
         if let Some(left_out) = &other.left_out {
             self.records.retain(|record| left_out.keeps(record));

@@ -29,7 +29,7 @@ pub struct Request {
     pub body: Vec<u8>,
     /// What the projection changed. The engine logs it.
     pub repairs: Repairs,
-    /// The assistant's text that ends the request; the answer continues it.
+    /// The assistant's text that ends the request; the reply continues it.
     pub prefill: Option<String>,
     /// Hash of the body, if it is known already.
     sha256: Option<String>,

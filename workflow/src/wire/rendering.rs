@@ -1,8 +1,8 @@
 //! Requests that grow: a session's next request begins with the bytes of its previous one.
 //!
 //! A [`Rendering`] keeps the bytes of the messages that no later message changes, and the state of their hash. The
-//! next request renders and hashes only what came since. The bytes are those of a request that was rendered from the
-//! start, because that is rendered by the same code, one message after the other.
+//! next request renders and hashes only what came since. It has the same bytes as a request that is rendered from the
+//! start, because the same code renders both, one message after the other.
 
 use super::{Repairs, Request, repair};
 use crate::agent::{ToolDefinition, Tools};
@@ -38,7 +38,7 @@ pub struct End {
     pub messages: Vec<Vec<u8>>,
     /// What was changed on all messages of the request.
     pub repairs: Repairs,
-    /// The text that the answer continues, if the protocol takes it.
+    /// The text that the reply continues, if the protocol takes it.
     pub prefill: Option<String>,
 }
 

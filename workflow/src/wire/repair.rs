@@ -1,7 +1,7 @@
 //! Turns any context into one that every protocol can render block by block.
 //!
 //! The result is in normal form:
-//! - It starts with a user message and ends with a message for the model to answer.
+//! - It starts with a user message and ends with a message for the model to reply to.
 //! - One tool message per call directly follows each assistant message with calls.
 //! - Ids are unique and within the protocol's alphabet.
 //! - No text is blank.
@@ -230,7 +230,7 @@ impl Turns {
         end.finish()
     }
 
-    /// Returns the text that the answer continues, as the provider takes it.
+    /// Returns the text that the reply continues, as the provider takes it.
     pub fn prefill(&self, given: Option<&str>, repairs: &mut Repairs) -> Option<String> {
         let given = given?;
         if !self.dialect.prefill {

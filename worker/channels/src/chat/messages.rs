@@ -1,4 +1,4 @@
-//! The chat trigger.
+//! A chat message comes in by HTTP: its session is chosen, the message is handed to ingest, and the sender gets 202.
 
 use super::legacy::{self, Cache};
 use axum::Json;
@@ -74,7 +74,7 @@ pub(super) async fn post_message(
     let new = NewMessage { client_key, text, sender, trace_context, attachments };
     let (agent, repository_id) = (caller.agent(message.agent.as_deref())?, message.repository_id);
     let (woken, latest_agent) = wake(&chats, &caller, conversation_id, agent, repository_id, new).await?;
-    // The session may be a new one all the same, so it is asked.
+    // The message may have begun a new session with the named agent all the same, so look at the session that got it.
     let warning = match (agent, latest_agent) {
         (Some(agent), Some(latest)) if agent != latest => {
             let session = chats.ctx.store.session_within(&caller.reach, &woken.session_id).await?;
@@ -90,8 +90,8 @@ pub(super) async fn post_message(
     Ok((status, Json(Sent { woken, warning })))
 }
 
-/// Gives the message to the conversation's latest session, or to a new one. Also says which agent the latest session had before, if
-/// that was looked at.
+/// Gives the message to the conversation's latest session, or to a new one. Also returns the agent that the latest session had
+/// before, if that was read.
 async fn wake(
     chats: &Chats,
     caller: &Caller,

@@ -222,7 +222,8 @@ async fn accept_in(
     let mut suspicion = policy::loop_suspicion(exchange, settings.loop_limit);
     let is_answered = mail.from_address.as_deref().map(policy::person_of) == answered;
     if dmarc_passed {
-        // Nobody but the sender wrote those, so they count against nobody else that he names.
+        // DMARC proves that the sender wrote those himself. So only the answers to the address that he names
+        // are counted.
         exchange.of_sender = 0;
     }
     let is_proved = mail.joined || (dmarc_passed && is_answered);
@@ -268,12 +269,12 @@ async fn accept_in(
         agent,
         trigger,
     )?;
-    // Who may join the thread was proved to be part of it, also of one that began in a user's chat.
+    // A sender who joins the thread is proved to be part of it, also of a thread that began in a user's chat.
     let new = NewSession { speaker: mail.joined.then_some(Speaker::Application), ..new };
     Ok(Accepted::Woke(ingest::accept_mail(ctx, &permit, &mail, MailWakes::OwnSession(&new), message).await?))
 }
 
-/// Why a mail is withheld whose sender is not proved. Otherwise a stranger could name any address as the
+/// Why a mail is withheld if its sender is not proved. Otherwise a stranger could name any address as the
 /// sender, and we would send a signed answer to it.
 fn unproved(settings: &Settings, dmarc: Dmarc, is_signed: bool) -> Option<String> {
     match dmarc {

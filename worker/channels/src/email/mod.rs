@@ -1,4 +1,4 @@
-//! Email.
+//! Email: mails come in by LMTP, as a request's body or from a provider, and replies go out by SMTP, SES or into a Maildir.
 #![doc = include_str!("README.md")]
 
 use axum::Router;

@@ -1,4 +1,4 @@
-//! Texts that do not say what they are. Old programs write windows-1252 and say nothing, or announce parts that do not come.
+//! Texts that do not say what they are. Old programs write windows-1252 without saying so, or announce parts that do not follow.
 
 use mail_parser::decoders::base64::base64_decode;
 use mail_parser::decoders::charsets::map::charset_decoder;

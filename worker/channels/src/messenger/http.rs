@@ -89,7 +89,8 @@ impl Answer {
     }
 
     /// Maps a 5xx status to an error. The server may have failed after it accepted the message, or the one behind the gateway may
-    /// have it. Only who says that it did not take the request is tried again: 503, and a proxy that did not reach it.
+    /// have it. Only an answer that says that the request was not taken is tried again: 503, and that of a proxy that did not
+    /// reach the server.
     pub fn server_error(&self, messenger: &str) -> SendError {
         let text = format!("{messenger} answered {}", self.status);
         match self.status.as_u16() {

@@ -1,4 +1,4 @@
-//! `wakeful config`.
+//! `wakeful config`: prints what the file and the environment configure, and where each key was read.
 
 use super::Exit;
 use super::output::{Column, Output, Table, until_reader_goes};

@@ -1,4 +1,4 @@
-//! `wakeful demo`.
+//! `wakeful demo`: kills a worker in the middle of a chat, and shows how another one goes on. [`crate::dev::demo`] plays it.
 
 use super::Exit;
 use crate::dev::{Style, Throwaway, demo};

@@ -1,4 +1,4 @@
-//! `wakeful dev`.
+//! `wakeful dev`: runs everything with a Postgres of its own, and sends sample messages of every kind.
 
 mod worker;
 

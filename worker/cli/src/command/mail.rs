@@ -1,4 +1,4 @@
-//! `wakeful mail`.
+//! `wakeful mail`: lists the mails that came in, and what became of each. Works on the database and needs no server.
 
 use super::Exit;
 use super::output::{Cell, Column, Output, Table, Tone, age, until_reader_goes};

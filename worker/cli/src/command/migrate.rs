@@ -1,4 +1,4 @@
-//! `wakeful migrate`.
+//! `wakeful migrate`: brings the database's schema up to this binary's.
 
 use super::Exit;
 use wakeful_config::Config;

@@ -62,7 +62,7 @@ pub enum Exit {
     /// Not possible in the current status.
     Conflict = 4,
     Auth = 5,
-    /// No database, another schema than the binary's, or a port in use.
+    /// What the command needs is away, full or unfit: the database, its schema, the server, a key store, a blob store, a port.
     Unavailable = 6,
     /// Not all of several things went well, or a batch waits for a person.
     Partial = 7,

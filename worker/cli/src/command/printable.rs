@@ -1,4 +1,4 @@
-//! Makes hostile text harmless: control characters are shown as escapes and have no effect.
+//! Makes hostile text harmless in several lines and in JSON. [`wakeful_engine::printable`] has the rules.
 
 use serde::Serialize;
 

@@ -1,4 +1,4 @@
-//! `wakeful queue`.
+//! `wakeful queue`: shows the jobs, the workers and the gates; pauses the whole queue. Works on the database and needs no server.
 
 use super::output::{
     Cell, Column, Output, Table, Tone, age, capital, count, printable, span, until_reader_goes,

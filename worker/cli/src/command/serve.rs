@@ -1,4 +1,4 @@
-//! `wakeful serve`.
+//! `wakeful serve`: checks the configuration and the database, and then runs the roles of a process.
 
 use super::Exit;
 use crate::App;

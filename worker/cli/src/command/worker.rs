@@ -1,4 +1,4 @@
-//! `wakeful worker`. Works on the database and needs no server.
+//! `wakeful worker`: lists the worker processes, and drains them. Works on the database and needs no server.
 
 use super::output::{Output, count, printable, until_reader_goes};
 use super::{Exit, Usage, queue};

@@ -190,7 +190,7 @@ impl Overview {
         self.counts.running > RUNNING
     }
 
-    /// Where the rest is of what needs a person, if not all of it is shown: words, and the page.
+    /// The link to the rest of what needs a person, if not all of it is shown: its words and its page.
     fn more(&self) -> Vec<(String, String)> {
         let counts = &self.counts;
         let sessions = [

@@ -154,7 +154,8 @@ fn limit(policy: &GatePolicy) -> Duration {
     Duration::from_millis(policy.silent_ms.unsigned_abs())
 }
 
-/// A model call, until this is dropped. It is told of each part of the answer, and drops it, for callers that need the reply only.
+/// A model call that is in flight until this is dropped. As [`Deltas`] it notes that the model has begun to answer, and keeps none
+/// of the text.
 #[derive(Debug)]
 pub struct Unanswered<'a> {
     gates: &'a Gates,

@@ -1,5 +1,5 @@
-//! The timer of the providers' gates and of the pauses. Every worker looks at them and tends those that are not open; the gate's row decides
-//! which worker wakes the next jobs. It also looks for models that answer no call.
+//! The timer of the gates and of the pauses. Every worker looks at them and tends those that are not open. The row of the gate
+//! or of the pause decides which worker wakes the next jobs. The timer also looks for models that answer no call.
 
 use crate::ctx::Ctx;
 use crate::pauses;

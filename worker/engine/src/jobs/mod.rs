@@ -1,7 +1,7 @@
 //! Background work of a worker: the two kinds of job (step, deliver), the pool that runs them, and the
-//! timers of a worker, which heal sessions, close unanswered questions, tend the gates of the providers, fill the search, carry out batches, and
-//! drop what was kept of sessions that rest for long.
-//! Notifications have tasks of their own, which a process without a worker has too.
+//! timers of a worker. The timers heal sessions, close unanswered questions, tell people of delays, tend the gates and the
+//! pauses, fill the search, carry out batches, and drop what was kept of sessions that rest for long. Notifications have tasks
+//! of their own, which a process without a worker has too.
 #![doc = include_str!("README.md")]
 
 pub mod batches;
@@ -24,10 +24,10 @@ use tracing::{info, warn};
 use wakeful_store::queue::{self, Job};
 use wakeful_workflow::pause::Subject;
 
-/// A waiting job looks by itself after this time, in case that nothing lets it go.
+/// A waiting job looks by itself after this time, in case nothing lets it go.
 const LOOK: Duration = Duration::from_secs(300);
 
-/// Gives a job back that a pause holds up.
+/// Gives back a job that a pause holds up.
 async fn hold(ctx: &Ctx, job: &Job, subject: &Subject, why: &str) {
     if let Some(goes_on) = give_back(ctx, job, || ctx.store.hold(&job.lease, subject, LOOK)).await {
         info!(session.id = job.session_id, conversation.id = %job.conversation_id, why, "A job waits");
@@ -66,7 +66,7 @@ where
     }
 }
 
-/// Says that a job keeps its lease, so that it waits for the lease's end.
+/// Logs that a job could not be given back, so it waits for the end of its lease.
 fn not_given_back(error: &wakeful_store::Error) {
     warn!(%error, "The job could not be given back; workers can claim it when its lease ends");
 }

@@ -1,8 +1,9 @@
-//! The two tasks of notifications, in every process that serves or works, if a rule is configured: one follows the transitions and makes
-//! messages, the other sends them. So a process that only serves can tell people that no worker is alive.
+//! The two tasks of notifications, in every process that serves or works: one follows the transitions and makes messages, the
+//! other sends them. So a process that only serves can tell people that no worker is alive. Without a rule, the first task only
+//! deletes old transitions, and the second ends at once.
 //!
-//! What is sent is made here of the rows as they are now, with links by which a person may act, if the rule says so. How an attempt
-//! ends is judged as for deliveries: [`wakeful_workflow::delivery`].
+//! A message is composed when it is sent, from the rows as they are then. It has links by which a person may act, if the rule
+//! says so. How an attempt ends is judged as for deliveries: [`wakeful_workflow::delivery`].
 
 use super::deliver::{TRY_FOR, answer, look_up};
 use super::timer;
@@ -319,7 +320,8 @@ async fn about(ctx: &Ctx, made: &Minted) -> wakeful_store::Result<Option<String>
     }
 }
 
-/// Makes what a person may act on one transition by, now, but no more than these. The tokens are in the message and nowhere else.
+/// Makes the links or the buttons by which a person may act on one transition now, `most` of them at most. Their tokens are in the
+/// message and nowhere else.
 async fn acts_of(
     ctx: &Ctx,
     rule: &Notify,

@@ -120,7 +120,7 @@ async fn work(ctx: &Ctx, job: &Job) -> ClaimEnd {
     loop {
         match hydrate_and_run(ctx, job, session_id, &mut counts).await {
             Ok(end) => return end,
-            // The database does its work, so this is none of its faults, and no attempt.
+            // The key store failed and not the database, so this is no database fault. It is no attempt either.
             Err(error @ Error::Keys { .. }) => {
                 if let Err(error) =
                     withdraw_intent(ctx, job, &SessionId::from(session_id), &mut counts.uncalled).await
@@ -165,8 +165,8 @@ async fn work(ctx: &Ctx, job: &Job) -> ClaimEnd {
     }
 }
 
-/// Hop 2: reads the session once, unless the message that made it has left it with the job. [`run_steps`] then takes step after step
-/// with this copy in memory, which is kept for the next claim if it is what was committed last.
+/// Hop 2: reads the session once, unless it came with the job because a message to this process has just made it. [`run_steps`]
+/// then takes step after step with this copy in memory. The copy is kept for the next claim if it is what was committed last.
 async fn hydrate_and_run(
     ctx: &Ctx,
     job: &Job,
@@ -246,8 +246,8 @@ async fn run_steps(
         // Hop 6.
         let mut transition =
             with_failure_notice(ctx, session, advance::advance(session, performed, policy)).await?;
-        // Before the commit: what it can do for the next round too. It starts calls, takes results of fast pure tools, and
-        // records the next model call's intent.
+        // Give the commit what it can write for the next round too: the starts of calls, the results of fast pure tools, and the
+        // intent of the next model call.
         if let Ok(agent) = &agent {
             started = start_calls(ctx, &job.lease, session, agent, &mut transition);
         }
@@ -332,11 +332,12 @@ async fn run_steps(
                 return Ok(ClaimEnd::Closed);
             }
             Commit::Moved => {
-                // The commit may have gone through, if only its answer was lost.
+                // The commit may have gone through although its answer was lost, and may have recorded the intent.
                 withdraw_intent(ctx, job, &session.session_id, &mut counts.uncalled).await?;
                 let mut read = ctx.store.hydrate(session.session_id.as_str()).await?;
                 read.leave_out_like(session);
-                // The call that led to the refused commit is among those that were cut off now, and proves nothing.
+                // The row of the call that led to the refused commit now counts as an interrupted call. That is no change of the
+                // session, so leave it out of the comparison.
                 let interrupted = std::mem::replace(&mut read.interrupted, session.interrupted.clone());
                 let is_unchanged = read == *session;
                 read.interrupted = interrupted;

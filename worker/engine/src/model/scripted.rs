@@ -1,8 +1,8 @@
-//! `scripted/NAME`: an offline model that answers from a scenario file, for `wakeful dev`, demos and tests.
+//! `scripted/NAME`: an offline model whose replies are in a scenario file, for `wakeful dev`, demos and tests.
 //!
 //! It keeps no state between calls. The request alone decides the reply: the newest user text chooses the
-//! turn, and the number of model answers since then chooses the reply within it. So the same request gets the
-//! same answer in any process, before and after a crash.
+//! turn, and the number of the model's replies since then chooses the reply within it. So the same request gets
+//! the same reply in any process, before and after a crash.
 
 use super::{Deltas, Model};
 use async_trait::async_trait;
@@ -27,7 +27,7 @@ mod template;
 /// The scenarios that come with Wakeful.
 const BUILT_IN: &[(&str, &str)] = &[("demo", include_str!("../../scenarios/demo.toml"))];
 
-/// A model that answers from its scenario.
+/// A model that takes its replies from a scenario.
 #[derive(Clone, Debug)]
 pub struct Scripted {
     name: String,

@@ -194,7 +194,7 @@ pub(super) async fn call_model(
         return Err(Unperformed::Reread);
     }
     let mut reply = match replied {
-        // A provider of another program says so. The agent's settings say what follows.
+        // A program's own model may report an empty reply as a fault. The agent's settings say what follows it.
         Err(Fault::EmptyReply) => Reply::new(Vec::new(), FinishReason::Stop, Usage::default()),
         replied => replied?,
     };
@@ -276,7 +276,7 @@ async fn resumable<'a>(
     Ok(resume::prefill(&text).map(|prefill| (attempt, prefill)))
 }
 
-/// A call that runs. If it is dropped before it ends, what came of it is remembered.
+/// A call that runs. If it is dropped before it ends, this remembers how much text and how many tokens had come.
 struct Watched<'a> {
     ctx: &'a Ctx,
     generation_id: &'a GenerationId,
@@ -291,7 +291,7 @@ impl Drop for Watched<'_> {
     }
 }
 
-/// Hands the model's text to the chunk writer. One reply is all that it can hold.
+/// Hands the model's text to the chunk writer, and notes when the first sign of an answer came.
 struct ToWriter<'a> {
     said: &'a Said,
     unanswered: Unanswered<'a>,

@@ -30,7 +30,7 @@ use wakeful_workflow::policy::ToolMode;
 use wakeful_workflow::record::ToolCall;
 use wakeful_workflow::session::{CallOutcome, CallStatus, Session};
 
-/// Idempotent calls that a commit started, with the rights to run them. They save each a statement. Each right is used once.
+/// Idempotent calls that a commit started, with the rights to run them. Each right saves a statement, and is used once.
 #[derive(Debug, Default)]
 pub struct StartedCalls {
     term: Option<Term>,
@@ -48,7 +48,7 @@ impl StartedCalls {
         Some((started, self.term?))
     }
 
-    /// Takes the rights that were not used. Their calls do not run by them any more.
+    /// Takes the rights that were not used, so that no call runs by them any more.
     pub fn take_unused(&self) -> Vec<Started> {
         let mut rights = self.rights.lock().unwrap_or_else(PoisonError::into_inner);
         rights.drain().map(|(_, started)| started).collect()
@@ -77,7 +77,7 @@ pub(super) async fn call_tools(
     }
     let mut ended = ended.into_iter().collect::<Result<Vec<_>, _>>()?;
     if tool_run.may_have_changed.load(Ordering::Relaxed) {
-        // To store files may take seconds, and a cancel or a crash would lose the outcome meanwhile.
+        // Storing the files may take seconds, and a cancel or a crash in that time would lose the outcome.
         tool_run.settle_left().await?;
     }
     let snapshot = tool_run.store_files(&mut ended).await?;
@@ -273,7 +273,7 @@ impl<'a> ToolRun<'a> {
         // The commit may have been slow. Start the effect only while the recorded lease certainly lasts:
         // after it, another worker may take over the session.
         if !self.lease.is_live() || !term.is_ahead() {
-            // This start did not run the call. If it is the only one and this worker still holds the job, the row may say so.
+            // This start did not run the call. If it was the first one, the row may say again that the call has not run.
             if is_first {
                 store.withdraw_starts(self.lease, session_id, &[started]).await?;
             }
@@ -282,8 +282,8 @@ impl<'a> ToolRun<'a> {
         let mut started = started;
         let mut ended = self.invoke(call).await;
         let mut is_repeated = false;
-        // It may be repeated under its own key. If the model called the tool again, that would be another call with another key.
-        // A call that writes files and may still be at it is not repeated beside itself.
+        // Repeat a lost idempotent call here, under its own key: if the model called the tool again, that call would have another
+        // key. A call that writes files is not repeated, because the lost one may still be writing them.
         if let ToolEnd::Lost(reason) = &ended
             && effect == Effect::Idempotent
             && self.file_use(call) != FileUse::Writes
@@ -325,14 +325,15 @@ impl<'a> ToolRun<'a> {
         };
         wakeful_store::failpoint!("K19");
         if let CallEnd::Settled(status, outcome) = &ending
-            // What a call did to the files counts with the turn's snapshot. Without it the call has not ended: it runs
-            // again, on the files as they were before the turn.
+            // What a call wrote into the files counts once the turn's snapshot is committed. If that does not happen, the call
+            // runs again on the files as they were before the turn, so its outcome must not be in the ledger.
             && self.file_use(call) != FileUse::Writes
         {
-            // A call runs until its outcome is recorded: one that still waits for the database keeps the turn from its
-            // commit too.
+            // `running` counts a call until its outcome is recorded: while one still waits for the database, the turn cannot
+            // be committed.
             if self.running.load(Ordering::Relaxed) == 1 {
-                // A turn of one call whose files were seeded stores them before its commit too.
+                // The commit of a lone call follows at once and needs nothing here. But if its turn may have changed files (it
+                // made them from their seed), they are stored first.
                 if self.calls > 1 || self.may_have_changed.load(Ordering::Relaxed) {
                     let (call, status, outcome) = (call.clone(), *status, outcome.clone());
                     *self.left.lock().unwrap_or_else(PoisonError::into_inner) =

@@ -1,4 +1,5 @@
-//! `read_file` and `write_file`: text files of the session, strictly below its workspace.
+//! `read_file` and `write_file`, and what the tools in `more` share with them: text files of the session, strictly below its
+//! workspace.
 //!
 //! The workspace's own path is trusted; everything below it is not. Each path is first checked as text. Every
 //! access then goes through a handle that cannot leave the workspace, so a link that appears between two

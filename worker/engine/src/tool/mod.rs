@@ -239,8 +239,8 @@ impl ToolOutput {
         ToolOutput { question: Some(question.into()), ..ToolOutput::default() }
     }
 
-    /// Adds details for operators: an object with a `type`, of at most 1 MiB. The model does not see them. The types `sentEmail` and `fileWritten` are those of
-    /// built-in tools, and are left out.
+    /// Adds details for operators: an object with a `type`, of at most 1 MiB. The model does not see them. Only built-in tools may
+    /// return the types `sentEmail` and `fileWritten`: details of these types from any other tool are left out.
     #[must_use]
     pub fn with_details(self, details: Value) -> Self {
         ToolOutput { details: Some(details), ..self }
@@ -286,7 +286,8 @@ impl ToolOutput {
 #[error("{text}")]
 #[non_exhaustive]
 pub struct ToolError {
-    /// What the model reads. Of [`ToolErrorKind::Host`], what operators read.
+    /// What the model reads. If the kind is [`ToolErrorKind::Host`], operators read it, and the model does
+    /// not.
     pub text: String,
     /// What follows from it.
     pub kind: ToolErrorKind,

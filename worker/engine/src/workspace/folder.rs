@@ -305,7 +305,8 @@ fn make_writable(path: &Path) {
     }
 }
 
-/// By handles, which lead nowhere else: a program that a tool has left may put a link in the place of a folder meanwhile.
+/// Works through handles, which no link can lead elsewhere: a program that a tool has left running may put a link in the place
+/// of a folder meanwhile.
 fn make_folders_writable(dir: &Dir) {
     use cap_std::fs::PermissionsExt as _;
     for entry in dir.entries().into_iter().flatten().flatten() {

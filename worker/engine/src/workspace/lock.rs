@@ -25,7 +25,7 @@ pub(super) struct Lock {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // To close the file is not enough where a child that is being started has its descriptor still, nor on some FUSE filesystems.
+        // Closing the file is not enough if a child that is being started still has its descriptor, or on some FUSE filesystems.
         let _ = set(&self.file, libc::F_UNLCK, self.byte);
     }
 }

@@ -1,8 +1,8 @@
 //! A session's files on this host: restored when a tool asks, and stored when a step has changed them.
 //!
 //! Each step that changed the workspace leaves a snapshot. Its packs are put into the blob store first, and then the
-//! step's commit names them, under its lease's fence. So a snapshot that a row names is there, and a pack that no row
-//! names is one of a commit that was never made; `wakeful blobs gc` collects it.
+//! step's commit names them, under its lease's fence. So each pack that a row names is there, and a pack that no row
+//! names belongs to a commit that was never made; `wakeful blobs gc` collects it.
 //!
 //! A folder is only a copy of a snapshot. The first call of a turn that uses files compares the folder with the snapshot
 //! that the session's rows name. If they differ (another worker went on, or a step died half-way), the folder is made

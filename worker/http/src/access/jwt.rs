@@ -26,7 +26,7 @@ const KEYS_BYTES: usize = 256 << 10;
 const KEYS: usize = 100;
 /// The longest time of a reading.
 const READING: Duration = Duration::from_secs(5);
-/// How long keys are used that could not be read again.
+/// How long the old keys are used while they cannot be read again.
 const KEPT: Duration = Duration::from_secs(3600);
 /// The longest token that is looked at.
 const TOKEN_BYTES: usize = 16 << 10;
@@ -45,7 +45,7 @@ pub(crate) struct Issuer {
     settings: Jwt,
     algorithms: Vec<Algorithm>,
     read: RwLock<Option<Arc<Set>>>,
-    /// Held while the keys are read; when that was tried last.
+    /// Locked while the keys are read. Its value is the time of the last try.
     reading: Mutex<Option<Instant>>,
 }
 
@@ -254,7 +254,7 @@ fn refused(detail: &str) -> Problem {
     Problem::new(StatusCode::UNAUTHORIZED, detail)
 }
 
-/// What is wrong with a token, in words that give nothing away but what its bearer can read in it.
+/// What is wrong with a token, in words that tell its bearer nothing that the token itself does not.
 fn reason(kind: &ErrorKind) -> &'static str {
     match kind {
         ErrorKind::ExpiredSignature => "this user's token has expired",

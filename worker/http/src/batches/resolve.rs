@@ -33,7 +33,7 @@ pub struct Input {
     pub filter: Option<EffectSearch>,
     pub effects: Option<Vec<EffectName>>,
     pub outcome: EffectOutcome,
-    /// What a call would have returned that happened.
+    /// The result of a call that happened, as the tool would have returned it.
     pub result: Option<String>,
     /// Send the outcome to models that were told that it is unknown.
     #[serde(default)]
@@ -46,8 +46,8 @@ pub struct Input {
 }
 
 impl Input {
-    /// Checks what the command line and the API check alike, and makes the batch of it. `filter` is that of `self.filter`, or what
-    /// the caller reaches.
+    /// Checks what the command line and the API check alike, and makes the batch of it. `filter`: `self.filter` for the store, or
+    /// all that the caller reaches.
     ///
     /// # Errors
     /// A sentence that says what is wrong.

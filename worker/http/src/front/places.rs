@@ -33,7 +33,8 @@ pub(super) struct Places {
     taken: Mutex<Taken>,
 }
 
-/// A flood of connections pushes one out for each that comes, so the one to push out is found without a look at all.
+/// In a flood, each new connection pushes out an old one. So the one to push out is found without looking at all of
+/// them.
 #[derive(Default)]
 struct Taken {
     next: u64,
@@ -201,7 +202,7 @@ impl Drop for Place {
 mod tests {
     use super::*;
 
-    /// The one to push out as a look at all of them finds it.
+    /// The one to push out, found by looking at all of them.
     fn looked_up(taken: &Taken) -> Option<u64> {
         let mut held: HashMap<IpAddr, usize> = HashMap::new();
         for entry in taken.by_id.values() {

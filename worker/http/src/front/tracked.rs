@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-/// How much of a body is read that nobody wants, and for how long.
+/// How much of an unwanted body is read, and for how long.
 const REST_BYTES: usize = 64 << 10;
 const REST_FOR: Duration = Duration::from_millis(50);
 

@@ -1,8 +1,8 @@
 //! How many streams each caller has, and which of them end because a token is no longer in force.
 //!
-//! A caller may not take the places of all others: a user gets `server.user_streams`, a token half of `server.streams`. A token
-//! has asked for the tokens of users: their streams count as its own too, or it would take all places for users that it makes up.
-//! The configured token and this machine get all.
+//! A caller may not take the places of all others: a user gets `server.user_streams`, a token half of `server.streams`. The streams
+//! of users also count for the application's token that asked for the users' tokens. Otherwise it could take all places for users
+//! that it makes up. The configured token and this machine may have all places.
 //!
 //! A stream that shows nothing looks nothing up. So one query each [`LOOKS_EVERY`] asks for all tokens that have streams.
 

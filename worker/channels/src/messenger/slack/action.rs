@@ -20,7 +20,7 @@ use wakeful_store::space::{Scope, within};
 use wakeful_workflow::notify::LinkState;
 use wakeful_workflow::resolve::Resolution;
 
-/// How often what came of a press is posted, while Slack asks us to wait.
+/// How often we try to post the result of a press, while Slack asks us to wait.
 const TRIES: usize = 5;
 
 /// A press of one of our buttons.

@@ -1,4 +1,4 @@
-//! `wakeful absurd back`.
+//! `wakeful absurd back`: gives back to Absurd what was taken and has not run here.
 
 use super::super::output::count;
 use super::{Desk, Exit};

@@ -1,4 +1,4 @@
-//! `wakeful absurd import`.
+//! `wakeful absurd import`: makes a session of each task that is over. Sends and runs nothing.
 
 use super::super::output::{Tone, count};
 use super::progress::Progress;

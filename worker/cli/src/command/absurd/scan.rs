@@ -1,4 +1,4 @@
-//! `wakeful absurd scan`.
+//! `wakeful absurd scan`: says which tasks can come, which cannot, and why. Writes nothing.
 
 use super::super::output::{Cell, Column, Table, Tone, count};
 use super::progress::Progress;

@@ -1,4 +1,4 @@
-//! `wakeful absurd show`.
+//! `wakeful absurd show`: shows one task's transcript beside its raw checkpoints. Writes nothing.
 
 use super::super::output::{Tone, printable};
 use super::{Desk, Exit, Shapes};

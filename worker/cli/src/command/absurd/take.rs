@@ -1,4 +1,4 @@
-//! `wakeful absurd take`.
+//! `wakeful absurd take`: parks the open tasks of one name in Absurd, and goes on with them here.
 
 use super::super::output::count;
 use super::import::{Importer, Report, sources};

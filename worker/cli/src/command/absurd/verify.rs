@@ -1,4 +1,4 @@
-//! `wakeful absurd verify`.
+//! `wakeful absurd verify`: compares imported sessions with the checkpoints of their tasks.
 
 use super::super::output::{Tone, count, printable};
 use super::import::sources;

@@ -8,7 +8,7 @@ use wakeful_store::{Result, Store};
 /// How long each store has to answer.
 const ANSWER: Duration = Duration::from_secs(3);
 
-/// Asks each blob store, and says where blobs are that this configuration does not reach.
+/// Asks each blob store, and names the stores that have blobs and are not in this configuration.
 pub(super) async fn check(store: &Store, report: &mut Report) -> Result<()> {
     let known: Vec<String> = store.blob_stores().names().map(str::to_owned).collect();
     for name in &known {

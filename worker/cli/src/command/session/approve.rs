@@ -1,4 +1,4 @@
-//! `wakeful session approve` and `decline`: whether a tool call may run that waits for a person.
+//! `wakeful session approve` and `decline`: says whether a tool call that waits for a person may run.
 
 use super::super::output::{Output, printable};
 use super::{Exit, not_now};

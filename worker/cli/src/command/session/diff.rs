@@ -1,4 +1,4 @@
-//! `wakeful session diff`.
+//! `wakeful session diff`: compares two sessions and their files.
 
 use super::super::output::{Output, printable};
 use super::super::report::{self, ReportArgs};
@@ -45,7 +45,7 @@ pub(super) async fn diff(
     Ok(exit)
 }
 
-/// A report, and which files the two sessions have otherwise. Files never count for its verdict.
+/// A report, and the files that differ between the two sessions. Files never count for its verdict.
 #[derive(Serialize)]
 struct WithFiles<'a> {
     #[serde(flatten)]

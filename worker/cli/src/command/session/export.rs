@@ -1,4 +1,4 @@
-//! `wakeful session export`.
+//! `wakeful session export`: writes a session into a bundle.
 
 use super::progress::Progress;
 use super::{Exit, Output, Space, Usage, printable};

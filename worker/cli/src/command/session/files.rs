@@ -76,7 +76,7 @@ pub(super) async fn check_out(
     Ok(Exit::Ok)
 }
 
-/// Which files two sessions have otherwise.
+/// The files that differ between two sessions.
 pub(super) async fn changed(store: &Store, config: &Config, report: &Report) -> anyhow::Result<Vec<Changed>> {
     let limits = Limits::of(&config.workspace);
     let (_, left) = list_at(store, &report.left.session_id, None, &limits).await.map_err(of)?;

@@ -1,4 +1,4 @@
-//! `wakeful session import`.
+//! `wakeful session import`: makes a session of a bundle. Starts no run.
 
 use super::progress::Progress;
 use super::{Exit, Output, count, printable};

@@ -1,4 +1,4 @@
-//! `wakeful session new`.
+//! `wakeful session new`: starts a new session in a conversation, to which the next message goes.
 
 use super::super::output::{Output, printable};
 use super::{Exit, Space, Usage};

@@ -1,4 +1,4 @@
-//! Progress of a long command: a bar on a terminal, else a line every five seconds. Printed to stderr.
+//! Progress of an export or an import in bytes: a bar on a terminal, else a line every five seconds. Printed to stderr.
 
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal as _;

@@ -1,4 +1,4 @@
-//! `wakeful session recover`.
+//! `wakeful session recover`: rebuilds a session's state from its journal alone.
 
 use super::super::output::{Column, Output, Table, Tone};
 use super::Exit;

@@ -1,4 +1,4 @@
-//! `wakeful session show`.
+//! `wakeful session show`: shows a session's messages, steps, tool calls and deliveries.
 
 use super::super::output::{Cell, Column, Output, Table, Tone, age, count, dollars, printable, span};
 use super::effects::OPEN;

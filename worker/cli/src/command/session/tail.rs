@@ -1,4 +1,4 @@
-//! `wakeful session tail`.
+//! `wakeful session tail`: prints a session's journal, and with `--follow` its new entries.
 
 use super::super::output::{Format, Output, Tone, printable};
 use super::Exit;

@@ -1,4 +1,4 @@
-//! `wakeful session verify`.
+//! `wakeful session verify`: compares a session's caches with its logs; `--rebuild` writes the caches again.
 
 use super::super::output::{Cell, Column, Format, Output, Table, Tone, count, printable};
 use super::{Exit, Space};

@@ -455,7 +455,7 @@ fn facts(standing: &Standing) -> Table {
         fact("run", Cell::status(&run.status), steps);
     }
     for job in &standing.jobs {
-        // When a held job is looked at again says nothing of the pause's end, which the reason above has.
+        // A held job's next look is not the end of its pause. The reason above has that.
         let held = job.held.is_some() || job.lacks_agent.is_some();
         let status = match (job.leased, job.due_in_s > 0.0) {
             (true, true) => "leased",

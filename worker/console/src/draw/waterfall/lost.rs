@@ -1,5 +1,5 @@
 //! What the journal does not say of a crash: when the worker was last heard of, who went on, and since when nobody had the
-//! session. It has a lost call only since the reply that came after it.
+//! session. The journal has a lost call only once the reply after it has come.
 
 use super::{Bar, Kept, Known};
 use chrono::TimeDelta;

@@ -181,7 +181,7 @@ fn sizes(text: &str) -> Value {
 /// A share, from a number of percent.
 fn share(text: &str) -> Option<f64> {
     let percent: f64 = text.trim_end_matches('%').trim().parse().ok()?;
-    // Who writes 0.2 means a fifth, and would get a five-hundredth.
+    // A person who writes 0.2 means a fifth, and would get a five-hundredth.
     (percent == 0.0 || (1.0..=100.0).contains(&percent)).then_some(percent / 100.0)
 }
 

@@ -51,11 +51,11 @@ impl Compare {
 
 struct Found {
     is_equal: bool,
-    /// What was done otherwise on purpose, as far as it is known.
+    /// What was changed on purpose, as far as it is known.
     causes: String,
     verdict: &'static str,
     first: String,
-    /// The turn of which that is, if it is on the page.
+    /// The turn with the first difference, if it is on the page.
     first_turn: Option<i64>,
     sides: [Side; 2],
     turns: Vec<Turn>,
@@ -143,7 +143,7 @@ fn read(report: &Value, [left, right]: &[Origin; 2]) -> Found {
     }
 }
 
-/// What was done otherwise on purpose: to the message at which the fork begins, and to what the two began with.
+/// What was changed on purpose: in the message at which the fork begins, and in what the two began with.
 fn causes(report: &Value, forked: Option<&Event>, [left, right]: [&Origin; 2]) -> String {
     let mut causes = Vec::new();
     // The message at which it was asked for is not copied only if another text replaces it, or if the cut was moved.

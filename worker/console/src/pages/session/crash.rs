@@ -9,7 +9,7 @@ use crate::visit::Visit;
 use chrono::Utc;
 
 /// Whether a worker died in one of the latest steps, and another one went on. `path` is that of the session in the API. Almost no
-/// session has such a step, and of the others the journal need not be read.
+/// session has such a step. The journal of one without is not read.
 pub(crate) async fn survived(visit: &Visit, path: &str, steps: &[Step]) -> Result<bool, Refusal> {
     if steps.iter().all(|step| step.attempt <= 1) {
         return Ok(false);

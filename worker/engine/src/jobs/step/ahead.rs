@@ -48,8 +48,8 @@ impl Ahead {
     }
 }
 
-/// Runs the calls of `reply` ahead of its commit, if they are pure and the process has other jobs too. `session` is as before the
-/// reply, and is so afterwards.
+/// Runs the calls of `reply` ahead of its commit, if they are pure and the process has other jobs too. `session` is as it was
+/// before the reply, and stays so.
 ///
 /// # Errors
 /// Those of the reply's commit.
@@ -89,7 +89,7 @@ pub(super) async fn run_ahead(
     {
         let results = advance(session, results, agent.policy());
         session.undo(before, &reply);
-        // They fit, because the plan said that the reply's calls come next. Else the tools run again.
+        // They always fit, because the plan said that the reply's calls come next. If they did not, the tools would run again.
         reply.join(results);
         return Ok(Ahead::to_commit(reply));
     }
@@ -138,8 +138,8 @@ async fn run_tools(
     }
 }
 
-/// Waits for the tools, and makes the commit of the reply if they have not ended in time. The second value is its answer, if it was
-/// made. If the answer is that the run does not go on as planned, the tools do not go on either.
+/// Waits for the tools, and commits the reply if they have not ended in time. The second value is the answer of that commit, if there
+/// was one. If by that answer the run does not go on as planned, the tools are dropped.
 async fn run_beside<C: Future<Output = wakeful_store::Result<Commit>>>(
     tools: impl Future<Output = Option<Performed>>,
     commit: impl FnOnce() -> C,

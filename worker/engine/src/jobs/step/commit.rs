@@ -14,12 +14,12 @@ use wakeful_workflow::session::Session;
 /// Commits `transition`, and tells the session's readers.
 ///
 /// The model's reply is paid for, and the outcome of a guarded call may be known to this process alone. So the commit is tried again
-/// while the database is away, also beyond the end of the lease, which nobody can take meanwhile. That is safe: if an earlier try
-/// went through, the next one finds the session moved, writes nothing and returns [`Commit::Moved`]; and if another worker has
-/// taken the job since, the fence misses.
+/// while the database is away, even after the end of the lease, because nobody can claim the job meanwhile. That is safe. If an
+/// earlier try went through, the next one finds the session moved, writes nothing and returns [`Commit::Moved`]. If another worker
+/// has taken the job since, the fence misses.
 ///
 /// # Errors
-/// Those of [`wakeful_store::Store::commit`] that another try does not help. Any other after another worker took the job, or when
+/// Those of [`wakeful_store::Store::commit`] which another try cannot mend. The others too, once another worker has the job, or once
 /// the database has failed the step for `queue.database_faults_s`.
 pub(super) async fn commit(
     ctx: &Ctx,

@@ -1,6 +1,6 @@
-//! What a step does while the files of its session cannot be had: a store of blobs is away, or the URL that the files begin
-//! with. Its job waits at a gate, as at that of a provider, and its run never fails for it. One job at a time finds out
-//! whether it is back: a store is asked, and a URL is fetched from by the step itself.
+//! What a step does while the files of its session cannot be had, because a blob store is away or the URL that the files begin
+//! with does not answer. The step's job waits at a gate, as it does for a provider, and its run never fails for that. One job
+//! at a time finds out whether the store or the URL is back: it asks the store, or its step fetches from the URL.
 
 use super::provider::{Back, Troubles};
 use super::{ClaimEnd, provider};
@@ -15,7 +15,7 @@ use wakeful_workflow::gate::{CLONE, STORE};
 use wakeful_workflow::plan::Action;
 use wakeful_workflow::session::Session;
 
-/// The most of a URL that a gate is named by.
+/// The name of a gate has at most so many characters of its URL.
 const URL_CHARS: usize = 300;
 
 /// Whether the step may make its calls.

@@ -105,7 +105,7 @@ impl Back {
     }
 }
 
-/// The agent's models: its own, and those that may answer instead.
+/// The agent's models: its own, and those that may be called instead.
 fn models(agent: &Agent) -> Vec<&str> {
     std::iter::once(&agent.model).chain(&agent.fallback).map(String::as_str).collect()
 }
@@ -166,15 +166,15 @@ fn used_up(agent: &Agent, model: &str, troubles: &Troubles, error: &str) -> Opti
     })
 }
 
-/// How long a job sleeps at a gate before it looks by itself: never beyond its budget, and less if another model may answer
-/// first.
+/// How long a job sleeps at a gate before it looks by itself: never beyond its budget, and less if another model may be called
+/// before that.
 fn look(ctx: &Ctx, agent: &Agent, troubles: &Troubles) -> Duration {
     let longest = longest(ctx, agent, troubles, !agent.fallback.is_empty());
     if agent.fallback.is_empty() { queue::jittered(LOOK).min(longest) } else { longest }
 }
 
 /// How long a step sleeps in an outage at most, whatever pause the provider asks for: to the end of its budget, and less if another
-/// model may answer first.
+/// model may be called before that.
 fn longest(ctx: &Ctx, agent: &Agent, troubles: &Troubles, others: bool) -> Duration {
     let left = Duration::from_millis(agent.limits.outage_ms).saturating_sub(troubles.lasted());
     let left = left + Duration::from_millis(10);

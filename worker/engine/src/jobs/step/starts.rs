@@ -10,8 +10,8 @@ use wakeful_workflow::advance::{CallStart, Transition};
 use wakeful_workflow::agent::Agent;
 use wakeful_workflow::session::Session;
 
-/// Adds both to `transition`. Returns the rights to run the calls that its commit starts. A call that is refused anyway is neither held
-/// nor started.
+/// Marks in `transition` the calls to hold and the calls to start. Returns the rights to run the calls that its commit starts. A call
+/// that will be refused is neither held nor started.
 pub(super) fn start_calls(
     ctx: &Ctx,
     lease: &Lease,

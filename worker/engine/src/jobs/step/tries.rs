@@ -101,9 +101,9 @@ pub(super) fn refused(error: &Error, faults: Faults) -> String {
     )
 }
 
-/// Records on the job's row that the database failed its step, so that people see it while the claim goes on. Returns the count
-/// when that has gone on for too long, and the session is to rest. While the database as a whole is away this statement fails
-/// too, and nothing is counted.
+/// Records on the job's row that the database failed its step, so that people see it while the claim goes on. Returns `Some` when
+/// that has gone on for too long and the run is to be given up. While the database as a whole is away this statement fails too,
+/// and nothing is counted.
 pub(super) async fn note(ctx: &Ctx, job: &Job, error: &Error) -> Option<Faults> {
     match ctx.store.note_fault(&job.lease, &error.to_string()).await {
         Ok(faults) => {

@@ -99,7 +99,7 @@ impl Body<'_> {
 /// The position of a request in its conversation.
 pub(super) struct Moment<'a> {
     pub(super) variables: Variables<'a>,
-    /// Number of model answers since the newest user text.
+    /// Number of the model's replies since the newest user text.
     pub(super) answers: usize,
 }
 
@@ -117,7 +117,7 @@ impl<'a> Moment<'a> {
     }
 }
 
-/// Estimates one token per four bytes. Everything before the newest model answer counts as cached, because
+/// Estimates one token per four bytes. Everything before the model's newest reply counts as cached, because
 /// the previous request held it.
 pub(super) fn estimate(body: &Body<'_>, content: &[Block]) -> Usage {
     let tokens = |bytes: usize| i64::try_from(bytes.div_ceil(4)).unwrap_or(i64::MAX);

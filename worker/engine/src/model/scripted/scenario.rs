@@ -49,7 +49,7 @@ pub struct ScriptedTurn {
     pub replies: Vec<ReplyScript>,
 }
 
-/// One answer of the model.
+/// One reply of the model.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(try_from = "RawReply")]
 pub struct ReplyScript {

@@ -280,7 +280,7 @@ fn edit(
         if below.as_os_str().is_empty() { dir.try_clone() } else { dir.open_dir(&below) }.map_err(fault)?;
     let metadata = parent.symlink_metadata(&name).map_err(fault)?;
     regular_file(path, metadata.file_type())?;
-    // A program stays one.
+    // A file that may be executed keeps that right.
     let mode = FILE_MODE | (metadata.permissions().mode() & 0o111);
     let text = read_text(&parent, &name, MAX_WRITE_BYTES as u64).map_err(fault)?;
     let text = text.ok_or_else(|| {
