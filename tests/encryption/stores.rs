@@ -141,6 +141,9 @@ async fn an_erasure_of_a_fork_waits_for_its_parents_blobs_and_does_not_deadlock(
             (waits > 0).then_some(())
         })
         .await;
+        // A vacuum may keep these blobs from the erasure for long. Meanwhile the search goes on, whose lock this is.
+        let free = "select pg_try_advisory_xact_lock(x'77616b6573656172'::bigint) and $1 <> ''";
+        assert!(database.value::<bool>(free, "x").await, "the erasure holds what others wait for");
         sqlx::query(
             "insert into blobs (space_id, sha256, size, media_type, bytes) values ('default', repeat('e', 64), 1, 'x', 'x')",
         )
@@ -159,6 +162,41 @@ async fn an_erasure_of_a_fork_waits_for_its_parents_blobs_and_does_not_deadlock(
     assert_eq!(left, [stored], "what the parent names stays");
     let of_fork: i64 = database.value("select count(*) from blobs where sha256 = $1", &in_clear).await;
     assert_eq!(of_fork, 0);
+}
+
+#[tokio::test]
+async fn a_message_that_meets_the_end_of_an_erasure_begins_an_encrypted_conversation() {
+    let database = Database::new().await;
+    let model = ModelServer::start(|_, _| Answer::text("Yes.")).await;
+    let base = options(&model, "", MASTER);
+    let keys = folder_of_keys(&base);
+    let own = base.env("WAKEFUL_ENCRYPTION__KEYS", &keys);
+    let (process, client) = served(&own, &database).await;
+    let row = "insert into conversation_counters (conversation_id, space_id, mailbox_id, last_message_number)
+        values ('default/c1', 'default', 'default', 0)";
+    sqlx::query(row).execute(&database.pool).await.unwrap();
+    // The last transaction of an erasure has deleted the row, and is not committed.
+    let mut erasure = database.pool.begin().await.unwrap();
+    let delete = "delete from conversation_counters where conversation_id = 'default/c1'";
+    sqlx::query(delete).execute(&mut *erasure).await.unwrap();
+    let posting = client.chat("c1", &planted(1));
+    let erases = async {
+        eventually("the message to wait for the row", || async {
+            let waits = "select count(*) from pg_stat_activity
+                where datname = current_database() and wait_event_type = 'Lock' and $1 <> ''";
+            (database.value::<i64>(waits, "x").await > 0).then_some(())
+        })
+        .await;
+        erasure.commit().await.unwrap();
+    };
+    let (woken, ()) = tokio::join!(posting, erases);
+    client.wait_for(woken["session_id"].as_str().unwrap(), "completed").await;
+    let sealed = "select c.data_key is not null and s.data_key = c.data_key
+        from conversation_counters c join conversation_sessions s using (conversation_id) where conversation_id = $1";
+    assert!(database.value::<bool>(sealed, "default/c1").await, "it would be in clear for good");
+    let said = "select content::text from conversation_records where conversation_id = $1 and role = 'user'";
+    assert!(!database.value::<String>(said, "default/c1").await.contains(&planted(1)));
+    assert!(process.terminate().success());
 }
 
 #[tokio::test]
