@@ -179,7 +179,8 @@ async fn a_message_that_meets_the_end_of_an_erasure_begins_an_encrypted_conversa
     let mut erasure = database.pool.begin().await.unwrap();
     let delete = "delete from conversation_counters where conversation_id = 'default/c1'";
     sqlx::query(delete).execute(&mut *erasure).await.unwrap();
-    let posting = client.chat("c1", &planted(1));
+    let text = planted(1);
+    let posting = client.chat("c1", &text);
     let erases = async {
         eventually("the message to wait for the row", || async {
             let waits = "select count(*) from pg_stat_activity
