@@ -77,7 +77,7 @@ async fn sessions_of_a_host_whose_clock_is_behind_are_found_within_minutes() {
         let sql = "update search_progress set swept_at = '-infinity', looked_back_at = clock_timestamp() - $1::text::interval";
         sqlx::query(sql).bind(ago).execute(&database.pool).await.unwrap();
         index(&store).await;
-        let sql = "select exists (select from search_documents where session_id = $1)";
+        let sql = "select exists (select from search_sessions where session_id = $1)";
         database.value::<bool>(sql, &behind).await
     };
     assert!(!looked_back("9 min").await, "a sweep reads the ids of the last minute");

@@ -93,7 +93,6 @@ impl<'a> Draft<'a> {
         let calls = generated.reply.content.iter().any(|block| matches!(block, Block::ToolCall(_)));
         // Some servers say "stop" beside a call. Such a reply is no answer.
         let finish_reason = if calls && said == FinishReason::Stop { FinishReason::ToolCalls } else { said };
-        let failure = Failure::of(&Fault::EmptyReply, Some(&generated.model));
         let internal = is_remark(self.session, &generated.reply.content);
         let content = self.with_unique_call_ids(generated.reply.content);
         let details =
@@ -137,7 +136,7 @@ impl<'a> Draft<'a> {
                 let content = vec![Block::Text { text: ASK_AGAIN.to_owned() }];
                 self.push(Role::User, content, Details { asks_again: true, ..Details::default() });
                 self.complete_step(usage, finish_reason, 0);
-                return if since.asked_again { self.end_unanswered(failure) } else { self.go_on() };
+                return if since.asked_again { self.end_unanswered() } else { self.go_on() };
             }
         }
         if opened.is_empty() {
@@ -269,7 +268,12 @@ impl<'a> Draft<'a> {
     }
 
     /// Ends the run as failed. The request to reply again stands last, so a retry asks the model once more.
-    fn end_unanswered(self, failure: Failure) -> Transition {
+    fn end_unanswered(self) -> Transition {
+        let model = self.transition.events.iter().find_map(|event| match event {
+            Event::LlmCalled { model, .. } => Some(model.as_str()),
+            _ => None,
+        });
+        let failure = Failure::of(&Fault::EmptyReply, model);
         let mut transition = self.close(SessionStatus::Failed, Some(UNANSWERED.to_owned()));
         if let Next::Close(closing) = &mut transition.next {
             closing.failure = Some(Box::new(failure));
