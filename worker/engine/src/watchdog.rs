@@ -16,6 +16,7 @@ use std::future::{Future, poll_fn};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
+use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
 /// Longest time that a step's own code, a model or a channel may keep a thread without yielding.
@@ -25,6 +26,11 @@ pub const UNYIELDING: Duration = Duration::from_secs(60);
 const GRACE: Duration = Duration::from_secs(5);
 
 const TICK: Duration = Duration::from_millis(250);
+
+/// After so long without a pulse, the watchdog gives the runtime an empty task. If a task keeps the thread that has just waited for
+/// timers and sockets, the others may sleep without anybody who waits for these: <https://github.com/tokio-rs/tokio/issues/4730>.
+/// The empty task wakes one, and when that has nothing else to do, it waits for them.
+const WAKE_AFTER: Duration = Duration::from_millis(750);
 
 /// Longest time that the whole runtime may stand still; a longer lease extends it. After that every lease is
 /// lost, and there is nothing left to save.
@@ -89,7 +95,8 @@ impl Watchdog {
         });
         let shared = Arc::downgrade(&self.0);
         let standstill = lease.max(STANDSTILL) + GRACE;
-        let watch = move || run(&shared, standstill, &draining, drain);
+        let runtime = Handle::current();
+        let watch = move || run(&shared, &runtime, standstill, &draining, drain);
         if let Err(error) = std::thread::Builder::new().name("watchdog".into()).spawn(watch) {
             tracing::warn!(%error, "There is no watchdog: code that never yields will not be ended");
         }
@@ -187,7 +194,13 @@ impl Shared {
     }
 }
 
-fn run(shared: &Weak<Shared>, standstill: Duration, draining: &CancellationToken, drain: Duration) {
+fn run(
+    shared: &Weak<Shared>,
+    runtime: &Handle,
+    standstill: Duration,
+    draining: &CancellationToken,
+    drain: Duration,
+) {
     let mut last = Instant::now();
     let mut tick = move |shared: &Shared| {
         let lived = last.elapsed().min(TICK * 2);
@@ -198,6 +211,9 @@ fn run(shared: &Weak<Shared>, standstill: Duration, draining: &CancellationToken
         std::thread::sleep(TICK);
         let Some(shared) = shared.upgrade() else { return };
         tick(&shared);
+        if shared.still() >= WAKE_AFTER {
+            runtime.spawn(async {});
+        }
         let overdue = shared.overdue();
         if overdue.is_empty() && shared.still() < standstill {
             continue;
