@@ -248,6 +248,29 @@ async fn a_token_of_one_space_sees_that_space_only() {
 }
 
 #[tokio::test]
+async fn a_form_acts_in_the_space_of_its_page_and_not_in_the_one_that_another_tab_chose() {
+    let stage = Stage::new("").await;
+    let browser = logged_in(&stage, TOKEN).await;
+    let (chat, start) = (browser.open("/chat").await, browser.open("/").await);
+    // Another tab.
+    browser.press(&browser.open("/").await, "/space", &[("space", "acme")]).await;
+    let answer = browser.post(&chat.form("/console/chat"), &[("text", "Hello?")]).await;
+    assert_eq!(answer.status, StatusCode::FORBIDDEN, "{}", answer.html);
+    assert!(answer.html.contains("opened in another space") && answer.html.contains("nothing was done"));
+    let spaces = "select coalesce(string_agg(space_id, ','), '') from conversation_sessions where $1 <> ''";
+    assert_eq!(stage.database.value::<String>(spaces, "all").await, "");
+    // The old page still leads on to a space of one's choice, to the other theme, and back to its own space.
+    assert_eq!(browser.post(&start.form("/theme"), &[]).await.status, StatusCode::SEE_OTHER);
+    assert!(browser.press(&start, "/space", &[("space", "other")]).await.html.contains("Space: other"));
+    assert!(browser.press(&start, "/space", &[("space", "default")]).await.html.contains("Space: default"));
+    assert_eq!(
+        browser.post(&chat.form("/console/chat"), &[("text", "Hello?")]).await.status,
+        StatusCode::SEE_OTHER
+    );
+    assert_eq!(stage.database.value::<String>(spaces, "all").await, "default");
+}
+
+#[tokio::test]
 async fn an_answer_is_shared_with_those_who_may_see_the_same_and_with_nobody_else() {
     let stage = Stage::new("").await;
     let session = stage.chat(TOKEN, "secret-desk", json!({"text": "Hello?"})).await;

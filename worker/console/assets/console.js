@@ -42,6 +42,11 @@
       hasEnded(response.redirected || (response.status >= 400 && response.status < 500 && response.status !== 429));
       if (!response.ok || response.redirected) return false;
       const fresh = new DOMParser().parseFromString(await response.text(), "text/html");
+      // Another tab went to another space. What comes from there is no news of this page.
+      if (fresh.body.dataset.space !== body.dataset.space) {
+        hasEnded(true);
+        return false;
+      }
       for (const part of document.querySelectorAll("[data-part]")) {
         const next = fresh.querySelector(`[data-part="${part.dataset.part}"]`);
         // Somebody types there, or has typed. What is only focused, such as a folded line that was clicked, does not keep a part from its news.

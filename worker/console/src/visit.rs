@@ -76,6 +76,8 @@ pub(crate) struct Visit {
     pub theme: &'static str,
     /// The path and query of this page, as the browser has them.
     pub here: String,
+    /// The space that the page is about. Empty: no space was chosen.
+    space: String,
     transport: Transport,
     /// The page looks again by itself.
     again: bool,
@@ -132,6 +134,7 @@ impl Visit {
             here: format!("{}{path}", console.settings.base_path),
             transport,
             login,
+            space,
             again: headers.contains_key(AGAIN),
         }
     }
@@ -150,13 +153,23 @@ impl Visit {
         format!("{}{}", self.console.settings.base_path, crate::ROOT)
     }
 
-    /// The word that forms of this visitor carry.
+    /// The word that the forms of this page carry. The space is in the cookie, which another tab may change meanwhile: a form acts
+    /// in the space of its own page, or not at all.
     pub fn word(&self) -> String {
-        self.console.seal.form_word(self.login_id())
+        self.console.seal.form_word(self.login_id(), self.space())
     }
 
     pub fn knows(&self, word: &str) -> bool {
-        self.console.seal.knows(self.login_id(), word)
+        self.console.seal.knows(self.login_id(), self.space(), word)
+    }
+
+    /// Whether a form is of this visitor, whatever the space of its page was.
+    pub fn knows_login(&self, word: &str) -> bool {
+        self.console.seal.knows_login(self.login_id(), word)
+    }
+
+    fn space(&self) -> &str {
+        if self.space.is_empty() { "default" } else { &self.space }
     }
 
     pub fn login_id(&self) -> &str {
