@@ -51,6 +51,23 @@ async fn a_token_opens_the_pages_and_stays_in_a_cookie_that_only_the_server_read
 }
 
 #[tokio::test]
+async fn a_login_that_a_person_has_ended_is_refused_also_by_a_copy_of_its_cookie() {
+    let stage = Stage::new("").await;
+    let (browser, other) = (logged_in(&stage, TOKEN).await, logged_in(&stage, TOKEN).await);
+    let page = browser.open("/").await;
+    let copy = browser.cookie("wakeful_local").unwrap();
+    browser.press(&page, "/logout", &[]).await;
+    browser.set_cookie("wakeful_local", &copy);
+    let sent = browser.get("/console/sessions").await;
+    assert_eq!(sent.status, StatusCode::SEE_OTHER, "{}", sent.html);
+    assert!(sent.location().starts_with("/console/login"), "{}", sent.location());
+    let answer = browser.post(&page.form("/space"), &[("space", "acme")]).await;
+    assert_eq!(answer.status, StatusCode::FORBIDDEN, "{}", answer.html);
+    // Another login of the same token goes on.
+    other.open("/sessions").await;
+}
+
+#[tokio::test]
 async fn over_tls_the_cookie_is_of_this_host_and_without_it_no_token_is_taken_from_afar() {
     let stage = Stage::new("").await;
     let far = |proto: &str| {

@@ -52,7 +52,7 @@ impl Seal {
 
     /// The word that a form carries: one half is of its login, the other one also of the space of its page.
     pub fn form_word(&self, login: &str, space: &str) -> String {
-        self.half(login) + &self.half(&of_space(login, space))
+        format!("{}{}", self.half(login), self.half(&of_space(login, space)))
     }
 
     /// Whether a form carries the word of this login and space.

@@ -48,7 +48,11 @@ impl Login {
     }
 
     fn lasts(&self, now: i64) -> bool {
-        now < self.issued_at.saturating_add(LOGIN_S)
+        now < self.ends_at()
+    }
+
+    fn ends_at(&self) -> i64 {
+        self.issued_at.saturating_add(LOGIN_S)
     }
 }
 
@@ -106,7 +110,7 @@ impl Visit {
         let now = chrono::Utc::now().timestamp();
         let sealed = |name: &str| {
             let login: Option<Login> = cookie(headers, name).and_then(|text| console.seal.open(name, text));
-            login.filter(|login| login.lasts(now))
+            login.filter(|login| login.lasts(now) && !console.ended.has(&login.id))
         };
         let login: Option<Login> = sealed(SECURE).or_else(|| match transport {
             Transport::ThisMachine => sealed(LOCAL),
@@ -210,8 +214,11 @@ impl Visit {
         self.console.settings.token.is_some() && self.login.is_none() && !headers.contains_key(AUTHORIZATION)
     }
 
-    /// The cookies that end a login.
+    /// Ends the login, also for whoever has a copy of its cookie, and returns what takes the cookies from the browser.
     pub fn log_out(&self) -> [HeaderValue; 3] {
+        if let Some(login) = &self.login {
+            self.console.ended.end(&login.id, login.ends_at(), chrono::Utc::now().timestamp());
+        }
         [(SECURE, "; Secure"), (LOCAL, ""), (SPACE, "")].map(|(name, more)| gone(name, more))
     }
 
@@ -353,6 +360,7 @@ mod tests {
                 ..Default::default()
             },
             seal: crate::seal::Seal::new(Some("a token of the tests")),
+            ended: crate::ended::Ended::default(),
             presses: crate::press::Presses::default(),
             recent: crate::recent::Recent::default(),
             typed: crate::typed::Kept::default(),
