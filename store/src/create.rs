@@ -4,6 +4,7 @@
 //! during a restart goes to the old session or to the new one, and is never lost.
 #![doc = include_str!("create.md")]
 
+pub(crate) mod begins;
 pub(crate) mod notice;
 
 use crate::encryption::{Seal, Vault, seal_in_conversation};
@@ -159,7 +160,7 @@ impl Store {
 /// since.
 ///
 /// # Errors
-/// [`Error::KeyReused`] if the trigger has made its session in another conversation, [`Error::Database`].
+/// [`Error::KeyReused`] if the trigger has made its session in another conversation, [`Error::OfASchedule`], [`Error::Database`].
 pub(crate) async fn find_or_create(
     tx: &mut PgConnection,
     vault: &Vault,
@@ -169,7 +170,7 @@ pub(crate) async fn find_or_create(
     let data_key = new_key(&mut *tx, vault, new).await?;
     // Message numbers of a new conversation begin after the seeds of its first session: with one seed, the
     // first message gets number 2.
-    sqlx::query!(
+    let begun = sqlx::query!(
         "insert into conversation_counters
             (conversation_id, space_id, mailbox_id, last_message_number, user_id, data_key)
         values ($1, $2, $3, $4, $5, $6)
@@ -183,6 +184,9 @@ pub(crate) async fn find_or_create(
     )
     .execute(&mut *tx)
     .await?;
+    if begun.rows_affected() == 1 {
+        begins::may_begin(&mut *tx, new).await?;
+    }
     let conversation = run::lock_conversation(tx, &new.conversation_id).await?;
     if !admits(new, conversation.user_id.as_deref())? {
         // The first user gets the conversation.
