@@ -128,9 +128,10 @@ pub fn answered(facts: &MailFacts, dmarc_passed: bool) -> Option<&Person> {
     Some(asked.unwrap_or(sender))
 }
 
-/// The address in lower case, without what follows a `+` before the `@`: most servers deliver all of those to one person.
+/// The address in lower case, without what follows a `+` before the `@`: most servers deliver all of those to one person. Only ASCII
+/// has a lower case here: that of the Kelvin sign is a `k`, and its mailbox is another person's.
 pub fn person_of(address: &str) -> String {
-    let address = address.to_lowercase();
+    let address = address.to_ascii_lowercase();
     match address.rsplit_once('@') {
         Some((local, domain)) => {
             let person = local.split_once('+').map_or(local, |(person, _)| person);
@@ -273,7 +274,7 @@ fn nobody_reads(from: &Person) -> bool {
 fn participants<'a>(people: impl Iterator<Item = &'a Person>, rules: &MailboxRules) -> Vec<String> {
     let mut participants: Vec<String> = Vec::new();
     for person in people {
-        let address = person.address.to_lowercase();
+        let address = person.address.to_ascii_lowercase();
         let plain = person_of(&address);
         let ours = rules
             .own

@@ -116,6 +116,17 @@ fn without_proof_only_the_sender_takes_part() {
 }
 
 #[test]
+fn only_ascii_is_folded_so_that_no_other_mailbox_is_taken_for_a_persons() {
+    assert_eq!(person_of("Ann+x@Example.com"), "ann@example.com");
+    // The Kelvin sign.
+    let other = "\u{212a}im@example.com";
+    assert_ne!(person_of(other), person_of("kim@example.com"));
+    let facts = MailFacts { from: Some(person("kim@example.com")), cc: vec![person(other)], ..mail() };
+    let participants = extract(&facts, &rules()).participants;
+    assert_eq!(participants, ["kim@example.com", "bob@example.com", other]);
+}
+
+#[test]
 fn a_loop_is_suspected_after_the_limit_and_when_a_text_comes_again() {
     for (mails, same_body, reasons) in [(0, 0, 0), (9, 0, 0), (10, 0, 1), (3, 2, 0), (3, 3, 1), (10, 3, 2)] {
         assert_eq!(
