@@ -69,9 +69,29 @@ fn a_machine_is_not() {
         ("donotreply", from("donotreply@example.com")),
         ("postmaster", from("postmaster@example.com")),
         ("ourselves", from("support@example.org")),
+        ("ourselves with more", from("support+x@example.org")),
         ("nobody", MailFacts { from: None, ..mail() }),
     ] {
         assert_eq!(extract(&facts, &rules()).machine.len(), 1, "{what}");
+    }
+}
+
+#[test]
+fn our_own_mailboxes_are_known_with_and_without_what_follows_a_plus() {
+    let rules = MailboxRules { own: vec!["support@example.org".into(), "a+b@example.org".into()], ..rules() };
+    for (address, own) in [
+        ("Support@Example.org", true),
+        ("support+x+y@example.org", true),
+        ("a+b@example.org", true),
+        ("a+b+c@example.org", true),
+        ("a@example.org", false),
+        ("a+bc@example.org", false),
+        ("supporter@example.org", false),
+        ("support@example.com", false),
+        ("sup\u{e9}ort", false),
+        ("", false),
+    ] {
+        assert_eq!(is_own(&rules, address), own, "{address}");
     }
 }
 
