@@ -153,7 +153,8 @@ impl Gates {
         fault: &Fault,
         error: &str,
     ) -> Result<bool> {
-        self.saw(store, gate_id, seen, (error, &fault.in_log()), &self.policy).await
+        let in_log = fault.in_log();
+        self.saw(store, gate_id, seen, (error, in_log.as_str()), &self.policy).await
     }
 
     /// Records what one look is enough for: a blob store is away, or what files begin with, or a model answers no call. That shuts the
