@@ -133,6 +133,23 @@ async fn an_export_wants_one_of_the_internal_tokens_and_gives_the_whole_bundle()
 }
 
 #[tokio::test]
+async fn guesses_at_the_token_of_exports_are_in_the_audit_and_a_flood_of_them_is_counted() {
+    let world = World::new().await;
+    for path in ["/v1/sessions/sess_none/export", "/sessions/sess_none/export"] {
+        for _ in 0..3 {
+            assert_eq!(world.export(path, Some("a guess")).await.0, StatusCode::FORBIDDEN);
+        }
+    }
+    let (_, listed) = world.client.get("/v1/audit?verb=session.export").await;
+    let rows = listed["items"].as_array().unwrap();
+    assert_eq!(rows.len(), 1, "the others are counted: {listed}");
+    let row = &rows[0];
+    assert_eq!((&row["outcome"], &row["status"]), (&json!("refused"), &json!(403)));
+    assert_eq!((&row["actor_kind"], &row["target"]), (&json!("stranger"), &json!("sess_none")));
+    assert_eq!(row["address"], "127.0.0.1");
+}
+
+#[tokio::test]
 async fn an_export_that_fails_on_its_way_never_looks_whole() {
     let world = World::new().await;
     let id = world.completed().await;

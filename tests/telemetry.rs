@@ -174,6 +174,29 @@ async fn a_run_that_fails_says_so_once_with_its_error() {
 }
 
 #[tokio::test]
+async fn what_a_provider_says_of_a_request_is_in_the_runs_error_and_in_no_log() {
+    let collector = Collector::start().await;
+    let database = Database::new().await;
+    // It quotes the prompt.
+    let quoting = |status| Answer::Refused(status, format!("I cannot answer to: {MARKER}"));
+    let model = ModelServer::start(move |_, number| quoting(if number == 0 { 503 } else { 400 })).await;
+    let process = options(&collector.url, &model).env("WAKEFUL_LOG", "debug").serve(&database).await;
+    let client = process.client();
+    let answer = client.chat("c1", MARKER).await;
+    let session = client.wait_for(answer["session_id"].as_str().unwrap(), "failed").await;
+    assert!(session["error"].as_str().is_some_and(|error| error.contains(MARKER)), "{session}");
+    let log = end(process).await;
+    assert!(!log.contains(MARKER), "{log}");
+    for (message, kind, status) in
+        [("The step failed; trying again later", "overloaded", 503), ("The run is failed", "refused", 400)]
+    {
+        let line = line(&log, message);
+        assert_eq!((&line["kind"], &line["model"]), (&json!(kind), &json!("openai/test")), "{line}");
+        assert!(line["error"].as_str().unwrap().contains(&format!("(status {status})")), "{line}");
+    }
+}
+
+#[tokio::test]
 async fn a_collector_that_is_down_costs_a_count_and_one_line() {
     // A port that was just free, with no listener.
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -297,7 +297,7 @@ fn addressee(content: &Value, recipient: &str) -> Option<String> {
     all.extend(list(&fields["cc"]));
     let named = all.iter().find(|one| plain(one).eq_ignore_ascii_case(plain(recipient)));
     match (named, all.as_slice()) {
-        (Some(one), _) | (None, [one]) => Some(plain(one).to_lowercase()),
+        (Some(one), _) | (None, [one]) => Some(plain(one).to_ascii_lowercase()),
         (None, _) => None,
     }
 }

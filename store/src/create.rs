@@ -4,6 +4,7 @@
 //! during a restart goes to the old session or to the new one, and is never lost.
 #![doc = include_str!("create.md")]
 
+pub(crate) mod begins;
 mod key;
 pub(crate) mod notice;
 
@@ -160,7 +161,7 @@ impl Store {
 /// since.
 ///
 /// # Errors
-/// [`Error::KeyReused`] if the trigger has made its session in another conversation, [`Error::Database`].
+/// [`Error::KeyReused`] if the trigger has made its session in another conversation, [`Error::OfASchedule`], [`Error::Database`].
 pub(crate) async fn find_or_create(
     tx: &mut PgConnection,
     vault: &Vault,
@@ -185,8 +186,11 @@ pub(crate) async fn find_or_create(
     )
     .fetch_optional(&mut *tx)
     .await?;
-    if begun.is_some() && data_key.is_none() {
-        key::of_begun(&mut *tx, vault, new).await?;
+    if begun.is_some() {
+        begins::may_begin(&mut *tx, new).await?;
+        if data_key.is_none() {
+            key::of_begun(&mut *tx, vault, new).await?;
+        }
     }
     let conversation = run::lock_conversation(tx, &new.conversation_id).await?;
     if !admits(new, conversation.user_id.as_deref())? {

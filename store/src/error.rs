@@ -104,6 +104,12 @@ pub enum Error {
         /// The conversation, without its space.
         conversation_id: String,
     },
+    /// The conversation does not exist yet, a schedule will use it, and the sender reaches only one agent or user.
+    #[error("conversation {conversation_id} is one that a schedule begins; this token may not")]
+    OfASchedule {
+        /// The conversation, without its space.
+        conversation_id: String,
+    },
     /// Too many messages wait in one session.
     #[error("{pending} messages wait in this session already")]
     InboxFull {
@@ -182,6 +188,7 @@ impl Error {
             | Error::KeyReused { .. }
             | Error::OfAnotherUser { .. }
             | Error::OfAUser { .. }
+            | Error::OfASchedule { .. }
             | Error::InboxFull { .. }
             | Error::Schema(_)
             | Error::Bundle(_)

@@ -109,8 +109,8 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::KeyReused`], [`Error::InboxFull`], [`Error::Conflict`] for an archived or terminated session,
-    /// [`Error::Refused`] for a replay's session, [`Error::OfAnotherUser`], [`Error::OfAUser`], [`Error::NotFound`] for a
-    /// conversation that the sender may not know of, [`Error::Keys`], [`Error::Corrupt`], [`Error::Database`].
+    /// [`Error::Refused`] for a replay's session, [`Error::OfAnotherUser`], [`Error::OfAUser`], [`Error::OfASchedule`],
+    /// [`Error::NotFound`] for a conversation that the sender may not know of, [`Error::Keys`], [`Error::Corrupt`], [`Error::Database`].
     pub async fn wake(&self, new: &NewSession, message: &NewMessage) -> Result<Woken> {
         self.wake_for(new, message, None).await
     }

@@ -1,8 +1,8 @@
 //! Conversations that a trigger without a user will use: no user can be there before it.
 
 use super::stage::{Stage, TOKEN, problem, send};
-use crate::support::Client;
 use crate::support::messengers::{TELEGRAM_SECRET, TELEGRAM_TOKEN, WEBHOOK_SECRET, webhook_signature};
+use crate::support::{Client, eventually};
 use reqwest::StatusCode;
 use serde_json::{Value, json};
 
@@ -83,6 +83,43 @@ async fn a_limited_token_begins_no_conversation_that_a_messenger_a_schedule_a_ma
     let conversation = session["conversation_id"].as_str().unwrap();
     assert!(conversation.starts_with("herald-"), "{conversation}");
     assert_eq!(stage.post(&of_agent, &chat(conversation), &hi).await.0, StatusCode::ACCEPTED);
+}
+
+#[tokio::test]
+async fn a_limited_token_begins_no_conversation_that_a_schedule_names() {
+    let config =
+        "[schedules.daily]\ncron = \"0 9 * * *\"\nprompt = \"My secret\"\nconversation = \"evenings\"\n";
+    let stage = Stage::new(&format!("{}\n{config}", messengers())).await;
+    let report =
+        json!({"name": "report", "cron": "0 9 * * *", "prompt": "My secret", "conversation_id": "mornings"});
+    let (status, body) = stage.post(TOKEN, "/v1/schedules", &report).await;
+    assert_eq!(status, StatusCode::CREATED, "{body}");
+    eventually("the schedule of the configuration", || async {
+        let (_, listed) = stage.get(TOKEN, "/v1/schedules").await;
+        (listed["items"].as_array().map(Vec::len) == Some(2)).then_some(())
+    })
+    .await;
+    let mallory = stage.user(TOKEN, "mallory").await;
+    let of_agent = stage.token(&["--scope", "operate", "--agent", "other"]).await;
+    let hi = json!({"text": "Hi"});
+    for id in ["mornings", "evenings"] {
+        for token in [&mallory, &of_agent] {
+            let (status, body) = stage.post(token, &chat(id), &hi).await;
+            assert_eq!(status, StatusCode::FORBIDDEN, "{id}: {body}");
+            assert!(problem(&body).contains("a schedule begins"), "{body}");
+        }
+        let notice = json!({"notice": "Hi", "conversation_id": id});
+        let (status, body) = stage.post(&of_agent, "/v1/triggers/herald", &notice).await;
+        assert_eq!(status, StatusCode::FORBIDDEN, "{id}: {body}");
+    }
+    // Another space has another conversation of that name, and the application may begin even this one.
+    let acme = stage.token(&["--scope", "operate", "--space", "acme"]).await;
+    let neighbour = stage.user(&acme, "mallory").await;
+    assert_eq!(stage.post(&neighbour, &chat("mornings"), &hi).await.0, StatusCode::ACCEPTED);
+    assert_eq!(stage.post(TOKEN, &chat("evenings"), &hi).await.0, StatusCode::ACCEPTED);
+    let (status, body) = stage.post(TOKEN, "/v1/schedules/report/trigger", &json!({})).await;
+    assert_eq!(status, StatusCode::ACCEPTED, "{body}");
+    assert_eq!(stage.post(&mallory, &chat("a-chat"), &hi).await.0, StatusCode::ACCEPTED);
 }
 
 #[tokio::test]

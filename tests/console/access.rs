@@ -51,6 +51,23 @@ async fn a_token_opens_the_pages_and_stays_in_a_cookie_that_only_the_server_read
 }
 
 #[tokio::test]
+async fn a_login_that_a_person_has_ended_is_refused_also_by_a_copy_of_its_cookie() {
+    let stage = Stage::new("").await;
+    let (browser, other) = (logged_in(&stage, TOKEN).await, logged_in(&stage, TOKEN).await);
+    let page = browser.open("/").await;
+    let copy = browser.cookie("wakeful_local").unwrap();
+    browser.press(&page, "/logout", &[]).await;
+    browser.set_cookie("wakeful_local", &copy);
+    let sent = browser.get("/console/sessions").await;
+    assert_eq!(sent.status, StatusCode::SEE_OTHER, "{}", sent.html);
+    assert!(sent.location().starts_with("/console/login"), "{}", sent.location());
+    let answer = browser.post(&page.form("/space"), &[("space", "acme")]).await;
+    assert_eq!(answer.status, StatusCode::FORBIDDEN, "{}", answer.html);
+    // Another login of the same token goes on.
+    other.open("/sessions").await;
+}
+
+#[tokio::test]
 async fn over_tls_the_cookie_is_of_this_host_and_without_it_no_token_is_taken_from_afar() {
     let stage = Stage::new("").await;
     let far = |proto: &str| {
@@ -245,6 +262,29 @@ async fn a_token_of_one_space_sees_that_space_only() {
     assert!(page.html.contains("Space: acme"));
     assert!(whole.cookie("wakeful_local").unwrap() != login, "the login holds it");
     assert!(!whole.open("/sessions").await.html.contains("secret-desk"));
+}
+
+#[tokio::test]
+async fn a_form_acts_in_the_space_of_its_page_and_not_in_the_one_that_another_tab_chose() {
+    let stage = Stage::new("").await;
+    let browser = logged_in(&stage, TOKEN).await;
+    let (chat, start) = (browser.open("/chat").await, browser.open("/").await);
+    // Another tab.
+    browser.press(&browser.open("/").await, "/space", &[("space", "acme")]).await;
+    let answer = browser.post(&chat.form("/console/chat"), &[("text", "Hello?")]).await;
+    assert_eq!(answer.status, StatusCode::FORBIDDEN, "{}", answer.html);
+    assert!(answer.html.contains("opened in another space") && answer.html.contains("nothing was done"));
+    let spaces = "select coalesce(string_agg(space_id, ','), '') from conversation_sessions where $1 <> ''";
+    assert_eq!(stage.database.value::<String>(spaces, "all").await, "");
+    // The old page still leads on to a space of one's choice, to the other theme, and back to its own space.
+    assert_eq!(browser.post(&start.form("/theme"), &[]).await.status, StatusCode::SEE_OTHER);
+    assert!(browser.press(&start, "/space", &[("space", "other")]).await.html.contains("Space: other"));
+    assert!(browser.press(&start, "/space", &[("space", "default")]).await.html.contains("Space: default"));
+    assert_eq!(
+        browser.post(&chat.form("/console/chat"), &[("text", "Hello?")]).await.status,
+        StatusCode::SEE_OTHER
+    );
+    assert_eq!(stage.database.value::<String>(spaces, "all").await, "default");
 }
 
 #[tokio::test]

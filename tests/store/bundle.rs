@@ -11,7 +11,7 @@ use wakeful_store::import::Imported;
 use wakeful_store::queue::Kind;
 use wakeful_store::resend::Resend;
 use wakeful_store::step::Commit;
-use wakeful_store::wake::NewSession;
+use wakeful_store::wake::{NewAttachment, NewMessage, NewSession};
 use wakeful_store::{Error, Store};
 use wakeful_workflow::advance::Performed;
 use wakeful_workflow::bundle::Limits;
@@ -346,6 +346,24 @@ async fn a_redacted_bundle_says_nothing_and_still_fits() {
     assert_equal(&bundle, &again);
     let header: Value = serde_json::from_slice(again.split(|byte| *byte == b'\n').next().unwrap()).unwrap();
     assert_eq!(header["redacted"], true, "a second export is redacted as well");
+}
+
+#[tokio::test]
+async fn a_redacted_bundle_has_no_type_of_a_file_that_its_sender_made_up() {
+    let world = World::new().await;
+    let session_id = world.wake("c1", "Here is a file.").await;
+    let file = NewAttachment {
+        file_name: "plan.secret".into(),
+        media_type: "application/x-secret".into(),
+        bytes: b"abc".to_vec(),
+    };
+    let message = NewMessage { attachments: vec![file], ..message("And another one.") };
+    world.store.send(&session_id, &message).await.unwrap();
+    let bundle = rest(world.store.export(&session_id, true).await.unwrap()).await;
+    let types: Vec<Value> = rows(&bundle, "blob").iter().map(|blob| blob["media_type"].clone()).collect();
+    assert!(types.contains(&json!("application/octet-stream")), "{types:?}");
+    let said = String::from_utf8(bundle).unwrap();
+    assert!(!said.contains("secret"), "{said}");
 }
 
 #[tokio::test]

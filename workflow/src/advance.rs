@@ -185,6 +185,8 @@ pub struct Closing {
     pub status: SessionStatus,
     /// Why, on failure: one line with its remedy.
     pub error: Option<String>,
+    /// The error for the log, if the error has words of a provider: see [`Fault::in_log`](crate::fault::Fault::in_log).
+    pub in_log: Option<String>,
     /// The group of failures that the error belongs to.
     pub failure: Option<Box<Failure>>,
     pub events: Vec<Event>,

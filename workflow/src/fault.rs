@@ -252,6 +252,26 @@ impl Fault {
         )
     }
 
+    /// The text for logs: without what the provider said, which may quote the prompt or the answer. The run's error and the journal
+    /// have all of it.
+    pub fn in_log(&self) -> String {
+        let text = self.to_string();
+        let (Fault::Overloaded { message: said, .. }
+        | Fault::BadResponse { message: said }
+        | Fault::ContextOverflow { message: said }
+        | Fault::Unauthorized { message: said }
+        | Fault::UnknownModel { message: said }
+        | Fault::Refused { message: said, .. }
+        | Fault::Stuck { last_error: said, .. }
+        | Fault::ProviderDown { last_error: said, .. }) = self
+        else {
+            return text;
+        };
+        // It stands at the end of each of these texts.
+        let ours = text.strip_suffix(said.as_str()).unwrap_or(self.kind());
+        ours.trim_end_matches([':', ' ']).trim_end_matches("; last error").to_owned()
+    }
+
     /// Returns when the provider allows the next call, if it said so.
     pub fn retry_after_ms(&self) -> Option<u64> {
         match self.verdict() {
@@ -284,5 +304,52 @@ impl Fault {
             Fault::RecordingOver { .. } => "recording_over",
             Fault::Internal { .. } => "internal",
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_text_for_logs_has_nothing_that_the_provider_said() {
+        const SAID: &str = "invalid prompt: a secret: ";
+        let message = || SAID.to_owned();
+        for (fault, text) in [
+            (
+                Fault::Overloaded { status: 503, message: message(), retry_after_ms: None },
+                "the model's provider is overloaded or failing (status 503)",
+            ),
+            (Fault::BadResponse { message: message() }, "the model's answer could not be read"),
+            (
+                Fault::ContextOverflow { message: message() },
+                "the conversation is longer than the model's context window",
+            ),
+            (Fault::Unauthorized { message: message() }, "the model's provider refused the credentials"),
+            (Fault::UnknownModel { message: message() }, "the model's provider does not know the model"),
+            (
+                Fault::Refused { status: 400, message: message() },
+                "the model's provider refused the request (status 400)",
+            ),
+            (Fault::Stuck { attempts: 3, last_error: message() }, "the step made no progress in 3 attempts"),
+            (
+                Fault::ProviderDown {
+                    provider: "openai".to_owned(),
+                    for_s: 60,
+                    attempts: 4,
+                    last_error: message(),
+                },
+                "openai failed for 60 s, in 4 attempts",
+            ),
+            (Fault::EmptyReply, "the model's answer was empty"),
+            (
+                Fault::Unreachable { message: "connection refused".to_owned() },
+                "the model's provider could not be reached: connection refused",
+            ),
+        ] {
+            assert_eq!(fault.in_log(), text);
+        }
+        let silent = Fault::Refused { status: 400, message: String::new() };
+        assert_eq!(silent.in_log(), "the model's provider refused the request (status 400)");
     }
 }

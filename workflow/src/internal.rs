@@ -34,7 +34,7 @@ fn answers(session: &Session, composed: &ToolResult) -> bool {
     let Some(route) = route else { return true };
     let addresses = |list: &Value| -> Vec<String> {
         let texts = list.as_array().into_iter().flatten().filter_map(Value::as_str);
-        texts.map(|text| plain(text).to_lowercase()).collect()
+        texts.map(|text| plain(text).to_ascii_lowercase()).collect()
     };
     let asked = addresses(&route.to["to"]);
     let details = composed.details.as_ref().unwrap_or(&Value::Null);

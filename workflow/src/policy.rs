@@ -104,13 +104,14 @@ pub const PARTICIPANTS: &str = "participants";
 /// addresses, `*@example.org` for a whole domain (without its subdomains), `*` for everybody, and
 /// [`PARTICIPANTS`].
 pub fn may_write_to(allowed: &[String], participants: &[String], address: &str) -> bool {
-    let address = address.to_lowercase();
+    // As mail servers do. Other letters may have an ASCII one as their lower case: the Kelvin sign has `k`.
+    let address = address.to_ascii_lowercase();
     allowed.iter().any(|allowed| match allowed.as_str() {
         "*" => true,
-        PARTICIPANTS => participants.iter().any(|one| one.to_lowercase() == address),
+        PARTICIPANTS => participants.iter().any(|one| one.to_ascii_lowercase() == address),
         allowed => match allowed.strip_prefix("*@") {
-            Some(domain) => address.rsplit_once('@').is_some_and(|(_, of)| of == domain.to_lowercase()),
-            None => allowed.to_lowercase() == address,
+            Some(domain) => address.rsplit_once('@').is_some_and(|(_, of)| of == domain.to_ascii_lowercase()),
+            None => allowed.to_ascii_lowercase() == address,
         },
     })
 }
@@ -242,6 +243,8 @@ mod tests {
             (&["bob@example.com"], "bob@example.com.evil.org", false),
             (&["bob@example.com"], "notbob@example.com", false),
             (&["participants"], "ann@example.com.evil.org", false),
+            (&["bob@kelvin.example"], "bob@\u{212a}elvin.example", false),
+            (&["*@kelvin.example"], "bob@\u{212a}elvin.example", false),
             (&[], "ann@example.com", false),
         ] {
             assert_eq!(allowed(list, address), may, "{list:?} {address}");

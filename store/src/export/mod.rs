@@ -17,12 +17,12 @@ use crate::{Error, Result, Store};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use pages::Page;
-pub use record::Taken;
 pub(crate) use record::taken;
+pub use record::{Taken, VERB};
 use sha2::{Digest, Sha256};
 use snapshot::{Snapshot, SnapshotRows};
 use std::collections::{BTreeMap, VecDeque};
-use wakeful_workflow::bundle::redact::{KEY_BYTES, Redaction};
+use wakeful_workflow::bundle::redact::{KEY_BYTES, Redaction, media_type};
 use wakeful_workflow::bundle::{BlobPart, Header, Line, PART_BYTES, Trailer, blobs_of, line};
 
 /// Approximate number of bytes read at a time.
@@ -306,7 +306,10 @@ impl Export {
             self.stage = self.stage.section_after();
             return Ok(Vec::new());
         };
-        let (bytes, media_type) = self.blob_size(&stored).await?;
+        let (bytes, mut kind) = self.blob_size(&stored).await?;
+        if self.redaction.is_some() {
+            kind = media_type(&kind).to_owned();
+        }
         let whole = match (&self.redaction, self.store.sealed_blob(&self.seal, &stored).await?) {
             (Some(redaction), _) => Some(redaction.blob(&self.whole_blob(&stored).await?)),
             (None, sealed) => sealed.map(|blob| blob.bytes),
@@ -317,7 +320,7 @@ impl Export {
             return Ok(parts
                 .flat_map(|(index, part)| {
                     let at = (index * PART_BYTES) as i64;
-                    part_of(&sha256, &media_type, bytes, at, part)
+                    part_of(&sha256, &kind, bytes, at, part)
                 })
                 .collect());
         }
@@ -329,7 +332,7 @@ impl Export {
             if part.is_empty() && bytes > 0 {
                 return Err(Error::corrupt("blob", format!("{stored} has fewer bytes than its row says")));
             }
-            chunk.extend(part_of(&sha256, &media_type, bytes, at, &part));
+            chunk.extend(part_of(&sha256, &kind, bytes, at, &part));
             at = next;
             if at >= bytes {
                 return Ok(chunk);

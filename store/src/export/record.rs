@@ -8,7 +8,7 @@ use sqlx::PgConnection;
 use tracing::warn;
 
 /// The verb of the audit.
-const VERB: &str = "session.export";
+pub const VERB: &str = "session.export";
 
 /// A bundle that somebody took.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

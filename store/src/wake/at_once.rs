@@ -10,6 +10,7 @@ mod write;
 
 use super::{INBOX_LIMIT, NewMessage, Woken, acceptance_of, identity};
 use crate::audit::act;
+use crate::create::begins::may_begin;
 use crate::create::{Continues, NewSession, admits, is_of_agent};
 use crate::encryption::{Seal, Vault};
 use crate::error::missed_fence;
@@ -102,8 +103,8 @@ macro_rules! seen {
 /// Accepts the message. If it opens a run, its job fills `offer`. `None`: nothing was written, and the message takes the way with locks.
 ///
 /// # Errors
-/// [`Error::KeyReused`], [`Error::OfAnotherUser`], [`Error::OfAUser`], [`Error::NotFound`] for a conversation that the sender may
-/// not know of, [`Error::Keys`], [`Error::Corrupt`], [`Error::Database`].
+/// [`Error::KeyReused`], [`Error::OfAnotherUser`], [`Error::OfAUser`], [`Error::OfASchedule`], [`Error::NotFound`] for a conversation
+/// that the sender may not know of, [`Error::Keys`], [`Error::Corrupt`], [`Error::Database`].
 pub(super) async fn wake(
     connection: &mut PgConnection,
     vault: &Vault,
@@ -150,6 +151,7 @@ pub(super) async fn wake(
         (To::Trigger(new), None)
             if !known && seen.conversation_id.is_none() && !copies_notice_texts(&new.trigger_type, false) =>
         {
+            may_begin(&mut *connection, new).await?;
             let data_key = vault.begin(&mut *connection, &new.agent, &new.conversation_id).await?;
             arrived.seal = vault.seal(data_key.as_deref()).await?;
             arrived.sha256 = arrived.seal.hash(arrived.sha256);

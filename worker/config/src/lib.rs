@@ -40,6 +40,7 @@ pub mod retention;
 mod routes;
 mod schema;
 mod server;
+mod shown;
 #[cfg(test)]
 mod tests;
 mod tree;

@@ -139,7 +139,8 @@ fn mailboxes(section: &mut Section<'_>, outer: &Route) -> Vec<Mailbox> {
     let mut mailboxes: Vec<Mailbox> = Vec::new();
     for (name, origin, mut section) in section.sections("mailboxes") {
         let rule = "must be a plain mail address, such as support@example.org";
-        let address = section.text("address", rule, |text| is_address(text).then(|| text.to_lowercase()));
+        let address =
+            section.text("address", rule, |text| is_address(text).then(|| text.to_ascii_lowercase()));
         let (agent, space) = super::read::route(&mut section, Some(outer));
         let mailbox = Mailbox {
             name,

@@ -13,6 +13,7 @@ use super::address::is_address;
 use super::price::{USD_RULE, parse_usd};
 use super::problem::{Origin, Problem};
 use super::routes::Route;
+use super::shown::{shown, whole};
 use super::tree::{Node, Table, Value};
 use super::{CloneFrom, Given};
 
@@ -332,7 +333,8 @@ impl<'p> Section<'p> {
         let has_tables = matches!(&node.value, Value::List(items) if items.iter().any(|item| matches!(item.value, Value::Table(_))));
         if !matches!(node.value, Value::Table(_)) && !has_tables {
             let (key, origin) = (self.full(key), node.origin.to_string());
-            self.notes.given.borrow_mut().push(Given { key, value: whole(&node.value), origin });
+            let value = whole(&key, &node.value);
+            self.notes.given.borrow_mut().push(Given { key, value, origin });
         }
         Some(node)
     }
@@ -347,7 +349,9 @@ impl<'p> Section<'p> {
     }
 
     fn broken(&self, key: &str, node: &Node, rule: &str) {
-        self.problem(node.origin.clone(), format!("{} = {} {rule}", self.full(key), shown(&node.value)));
+        let key = self.full(key);
+        let shown = shown(&key, &node.value);
+        self.problem(node.origin.clone(), format!("{key} = {shown} {rule}"));
     }
 }
 
@@ -364,33 +368,6 @@ fn texts(node: &Node) -> Option<Vec<String>> {
             Some(text.split(',').map(str::trim).filter(|item| !item.is_empty()).map(str::to_owned).collect())
         }
         Value::Text(_) | Value::Number(_) | Value::Bool(_) | Value::Date(_) | Value::Table(_) => None,
-    }
-}
-
-/// A value for an error message: one line, cut to 60 characters.
-fn shown(value: &Value) -> String {
-    match value {
-        // A URL with a user name may also hold a password.
-        Value::Text(text) if text.contains("://") && text.contains('@') => "(not shown)".to_owned(),
-        Value::Text(text) if text.chars().count() > 60 => {
-            format!("{:?}…", text.chars().take(60).collect::<String>())
-        }
-        Value::Text(text) => format!("{text:?}"),
-        Value::Number(text) | Value::Date(text) => text.clone(),
-        Value::Bool(flag) => flag.to_string(),
-        Value::List(_) => "[…]".to_owned(),
-        Value::Table(_) => "{…}".to_owned(),
-    }
-}
-
-/// Like [`shown`], with the items of lists.
-fn whole(value: &Value) -> String {
-    match value {
-        Value::List(items) => {
-            let items: Vec<String> = items.iter().map(|item| whole(&item.value)).collect();
-            format!("[{}]", items.join(", "))
-        }
-        other => shown(other),
     }
 }
 

@@ -6,6 +6,7 @@
   let stopped = false;
   let loading = false;
   let again = false;
+  let elsewhere = false;
 
   // A form is sent once, however often its button is pressed.
   document.addEventListener("submit", (event) => {
@@ -39,9 +40,13 @@
       const response = await fetch(location.href, { headers, credentials: "same-origin" });
       isAway(response.status >= 500 || response.status === 429);
       // Without a login the page is another one, or a refusal.
-      hasEnded(response.redirected || (response.status >= 400 && response.status < 500 && response.status !== 429));
+      hasEnded(elsewhere || response.redirected || (response.status >= 400 && response.status < 500 && response.status !== 429));
       if (!response.ok || response.redirected) return false;
       const fresh = new DOMParser().parseFromString(await response.text(), "text/html");
+      // Another tab went to another space. What comes from there is no news of this page.
+      elsewhere = fresh.body.dataset.space !== body.dataset.space;
+      hasEnded(elsewhere);
+      if (elsewhere) return false;
       for (const part of document.querySelectorAll("[data-part]")) {
         const next = fresh.querySelector(`[data-part="${part.dataset.part}"]`);
         // Somebody types there, or has typed. What is only focused, such as a folded line that was clicked, does not keep a part from its news.

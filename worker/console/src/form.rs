@@ -16,7 +16,8 @@ use sha2::{Digest, Sha256};
 const FORM_BYTES: usize = 1 << 20;
 /// The largest form of a stranger, and of acts that take a word or two. The server's door bounds larger ones in sum.
 const SHORT_BYTES: usize = 16 << 10;
-/// The paths of those acts.
+/// The paths of those acts. They are about the visitor and not about what is in a space, so they are taken from the pages of every
+/// space.
 const SHORT: [&str; 4] = ["/login", "/logout", "/theme", "/space"];
 
 /// A form that a page of this console sent.
@@ -33,7 +34,8 @@ impl<S: Send + Sync> FromRequest<S> for Form {
         let visit = request.extensions().get::<Visit>().cloned();
         let visit = visit.ok_or_else(|| Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "no visitor"))?;
         let path = request.uri().path().to_owned();
-        let is_short = SHORT.contains(&path.as_str()) || visit.is_stranger(request.headers());
+        let of_visitor = SHORT.contains(&path.as_str());
+        let is_short = of_visitor || visit.is_stranger(request.headers());
         let most = if is_short { SHORT_BYTES } else { FORM_BYTES };
         let body = to_bytes(request.into_body(), most).await;
         let body = body.map_err(|_| {
@@ -41,10 +43,10 @@ impl<S: Send + Sync> FromRequest<S> for Form {
         })?;
         let pairs = form_urlencoded::parse(&body).into_owned().collect();
         let form = Form { visit, path, pairs };
-        if !form.visit.knows(form.get("word")) {
-            let detail = "the page was opened before the server started, under another login, or under one that has ended \
-                since: nothing was done. \
-                Open it again and press once more";
+        let word = form.get("word");
+        if !form.visit.knows(word) && !(of_visitor && form.visit.knows_login(word)) {
+            let detail = "the page was opened in another space, before the server started, under another login, or under one that \
+                has ended since: nothing was done. Open it again and press once more";
             return Err(Refusal::new(StatusCode::FORBIDDEN, detail));
         }
         Ok(form)

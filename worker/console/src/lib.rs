@@ -10,6 +10,7 @@ mod api;
 mod assets;
 mod door;
 mod draw;
+mod ended;
 mod form;
 mod frame;
 mod job;
@@ -30,6 +31,7 @@ use axum::body::Body;
 use axum::http::uri::{PathAndQuery, Uri};
 use axum::http::{Extensions, Method, Request, Response, StatusCode, Version};
 use axum::middleware::from_fn_with_state;
+use ended::Ended;
 use press::Presses;
 use recent::Recent;
 use seal::Seal;
@@ -59,6 +61,7 @@ pub(crate) struct Console {
     api: Router,
     settings: Settings,
     seal: Seal,
+    ended: Ended,
     presses: Presses,
     recent: Recent,
     typed: typed::Kept,
@@ -81,6 +84,7 @@ pub fn mount(api: Router, settings: Settings, guarded: impl FnOnce(Router) -> Ro
             api: api.clone(),
             settings,
             seal,
+            ended: Ended::default(),
             presses: Presses::default(),
             recent: Recent::default(),
             typed: typed::Kept::default(),

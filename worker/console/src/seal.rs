@@ -50,16 +50,34 @@ impl Seal {
         serde_json::from_slice(opened).ok()
     }
 
-    /// The word that a form of this login carries.
-    pub fn form_word(&self, login: &str) -> String {
-        hex::encode(&hmac::sign(&self.forms, login.as_bytes()).as_ref()[..16])
+    /// The word that a form carries: one half is of its login, the other one also of the space of its page.
+    pub fn form_word(&self, login: &str, space: &str) -> String {
+        format!("{}{}", self.half(login), self.half(&of_space(login, space)))
     }
 
-    /// Whether a form carries the word of this login.
-    pub fn knows(&self, login: &str, word: &str) -> bool {
-        let expected = self.form_word(login);
-        aws_lc_rs::constant_time::verify_slices_are_equal(expected.as_bytes(), word.as_bytes()).is_ok()
+    /// Whether a form carries the word of this login and space.
+    pub fn knows(&self, login: &str, space: &str, word: &str) -> bool {
+        is_same(&self.form_word(login, space), word)
     }
+
+    /// Whether a form carries the word of this login, whatever the space of its page.
+    pub fn knows_login(&self, login: &str, word: &str) -> bool {
+        let own = self.half(login);
+        word.get(..own.len()).is_some_and(|half| is_same(&own, half))
+    }
+
+    fn half(&self, text: &str) -> String {
+        hex::encode(&hmac::sign(&self.forms, text.as_bytes()).as_ref()[..16])
+    }
+}
+
+/// Neither a login's id nor a space has a NUL in it.
+fn of_space(login: &str, space: &str) -> String {
+    format!("{login}\0{space}")
+}
+
+fn is_same(expected: &str, given: &str) -> bool {
+    aws_lc_rs::constant_time::verify_slices_are_equal(expected.as_bytes(), given.as_bytes()).is_ok()
 }
 
 /// A word that cannot be guessed.
@@ -93,11 +111,16 @@ mod tests {
     }
 
     #[test]
-    fn a_form_s_word_is_of_one_login() {
+    fn a_form_s_word_is_of_one_login_and_one_space() {
         let seal = Seal::new(None);
-        assert!(seal.knows("a", &seal.form_word("a")));
-        assert!(!seal.knows("b", &seal.form_word("a")));
-        assert!(!Seal::new(None).knows("a", &seal.form_word("a")));
-        assert!(!seal.knows("a", ""));
+        let word = seal.form_word("a", "acme");
+        assert!(seal.knows("a", "acme", &word) && seal.knows_login("a", &word));
+        assert!(!seal.knows("a", "other", &word));
+        assert!(!seal.knows("b", "acme", &word) && !seal.knows_login("b", &word));
+        assert!(!Seal::new(None).knows("a", "acme", &word));
+        for part in ["", &word[..32], &word[32..]] {
+            assert!(!seal.knows("a", "acme", part), "{part}");
+        }
+        assert!(!seal.knows_login("a", "") && !seal.knows_login("a", "ä"));
     }
 }

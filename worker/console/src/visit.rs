@@ -48,7 +48,11 @@ impl Login {
     }
 
     fn lasts(&self, now: i64) -> bool {
-        now < self.issued_at.saturating_add(LOGIN_S)
+        now < self.ends_at()
+    }
+
+    fn ends_at(&self) -> i64 {
+        self.issued_at.saturating_add(LOGIN_S)
     }
 }
 
@@ -76,6 +80,8 @@ pub(crate) struct Visit {
     pub theme: &'static str,
     /// The path and query of this page, as the browser has them.
     pub here: String,
+    /// The space that the page is about. Empty: no space was chosen.
+    space: String,
     transport: Transport,
     /// The page looks again by itself.
     again: bool,
@@ -104,7 +110,7 @@ impl Visit {
         let now = chrono::Utc::now().timestamp();
         let sealed = |name: &str| {
             let login: Option<Login> = cookie(headers, name).and_then(|text| console.seal.open(name, text));
-            login.filter(|login| login.lasts(now))
+            login.filter(|login| login.lasts(now) && !console.ended.has(&login.id))
         };
         let login: Option<Login> = sealed(SECURE).or_else(|| match transport {
             Transport::ThisMachine => sealed(LOCAL),
@@ -132,6 +138,7 @@ impl Visit {
             here: format!("{}{path}", console.settings.base_path),
             transport,
             login,
+            space,
             again: headers.contains_key(AGAIN),
         }
     }
@@ -150,13 +157,23 @@ impl Visit {
         format!("{}{}", self.console.settings.base_path, crate::ROOT)
     }
 
-    /// The word that forms of this visitor carry.
+    /// The word that the forms of this page carry. The space is in the cookie, which another tab may change meanwhile: a form acts
+    /// in the space of its own page, or not at all.
     pub fn word(&self) -> String {
-        self.console.seal.form_word(self.login_id())
+        self.console.seal.form_word(self.login_id(), self.space())
     }
 
     pub fn knows(&self, word: &str) -> bool {
-        self.console.seal.knows(self.login_id(), word)
+        self.console.seal.knows(self.login_id(), self.space(), word)
+    }
+
+    /// Whether a form is of this visitor, whatever the space of its page was.
+    pub fn knows_login(&self, word: &str) -> bool {
+        self.console.seal.knows_login(self.login_id(), word)
+    }
+
+    fn space(&self) -> &str {
+        if self.space.is_empty() { "default" } else { &self.space }
     }
 
     pub fn login_id(&self) -> &str {
@@ -197,8 +214,11 @@ impl Visit {
         self.console.settings.token.is_some() && self.login.is_none() && !headers.contains_key(AUTHORIZATION)
     }
 
-    /// The cookies that end a login.
+    /// Ends the login, also for whoever has a copy of its cookie, and returns what takes the cookies from the browser.
     pub fn log_out(&self) -> [HeaderValue; 3] {
+        if let Some(login) = &self.login {
+            self.console.ended.end(&login.id, login.ends_at(), chrono::Utc::now().timestamp());
+        }
         [(SECURE, "; Secure"), (LOCAL, ""), (SPACE, "")].map(|(name, more)| gone(name, more))
     }
 
@@ -340,6 +360,7 @@ mod tests {
                 ..Default::default()
             },
             seal: crate::seal::Seal::new(Some("a token of the tests")),
+            ended: crate::ended::Ended::default(),
             presses: crate::press::Presses::default(),
             recent: crate::recent::Recent::default(),
             typed: crate::typed::Kept::default(),

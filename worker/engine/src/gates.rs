@@ -16,6 +16,7 @@ use unanswered::Calls;
 use wakeful_store::gate::GateView;
 use wakeful_store::queue::Lease;
 use wakeful_store::{Result, Store};
+use wakeful_workflow::fault::Fault;
 use wakeful_workflow::gate::{CLONE, GatePolicy, Phase, STORE, Seen, Trouble};
 
 /// How often to look while every gate is open.
@@ -140,12 +141,20 @@ impl Gates {
         self.known().answered.get(gate_id).is_some_and(|at| at.elapsed() <= time)
     }
 
-    /// Records a fault of the provider. Returns whether its gate is open after that.
+    /// Records a fault of the provider, whose text is `error`. Returns whether its gate is open after that.
     ///
     /// # Errors
     /// When the database cannot record it.
-    pub async fn saw_fault(&self, store: &Store, gate_id: &str, seen: Seen, error: &str) -> Result<bool> {
-        self.saw(store, gate_id, seen, error, &self.policy).await
+    pub async fn saw_fault(
+        &self,
+        store: &Store,
+        gate_id: &str,
+        seen: Seen,
+        fault: &Fault,
+        error: &str,
+    ) -> Result<bool> {
+        let in_log = fault.in_log();
+        self.saw(store, gate_id, seen, (error, in_log.as_str()), &self.policy).await
     }
 
     /// Shuts a gate at once, because one look is enough: a blob store is away, or the URL that files begin with, or a model answers
@@ -155,7 +164,7 @@ impl Gates {
     /// When the database cannot record it.
     pub async fn saw_away(&self, store: &Store, gate_id: &str, probe: bool, error: &str) -> Result<bool> {
         let seen = Seen::Fault { probe, retry_after_ms: None, answering: false, trouble: Trouble::default() };
-        self.saw(store, gate_id, seen, error, &GatePolicy { faults: 1, ..self.policy }).await
+        self.saw(store, gate_id, seen, (error, error), &GatePolicy { faults: 1, ..self.policy }).await
     }
 
     async fn saw(
@@ -163,7 +172,8 @@ impl Gates {
         store: &Store,
         gate_id: &str,
         seen: Seen,
-        error: &str,
+        // As the gate keeps it, and as the log has it.
+        (error, in_log): (&str, &str),
         policy: &GatePolicy,
     ) -> Result<bool> {
         let was_open = self.is_open(gate_id);
@@ -174,7 +184,7 @@ impl Gates {
             self.known().faulty.insert(gate_id.to_owned());
         }
         if was_open && !is_open {
-            let error = store.in_log(None, error);
+            let error = store.in_log(None, in_log);
             warn!(gate = gate_id, error, "The provider fails: its calls wait until a probe succeeds");
         }
         self.learn(view);

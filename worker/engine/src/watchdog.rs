@@ -206,14 +206,14 @@ fn run(
         let lived = last.elapsed().min(TICK * 2);
         last = Instant::now();
         shared.lived_ms.fetch_add(lived.as_millis() as u64, Ordering::Relaxed);
+        if shared.still() >= WAKE_AFTER {
+            runtime.spawn(async {});
+        }
     };
     loop {
         std::thread::sleep(TICK);
         let Some(shared) = shared.upgrade() else { return };
         tick(&shared);
-        if shared.still() >= WAKE_AFTER {
-            runtime.spawn(async {});
-        }
         let overdue = shared.overdue();
         if overdue.is_empty() && shared.still() < standstill {
             continue;

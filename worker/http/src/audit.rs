@@ -29,7 +29,7 @@ const COUNT_EVERY: Duration = Duration::from_secs(30);
 const OUTCOMES: [&str; 2] = ["done", "refused"];
 
 /// The longest target that is kept: ids are shorter.
-const TARGET_BYTES: usize = 300;
+pub(crate) const TARGET_BYTES: usize = 300;
 
 /// A request as an act of a stranger, who gets a name later.
 pub(crate) fn act_of(request: &Request, rule: Option<&Rule>) -> Act {

@@ -1,7 +1,7 @@
 //! Exports a session as a bundle, for holders of an internal token (`X-Internal-Token`), and imports bundles.
 
 use crate::access::{Caller, named_space};
-use crate::audit::shown;
+use crate::audit::{TARGET_BYTES, refused, shown};
 use crate::body::Id;
 use crate::front::Peer;
 use crate::holder::Holder;
@@ -28,7 +28,7 @@ use tokio::sync::Semaphore;
 use tracing::{error, info};
 use wakeful_engine::ctx::Ctx;
 use wakeful_store::audit::act::{self, Act, acting};
-use wakeful_store::export::Export;
+use wakeful_store::export::{Export, VERB};
 use wakeful_store::import::{self, Imported};
 use wakeful_store::space::Scope;
 use wakeful_workflow::bundle::Limits;
@@ -57,15 +57,24 @@ pub(super) async fn export(
     id: Result<Id, Problem>,
     query: Result<Query<ExportQuery>, QueryRejection>,
 ) -> Result<Response, Problem> {
+    let address = peer.map(|Extension(peer)| shown(peer.0));
     // First of all: without a token the caller must not even learn what exists.
-    admit(&ctx, &headers)?;
+    if let Err(problem) = admit(&ctx, &headers) {
+        // Whoever guesses at the token leaves a trace. The id is in it as it was asked for.
+        let target = id.ok().map(|Id(id)| id).filter(|id| id.len() <= TARGET_BYTES);
+        let (actor_kind, actor, verb) = ("stranger", "unknown".to_owned(), VERB.to_owned());
+        let act = Act { actor_kind, actor, verb, target, address, ..Act::default() };
+        let response = problem.into_response();
+        refused(&ctx, act, response.status()).await;
+        return Ok(response);
+    }
     let (Id(id), Query(query)) = (id?, query?);
     let redact = flag("redact", query.redact.as_deref())?;
     let space = named_space(&headers)?.unwrap_or(DEFAULT_SPACE);
     let act = Act {
         actor_kind: "configuration",
         actor: "an internal token".to_owned(),
-        address: peer.map(|Extension(peer)| shown(peer.0)),
+        address,
         reason: redact.then(|| "redacted".to_owned()),
         ..Act::default()
     };

@@ -150,7 +150,7 @@ impl From<wakeful_store::Error> for Problem {
                 StatusCode::FORBIDDEN,
                 format!("{detail}; `participants = \"anyone\"` of the agent would let it in"),
             ),
-            Error::OfAUser { .. } => Problem::new(StatusCode::FORBIDDEN, detail),
+            Error::OfAUser { .. } | Error::OfASchedule { .. } => Problem::new(StatusCode::FORBIDDEN, detail),
             Error::KeyReused { .. } => Problem::new(StatusCode::UNPROCESSABLE_ENTITY, detail),
             Error::Outdated { .. } => Problem::new(StatusCode::PRECONDITION_FAILED, detail),
             Error::InboxFull { pending } => Problem {

@@ -450,7 +450,7 @@ impl<'a> Draft<'a> {
             self.only_a_checkpoint_tells().then(|| Box::new(self.checkpoint(self.session.status).0));
         let events = vec![moved, result, checkpoint];
         self.transition.next =
-            Next::Close(Closing { status, error, failure: None, events, snapshot, otherwise });
+            Next::Close(Closing { status, error, in_log: None, failure: None, events, snapshot, otherwise });
         self.transition
     }
 }

@@ -7,7 +7,12 @@
 //! are not Wakeful's own. State is redacted in the same way as the message details that produce it, so it
 //! still follows from them.
 
+mod types;
+
+pub use types::media_type;
+
 use super::{CallRow, EventRow, Line, RecordRow, SessionRow};
+use crate::absurd::TRIGGER_PREFIX;
 use crate::agent::ToolDefinition;
 use crate::derive::FILE_PREFIX;
 use crate::prefix::Prefix;
@@ -121,6 +126,7 @@ impl Redaction {
             } else {
                 row.mailbox_id
             },
+            trigger_type: self.trigger_type(&row.trigger_type),
             trigger_id: self.word(&row.trigger_id),
             repository_id: row.repository_id.map(|id| self.word(&id)),
             tool_names: row.tool_names.map(|names| names.iter().map(|name| self.tool_name(name)).collect()),
@@ -141,6 +147,9 @@ impl Redaction {
                 (_, value) => self.value(value),
             };
         }
+        if let Some(Value::String(of)) = policy.get_mut("replies_as") {
+            *of = self.trigger_type(of);
+        }
         if let Some(Value::Object(route)) = policy.get_mut("reply")
             && let Some(to) = route.remove("to")
         {
@@ -152,6 +161,7 @@ impl Redaction {
     fn attachment(&self, file: &mut Attachment) {
         let (sha256, bytes) = self.name(&file.sha256);
         file.file_name = self.text(&file.file_name);
+        file.media_type = media_type(&file.media_type).to_owned();
         (file.sha256, file.bytes) = (sha256, usize::try_from(bytes).unwrap_or(0));
     }
 
@@ -245,7 +255,25 @@ impl Redaction {
                     *id = self.conversation(id);
                 }
             }
+            "PERSON_TOLD" => {
+                if let Some(Value::String(text)) = payload.get_mut("text") {
+                    *text = self.text(text);
+                }
+            }
+            "SESSION_IMPORTED" => {
+                for key in ["task_id", "task_name"] {
+                    if let Some(Value::String(word)) = payload.get_mut(key) {
+                        *word = self.word(word);
+                    }
+                }
+                if let Some(Value::String(of)) = payload.get_mut("source") {
+                    *of = self.trigger_type(of);
+                }
+            }
             "trigger_event" => {
+                if let Some(Value::String(of)) = payload.get_mut("trigger_type") {
+                    *of = self.trigger_type(of);
+                }
                 if let Some(Value::String(id)) = payload.get_mut("trigger_id") {
                     *id = self.word(id);
                 }
@@ -395,6 +423,14 @@ impl Redaction {
         }
     }
 
+    /// The trigger of a task of Absurd has the name of its queue, which is the installation's own.
+    fn trigger_type(&self, of: &str) -> String {
+        match of.strip_prefix(TRIGGER_PREFIX) {
+            Some(queue) => format!("{TRIGGER_PREFIX}{}", self.word(queue)),
+            None => of.to_owned(),
+        }
+    }
+
     fn tool_name(&self, name: &str) -> String {
         if OWN_TOOLS.contains(&name) { name.to_owned() } else { self.word(name) }
     }
@@ -435,24 +471,4 @@ impl Redaction {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_others_left_and_what_we_do_not_know_is_redacted_too() {
-        let redaction = Redaction::new([7; KEY_BYTES]);
-        let map = |value: Value| value.as_object().cloned().expect("an object");
-        let absurd = json!({"parts": [{"function": {"arguments": "{\"city\": \"Secretville\"}"}}]});
-        let details = redaction.details(map(json!({"absurd": absurd, "summary": true, "inbox_id": 7})));
-        assert_eq!((&details["summary"], &details["inbox_id"]), (&json!(true), &json!(7)));
-        let policy = redaction.policy(map(json!({
-            "model": "openai/test", "tools": ["reserve", "read_file"], "web": {"allow": ["secret.example"]},
-            "of_tomorrow": "Secretville"
-        })));
-        assert_eq!((&policy["model"], &policy["tools"][1]), (&json!("openai/test"), &json!("read_file")));
-        let shown = json!([details, policy]).to_string();
-        for secret in ["Secretville", "reserve", "secret.example"] {
-            assert!(!shown.contains(secret), "{shown}");
-        }
-    }
-}
+mod tests;

@@ -128,9 +128,10 @@ pub fn answered(facts: &MailFacts, dmarc_passed: bool) -> Option<&Person> {
     Some(asked.unwrap_or(sender))
 }
 
-/// The address in lower case, without what follows a `+` before the `@`: most servers deliver all of those to one person.
+/// The address in lower case, without what follows a `+` before the `@`: most servers deliver all of those to one person. Only ASCII
+/// has a lower case here: that of the Kelvin sign is a `k`, and its mailbox is another person's.
 pub fn person_of(address: &str) -> String {
-    let address = address.to_lowercase();
+    let address = address.to_ascii_lowercase();
     match address.rsplit_once('@') {
         Some((local, domain)) => {
             let person = local.split_once('+').map_or(local, |(person, _)| person);
@@ -253,7 +254,7 @@ fn machine(facts: &MailFacts, rules: &MailboxRules) -> Vec<String> {
     match &facts.from {
         None => reasons.push("it does not have one sender".to_owned()),
         Some(from) => {
-            if rules.own.iter().any(|own| own.eq_ignore_ascii_case(&from.address)) {
+            if is_own(rules, &from.address) {
                 reasons.push("it is from one of this system's mailboxes".to_owned());
             }
             if nobody_reads(from) {
@@ -262,6 +263,18 @@ fn machine(facts: &MailFacts, rules: &MailboxRules) -> Vec<String> {
         }
     }
     reasons
+}
+
+/// Whether an address is one of this system's mailboxes, also with a `+` and more before its `@`. A mailbox's own address may have
+/// a `+` too.
+fn is_own(rules: &MailboxRules, address: &str) -> bool {
+    let (local, domain) = address.rsplit_once('@').unwrap_or((address, ""));
+    rules.own.iter().filter_map(|own| own.rsplit_once('@')).any(|(own, own_domain)| {
+        let begins = local.get(..own.len()).is_some_and(|begin| begin.eq_ignore_ascii_case(own));
+        begins
+            && own_domain.eq_ignore_ascii_case(domain)
+            && (local.len() == own.len() || local[own.len()..].starts_with('+'))
+    })
 }
 
 fn nobody_reads(from: &Person) -> bool {
@@ -273,13 +286,8 @@ fn nobody_reads(from: &Person) -> bool {
 fn participants<'a>(people: impl Iterator<Item = &'a Person>, rules: &MailboxRules) -> Vec<String> {
     let mut participants: Vec<String> = Vec::new();
     for person in people {
-        let address = person.address.to_lowercase();
-        let plain = person_of(&address);
-        let ours = rules
-            .own
-            .iter()
-            .any(|own| own.eq_ignore_ascii_case(&address) || own.eq_ignore_ascii_case(&plain));
-        if !ours && !domain_of(&address).is_empty() && !participants.contains(&address) {
+        let address = person.address.to_ascii_lowercase();
+        if !is_own(rules, &address) && !domain_of(&address).is_empty() && !participants.contains(&address) {
             participants.push(address);
         }
     }

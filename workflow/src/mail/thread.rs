@@ -66,7 +66,7 @@ pub fn conversation_of_token(
 fn mac(secret: &[u8], mailbox_address: &str, space: &str, thread: &str) -> Hmac<Sha256> {
     let mut mac = Hmac::<Sha256>::new_from_slice(secret).expect("a key of any length will do");
     mac.update(b"wakeful mail thread\0");
-    mac.update(mailbox_address.to_lowercase().as_bytes());
+    mac.update(mailbox_address.to_ascii_lowercase().as_bytes());
     mac.update(b"\0");
     mac.update(thread.as_bytes());
     // Addresses of the default space were sent out before mailboxes had spaces.

@@ -230,5 +230,5 @@ fn conversation_of(name: &str) -> String {
 }
 
 fn lower(addresses: Vec<String>) -> Vec<String> {
-    addresses.into_iter().map(|address| address.to_lowercase()).collect()
+    addresses.into_iter().map(|address| address.to_ascii_lowercase()).collect()
 }

@@ -183,7 +183,7 @@ fn addresses(list: &Value) -> Result<Vec<Mailbox>, String> {
 fn shares(one: &Value, other: &Value) -> bool {
     let plain = |list: &Value| -> Vec<String> {
         let all = addresses(list).unwrap_or_default();
-        all.into_iter().map(|one| one.email.to_string().to_lowercase()).collect()
+        all.into_iter().map(|one| one.email.to_string().to_ascii_lowercase()).collect()
     };
     let other = plain(other);
     plain(one).iter().any(|address| other.contains(address))

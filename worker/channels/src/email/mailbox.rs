@@ -88,7 +88,7 @@ pub(super) fn own_addresses(email: &Email) -> Vec<String> {
 
 fn sender(email: &Email) -> Option<String> {
     let named: Named = email.from.as_deref()?.parse().ok()?;
-    Some(named.email.to_string().to_lowercase())
+    Some(named.email.to_string().to_ascii_lowercase())
 }
 
 /// How a recipient's address names one of our mailboxes.

@@ -312,7 +312,8 @@ fn people(address: Option<&Address<'_>>) -> Vec<Person> {
 }
 
 fn person(address: &Addr<'_>) -> Option<Person> {
-    let plain = address.address()?.trim().to_lowercase();
+    // Only ASCII is folded: the Kelvin sign becomes a `k` in lower case, and its mailbox would be another person's.
+    let plain = address.address()?.trim().to_ascii_lowercase();
     let is_address = plain.len() <= ADDRESS_BYTES
         && plain.contains('@')
         && !plain.chars().any(|c| c.is_control() || c.is_whitespace() || matches!(c, '<' | '>' | '"' | ','));

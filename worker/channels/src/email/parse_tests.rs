@@ -47,6 +47,17 @@ fn of_two_senders_none_is_believed() {
 }
 
 #[test]
+fn a_sender_is_no_other_one_because_a_letter_of_his_looks_alike() {
+    let from = |address: &str| {
+        let read = read(format!("From: {address}\r\nTo: x@y.de\r\n\r\nx").as_bytes()).unwrap();
+        read.facts.from.map(|from| from.address)
+    };
+    assert_eq!(from("Kim@Example.com").as_deref(), Some("kim@example.com"));
+    // The Kelvin sign.
+    assert_eq!(from("\u{212a}im@example.com").as_deref(), Some("\u{212a}im@example.com"));
+}
+
+#[test]
 fn only_html_is_text_as_well_and_a_long_text_is_a_file_too() {
     let mail = "From: a@b.de\r\nContent-Type: text/html\r\n\r\n<style>x</style><p>Hello <b>you</b></p>";
     assert_eq!(read(mail.as_bytes()).unwrap().facts.body, "Hello you");

@@ -136,7 +136,7 @@ async fn accept(
     }
     let agent = caller.agent(heralded.agent.as_deref())?.or(ctx.config.herald.agent.as_deref());
     let agent = agent.unwrap_or(DEFAULT_AGENT);
-    let mail_to: Vec<String> = mail_to.iter().map(|address| address.to_lowercase()).collect();
+    let mail_to: Vec<String> = mail_to.iter().map(|address| address.to_ascii_lowercase()).collect();
     let new = NewSession {
         trigger_type: HERALD.to_owned(),
         // The length prefix makes the id unambiguous: no other conversation and key give the same text.

@@ -10,7 +10,8 @@ pub(super) type Args = super::Noun<Verb>;
 #[derive(Debug, clap::Subcommand)]
 pub(super) enum Verb {
     /// Print each key that the file or the environment gives, and where it was read. A key that is not printed has its
-    /// default, which wakeful.example.toml shows. No secret is printed.
+    /// default, which wakeful.example.toml shows. No secret is printed: also not the path and the query of a URL, except the path of a
+    /// provider's base_url.
     Print,
 }
 

@@ -321,9 +321,9 @@ fn exit_of(error: &anyhow::Error) -> Exit {
                 | wakeful_store::Error::Outdated { .. }
                 | wakeful_store::Error::NotErased { .. }
                 | wakeful_store::Error::KeyReused { .. } => Exit::Conflict,
-                wakeful_store::Error::OfAnotherUser { .. } | wakeful_store::Error::OfAUser { .. } => {
-                    Exit::Auth
-                }
+                wakeful_store::Error::OfAnotherUser { .. }
+                | wakeful_store::Error::OfAUser { .. }
+                | wakeful_store::Error::OfASchedule { .. } => Exit::Auth,
                 wakeful_store::Error::Schema(_) | wakeful_store::Error::InboxFull { .. } => Exit::Unavailable,
                 wakeful_store::Error::Database(_)
                 | wakeful_store::Error::Keys { .. }

@@ -149,6 +149,10 @@ fn no_secret_is_ever_shown() {
         ("ANTHROPIC_API_KEY", "hunter2"),
     ];
     assert!(!format!("{:?}", good("", env)).contains("hunter2"));
+    let text = "[mcp.cloud]\nurl = \"https://mcp.example.org/hunter2?key=hunter2\"\n";
+    let given = good(text, env).given;
+    assert!(given.iter().any(|one| one.value == "\"https://mcp.example.org/…\""), "{given:?}");
+    assert!(!format!("{given:?}").contains("hunter2"), "{given:?}");
     let bad = lines(
         "[server]\ntoken = 42424242\ninternal_tokens = [424242, 1]\ntokn = \"hunter2\"",
         &[

@@ -72,9 +72,9 @@ pub(super) async fn compact(
             }
         };
         if let CompactionEnd::Failed(fault) = &end {
-            let fault = fault.to_string();
+            let fault = fault.in_log();
             let fault = ctx.store.in_log(Some(session.session_id.as_str()), &fault);
-            warn!(session.id = %session.session_id, fault, "The context was not summarised");
+            warn!(session.id = %session.session_id, fault, model = %agent.model, "The context was not summarised");
         }
         return Ok(Performed::Compacted(Compaction {
             generation_id,

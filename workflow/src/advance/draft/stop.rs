@@ -65,16 +65,18 @@ impl Draft<'_> {
         self.transition.generation_over = true;
         self.drain_inbox();
         self.surface_half_done();
-        let error = match fault.verdict() {
-            Verdict::Fail { remedy } => format!("{fault}. Remedy: {remedy}"),
-            Verdict::Retry { .. } => fault.to_string(),
+        let remedied = |text: String| match fault.verdict() {
+            Verdict::Fail { remedy } => format!("{text}. Remedy: {remedy}"),
+            Verdict::Retry { .. } => text,
         };
+        let error = remedied(fault.to_string());
         let model = self.session.interrupted.last().map(|call| call.model.as_str());
         let mut failure = Failure::of(fault, model);
         failure.text = without_nul(failure.text);
         let mut transition = self.close(SessionStatus::Failed, Some(without_nul(error)));
         if let Next::Close(closing) = &mut transition.next {
             closing.failure = Some(Box::new(failure));
+            closing.in_log = Some(without_nul(remedied(fault.in_log())));
         }
         transition
     }

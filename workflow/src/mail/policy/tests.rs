@@ -69,9 +69,29 @@ fn a_machine_is_not() {
         ("donotreply", from("donotreply@example.com")),
         ("postmaster", from("postmaster@example.com")),
         ("ourselves", from("support@example.org")),
+        ("ourselves with more", from("support+x@example.org")),
         ("nobody", MailFacts { from: None, ..mail() }),
     ] {
         assert_eq!(extract(&facts, &rules()).machine.len(), 1, "{what}");
+    }
+}
+
+#[test]
+fn our_own_mailboxes_are_known_with_and_without_what_follows_a_plus() {
+    let rules = MailboxRules { own: vec!["support@example.org".into(), "a+b@example.org".into()], ..rules() };
+    for (address, own) in [
+        ("Support@Example.org", true),
+        ("support+x+y@example.org", true),
+        ("a+b@example.org", true),
+        ("a+b+c@example.org", true),
+        ("a@example.org", false),
+        ("a+bc@example.org", false),
+        ("supporter@example.org", false),
+        ("support@example.com", false),
+        ("sup\u{e9}ort", false),
+        ("", false),
+    ] {
+        assert_eq!(is_own(&rules, address), own, "{address}");
     }
 }
 
@@ -113,6 +133,17 @@ fn without_proof_only_the_sender_takes_part() {
         assert_eq!(of(false), alone, "{what}");
         assert_eq!(of(true).len(), proved, "{what}");
     }
+}
+
+#[test]
+fn only_ascii_is_folded_so_that_no_other_mailbox_is_taken_for_a_persons() {
+    assert_eq!(person_of("Ann+x@Example.com"), "ann@example.com");
+    // The Kelvin sign.
+    let other = "\u{212a}im@example.com";
+    assert_ne!(person_of(other), person_of("kim@example.com"));
+    let facts = MailFacts { from: Some(person("kim@example.com")), cc: vec![person(other)], ..mail() };
+    let participants = extract(&facts, &rules()).participants;
+    assert_eq!(participants, ["kim@example.com", "bob@example.com", other]);
 }
 
 #[test]

@@ -118,9 +118,11 @@ fn report(ctx: &Ctx, session: &Session, transition: &Transition, commit: &Commit
         }
         Commit::Closed { .. } => {
             let status = transition.status().map_or("", |status| status.as_str());
-            let error = match &transition.next {
-                Next::Close(closing) => closing.error.as_deref(),
-                Next::SameStep | Next::NextStep => None,
+            let (error, failure) = match &transition.next {
+                Next::Close(closing) => {
+                    (closing.in_log.as_deref().or(closing.error.as_deref()), closing.failure.as_deref())
+                }
+                Next::SameStep | Next::NextStep => (None, None),
             };
             match error {
                 None => {
@@ -128,7 +130,9 @@ fn report(ctx: &Ctx, session: &Session, transition: &Transition, commit: &Commit
                 }
                 Some(error) => {
                     let error = ctx.store.in_log(Some(session.session_id.as_str()), error);
-                    warn!(session.id = %session.session_id, run.id = %transition.run_id, step, error, "The run is {status}");
+                    let kind = failure.map(|failure| failure.kind.as_str());
+                    let model = failure.and(session.interrupted.last()).map(|call| call.model.as_str());
+                    warn!(session.id = %session.session_id, run.id = %transition.run_id, step, error, kind, model, "The run is {status}");
                 }
             }
         }

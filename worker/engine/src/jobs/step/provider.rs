@@ -91,6 +91,8 @@ pub(super) enum Routed<'a> {
 #[derive(Debug, PartialEq)]
 pub(super) struct Back {
     error: String,
+    /// The error for the log, without the words of a provider.
+    in_log: String,
     gate: Option<(String, Duration)>,
     delay: Duration,
     failed: Option<(Option<RunId>, Event)>,
@@ -101,7 +103,7 @@ impl Back {
     /// The job waits at a gate, and no attempt is used up.
     pub(super) fn at(gate_id: String, look: Duration, error: String) -> Back {
         let gate = Some((gate_id, queue::jittered(look)));
-        Back { error, gate, delay: AGAIN, failed: None, outage: true }
+        Back { in_log: error.clone(), error, gate, delay: AGAIN, failed: None, outage: true }
     }
 }
 
@@ -195,7 +197,7 @@ pub(super) async fn performed(ctx: &Ctx, way: Way<'_>, performed: &Performed, tr
     match Seen::of(fault, way.probe.is_some(), lately, troubles.trouble(ctx, &gate_id)) {
         Some(seen) => {
             if let Err(error) =
-                ctx.gates.saw_fault(&ctx.store, &gate_id, seen, &bounded(&fault.to_string())).await
+                ctx.gates.saw_fault(&ctx.store, &gate_id, seen, fault, &bounded(&fault.to_string())).await
             {
                 warn!(%error, "A provider's fault was not recorded at its gate; the next one is");
             }
@@ -237,7 +239,7 @@ pub(super) async fn after_fault(
     });
     match (&gate_id, seen) {
         (Some(gate_id), Some(seen)) => {
-            open = ctx.gates.saw_fault(&ctx.store, gate_id, seen, &text).await?;
+            open = ctx.gates.saw_fault(&ctx.store, gate_id, seen, &fault, &text).await?;
         }
         // The provider answered, if only with a refusal. A fault of this process says nothing about it: another job probes.
         (Some(_), None) if probes && fault.is_answer() => {
@@ -290,7 +292,8 @@ pub(super) async fn after_fault(
         retry_in_ms: gate.is_none().then(|| i64::try_from(delay.as_millis()).unwrap_or(i64::MAX)),
     };
     let run_id = session.run.as_ref().map(|run| run.run_id.clone());
-    let back = Back { error: text, gate, delay, failed: Some((run_id, event)), outage };
+    let back =
+        Back { error: text, in_log: fault.in_log(), gate, delay, failed: Some((run_id, event)), outage };
     Ok(Ok(ClaimEnd::SetBack { kind: fault.kind(), back: Box::new(back) }))
 }
 
@@ -313,7 +316,8 @@ pub(super) fn retry_summary_later(
                 .map_or(Duration::MAX, |agent| longest(ctx, agent, troubles, !agent.fallback.is_empty()));
             Some(ClaimEnd::Retry {
                 kind: fault.kind(),
-                error: format!("no summary of the context: {fault}"),
+                // The log has it too. The journal says what the provider said.
+                error: format!("no summary of the context: {}", fault.in_log()),
                 at_least: after_ms.map(|ms| Duration::from_millis(ms).min(most)),
             })
         }
@@ -324,11 +328,18 @@ pub(super) fn retry_summary_later(
 /// Gives the job back.
 pub(super) async fn set_back(ctx: &Ctx, job: &Job, back: &Back) {
     let Some(session_id) = job.session_id.as_deref() else { return };
-    if back.failed.is_some() {
+    if let Some((_, event)) = &back.failed {
+        let (kind, model) = match event {
+            Event::AttemptFailed { fault, model, .. } => (Some(fault.as_str()), Some(model.as_str())),
+            _ => (None, None),
+        };
         let gate = back.gate.as_ref().map(|(gate, _)| gate.as_str());
         let delay_ms = gate.is_none().then(|| i64::try_from(back.delay.as_millis()).unwrap_or(i64::MAX));
-        let error = ctx.store.in_log(Some(session_id), &back.error);
-        warn!(session.id = session_id, error, delay_ms, gate, "The step failed; trying again later");
+        let error = ctx.store.in_log(Some(session_id), &back.in_log);
+        warn!(
+            session.id = session_id,
+            error, kind, model, delay_ms, gate, "The step failed; trying again later"
+        );
     }
     let session_id = session_id.into();
     let set_back = SetBack {
