@@ -153,7 +153,7 @@ pub(super) async fn route<'a>(
         return Ok(Routed::Fail(fault));
     }
     let gate = ctx.plugins.models.gate_of(model).map(|gate| (gate.to_string(), look(ctx, agent, troubles)));
-    let back = Back { error, gate, delay: AGAIN, failed: None, outage: true };
+    let back = Back { in_log: error.clone(), error, gate, delay: AGAIN, failed: None, outage: true };
     Ok(Routed::Wait(ClaimEnd::SetBack { kind: "waits", back: Box::new(back) }))
 }
 
