@@ -23,8 +23,8 @@ const TOGETHER_MS: i64 = 60_000;
 /// The longest time that a provider's `Retry-After` keeps the gate shut without a probe.
 const LONGEST_WAIT_MS: i64 = 3_600_000;
 
-/// A shut gate for which no job waits is forgotten this long after its last fault.
-const FORGOTTEN_MS: i64 = 3_600_000 + LONGEST_WAIT_MS;
+/// A shut gate for which no job waits is forgotten this long after its next probe was due: nobody makes the probe.
+const FORGOTTEN_MS: i64 = 300_000;
 
 /// A wave never has more jobs than 2 to the power of this.
 const LARGEST_WAVE: i64 = 10;
@@ -229,13 +229,14 @@ impl Gate {
     }
 
     /// Returns how many of the `waiting` jobs to let through now, and the gate after that. A gate that is shut lets one
-    /// through, which makes the probe. One that has not been used for an hour, because its credential was replaced, is
-    /// forgotten.
+    /// through, which makes the probe. One that nobody asks any more is forgotten: the sessions that waited were cancelled, or its
+    /// credential was replaced. Otherwise people would read for ever that the provider fails.
     pub fn wave(self, waiting: i64, now_ms: i64) -> (i64, Gate) {
-        let forgotten = waiting == 0 && self.last_fault_ms.is_none_or(|last| now_ms - last > FORGOTTEN_MS);
         match self.phase {
             Phase::Open => (waiting, self),
-            Phase::Shut { .. } if forgotten => (0, Gate { phase: Phase::Open, faults: 0, ..self }),
+            Phase::Shut { probe_at_ms, .. } if waiting == 0 && now_ms - probe_at_ms > FORGOTTEN_MS => {
+                (0, Gate { phase: Phase::Open, faults: 0, ..self })
+            }
             Phase::Shut { .. } => (waiting.min(1), self),
             Phase::Opening { since_ms, wave } => {
                 let size = 1_i64 << wave.clamp(0, LARGEST_WAVE);

@@ -44,7 +44,8 @@ impl<S: Send + Sync> FromRequest<S> for Form {
         let pairs = form_urlencoded::parse(&body).into_owned().collect();
         let form = Form { visit, path, pairs };
         let word = form.get("word");
-        if !form.visit.knows(word) && !(of_visitor && form.visit.knows_login(word)) {
+        let is_ours = form.visit.knows(word) || (of_visitor && form.visit.knows_login(word));
+        if !is_ours {
             let detail = "the page was opened in another space, before the server started, under another login, or under one that \
                 has ended since: nothing was done. Open it again and press once more";
             return Err(Refusal::new(StatusCode::FORBIDDEN, detail));

@@ -155,7 +155,10 @@ fn waves_double_and_end_with_an_open_gate() {
     let down = Gate { phase: shut(0, 10, 0), last_fault_ms: Some(0), ..Gate::default() };
     assert_eq!(down.wave(20, 11), (1, down));
     assert_eq!(down.wave(0, 11), (0, down));
-    assert!(down.wave(0, FORGOTTEN_MS + 1).1.is_open() && !down.wave(1, FORGOTTEN_MS + 1).1.is_open());
+    let Phase::Shut { probe_at_ms, .. } = down.phase else { panic!("{down:?}") };
+    let later = probe_at_ms + FORGOTTEN_MS + 1;
+    assert!(down.wave(0, later).1.is_open() && !down.wave(1, later).1.is_open());
+    assert!(!down.wave(0, later - 1).1.is_open(), "somebody may come for the probe");
 }
 
 #[test]
