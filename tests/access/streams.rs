@@ -114,3 +114,27 @@ async fn a_stream_with_nothing_to_show_ends_with_the_token_that_opened_it() {
     );
     assert!(of_server.next().await.is_some(), "the configured token's goes on");
 }
+
+#[tokio::test]
+async fn one_user_sends_no_more_messages_a_minute_than_one_may_and_others_go_on() {
+    let mut stage = Stage::new("").await;
+    let limited = stage.options.clone().env("WAKEFUL_SERVER__USER_MESSAGES", "2");
+    stage.process = limited.serve(&stage.database).await;
+    let (ann, bob) = (stage.user(TOKEN, "ann").await, stage.user(TOKEN, "bob").await);
+    let first = stage.chat(&ann, "c1", json!({"text": "One"})).await;
+    let post = async |token: &str, path: &str| {
+        stage.request(token, Method::POST, path).body(json!({"text": "Hi"}).to_string()).send().await.unwrap()
+    };
+    assert_eq!(post(&ann, &format!("/v1/sessions/{first}/messages")).await.status(), StatusCode::ACCEPTED);
+    // Another conversation and another token of the same user change nothing.
+    let again = stage.user(TOKEN, "ann").await;
+    let refused = post(&again, "/v1/chat/c2/messages").await;
+    assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert!(refused.headers().contains_key("retry-after"));
+    let body: serde_json::Value = refused.json().await.unwrap();
+    assert!(problem(&body).contains("server.user_messages"), "{body}");
+    stage.chat(&bob, "c3", json!({"text": "Hi"})).await;
+    for number in 0..4 {
+        stage.chat(TOKEN, &format!("own{number}"), json!({"text": "Hi"})).await;
+    }
+}

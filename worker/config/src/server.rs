@@ -24,6 +24,8 @@ pub struct Server {
     pub streams: usize,
     /// The most of them that one user's tokens get.
     pub user_streams: usize,
+    /// How many messages one user's tokens may send in a minute. One more gets 429.
+    pub user_messages: usize,
     /// How often an idle stream of events sends a sign of life.
     pub sse_heartbeat_s: u64,
     /// The largest bundle that is imported, unpacked.
@@ -73,6 +75,7 @@ pub(super) fn read(mut section: Section<'_>) -> Server {
         held_mb: narrow(section.number("held_mb", 64..=65_536), 64),
         streams: narrow(section.number("streams", 1..=1_000_000), 1000),
         user_streams: narrow(section.number("user_streams", 1..=1_000_000), 16),
+        user_messages: narrow(section.number("user_messages", 1..=1_000_000), 60),
         sse_heartbeat_s: section.number("sse_heartbeat_s", 1..=3600).unwrap_or(15).unsigned_abs(),
         import_limit_mb: section.number("import_limit_mb", 1..=65_536).unwrap_or(256).unsigned_abs(),
         ingest_concurrency: narrow(section.number("ingest_concurrency", 1..=10_000), 64),

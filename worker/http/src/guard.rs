@@ -4,6 +4,7 @@
 use crate::access::{Caller, Issuer, Rule, Who};
 use crate::audit;
 use crate::door::is_of_sns;
+use crate::paces::Paces;
 use crate::problem::Problem;
 use crate::scope;
 use axum::extract::{MatchedPath, Request, State};
@@ -12,6 +13,7 @@ use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Version};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use std::sync::Arc;
+use std::time::Instant;
 use tracing::Instrument;
 use wakeful_engine::ctx::Ctx;
 use wakeful_store::space::Scope;
@@ -44,6 +46,16 @@ pub async fn guard(State(ctx): State<Arc<Ctx>>, mut request: Request, next: Next
             return response;
         }
     };
+    // Whoever acts as a user sends a message.
+    if rule.verb.is_some()
+        && let Some(paces) = request.extensions().get::<Arc<Paces>>()
+        && let Err(seconds) = paces.count(&caller, Instant::now())
+    {
+        let detail = "this user has sent as many messages as one may in a minute (server.user_messages)";
+        let response = refused(Problem::too_many(detail, seconds), "Bearer");
+        audit::refused(&ctx, act, response.status()).await;
+        return response;
+    }
     let scope = Scope::of(caller.space());
     request.extensions_mut().insert(caller);
     let is_keyed = request.headers().contains_key("idempotency-key");

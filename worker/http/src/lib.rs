@@ -29,6 +29,7 @@ pub mod monitor;
 mod notifications;
 pub mod openapi;
 mod overview;
+mod paces;
 mod parameters;
 pub mod pauses;
 pub mod plain;
@@ -53,6 +54,7 @@ use axum::{Extension, Router};
 use body::BODY_LIMIT_BYTES;
 use guard::{guard, shed};
 use openapi::Operation;
+use paces::Paces;
 use std::sync::Arc;
 use wakeful_engine::ctx::Ctx;
 
@@ -175,6 +177,7 @@ pub fn router(
         .merge(imports)
         .route_layer(known.clone())
         .route_layer(from_fn_with_state(Arc::clone(&ctx), guard))
+        .layer(Extension(Arc::new(Paces::new(ctx.config.server.user_messages))))
         .layer(Extension(ctx.config.users.jwt.clone().map(Issuer::new).map(Arc::new)))
         // Outside the guard: an export needs its own token instead of the bearer token.
         .route("/sessions/{id}/export", get(bundle::export))
