@@ -170,6 +170,11 @@ pub struct Queue {
 }
 
 impl Queue {
+    /// After so many seconds without a heartbeat a worker counts as silent.
+    pub fn silent_after_s(&self) -> f64 {
+        self.heartbeat.as_secs_f64() * 3.0
+    }
+
     /// The defaults of `lease` and `heartbeat`.
     pub const LEASE: Duration = Duration::from_secs(30);
     pub const HEARTBEAT: Duration = Duration::from_secs(10);

@@ -16,7 +16,7 @@ use wakeful_store::queue::WorkerView;
 /// The workers of the last day.
 pub(super) async fn list(State(ctx): State<Arc<Ctx>>) -> Answer {
     let workers = ctx.store.workers().await?;
-    let silent_after_s = silent_after_s(&ctx);
+    let silent_after_s = ctx.config.queue.silent_after_s();
     let items: Vec<Value> = workers
         .iter()
         .map(|worker| {
@@ -27,11 +27,6 @@ pub(super) async fn list(State(ctx): State<Arc<Ctx>>) -> Answer {
         })
         .collect();
     Ok(Json(json!({"items": items, "next": null})))
-}
-
-/// After so long without a heartbeat a worker is silent.
-fn silent_after_s(ctx: &Ctx) -> f64 {
-    ctx.config.queue.heartbeat.as_secs_f64() * 3.0
 }
 
 /// Asks a worker to take no more jobs, to finish what it holds, and to end: 202. One that sends no heartbeat any more does not hear of
@@ -47,7 +42,7 @@ pub(super) async fn drain(
     let state = workers
         .iter()
         .find(|worker| worker.worker_id == id)
-        .map_or("gone", |worker| worker.state(silent_after_s(&ctx)));
+        .map_or("gone", |worker| worker.state(ctx.config.queue.silent_after_s()));
     Ok((StatusCode::ACCEPTED, Json(json!({"worker_id": id, "state": state}))))
 }
 

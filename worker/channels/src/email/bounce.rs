@@ -119,14 +119,14 @@ fn typed(value: &str) -> String {
 fn delivery_of(text: &str) -> Option<String> {
     let ids = text.split('<').skip(1).filter_map(|rest| rest.split_once('>').map(|(id, _)| id));
     let left = ids.filter_map(|id| id.split_once('@').map(|(left, _)| left.trim()));
-    let ours = |left: &&str| {
-        left.strip_prefix("dlv_").is_some_and(|rest| {
-            !rest.is_empty()
-                && rest.len() <= 64
-                && rest.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
-        })
-    };
-    left.filter(ours).last().map(str::to_owned)
+    left.filter(|left| is_delivery(left)).last().map(str::to_owned)
+}
+
+/// Returns whether a text has the form of a delivery's id.
+pub(crate) fn is_delivery(id: &str) -> bool {
+    id.strip_prefix("dlv_").is_some_and(|rest| {
+        (1..=64).contains(&rest.len()) && rest.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
+    })
 }
 
 /// The headers: names in lower case, values unfolded.

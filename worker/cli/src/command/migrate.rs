@@ -30,7 +30,7 @@ pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
         println!("{}", store.check_schema().await?.said());
         let number = schema::number();
         let workers = store.workers().await?;
-        let alive = workers.iter().filter(|worker| worker.is_fresh(super::queue::silent_after_s(&config)));
+        let alive = workers.iter().filter(|worker| worker.is_fresh(config.queue.silent_after_s()));
         let older = alive.filter(|worker| worker.schema_number.unwrap_or(0) < number).count();
         if older > 0 {
             println!("{older} live workers are older than this binary, and go on beside it");

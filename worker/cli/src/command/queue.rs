@@ -47,7 +47,7 @@ async fn status(config: &Config, store: Store, output: &Output) -> anyhow::Resul
     let gates = store.closed_gates().await?;
     let pauses = store.pauses().await?;
     store.close().await;
-    let silent_after_s = silent_after_s(config);
+    let silent_after_s = config.queue.silent_after_s();
     let printed =
         output.one(&json!({"queues": depth, "workers": workers, "gates": gates, "pauses": pauses}), || {
             if output.for_people() {
@@ -89,11 +89,6 @@ pub(super) fn said(gate: &ClosedGate) -> String {
         error.unwrap_or_default()
     ))
     .to_string()
-}
-
-/// After how long without a heartbeat a worker counts as silent.
-pub(super) fn silent_after_s(config: &Config) -> f64 {
-    config.queue.heartbeat.as_secs_f64() * 3.0
 }
 
 fn pretty(output: &Output, depth: &[Depth], workers: &[WorkerView], silent_after_s: f64) -> String {

@@ -36,7 +36,7 @@ pub(super) enum Verb {
 pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
     let store = super::open_store(&config, "wakeful worker").await?;
     let output = Output::new(&args.output);
-    let silent_after_s = queue::silent_after_s(&config);
+    let silent_after_s = config.queue.silent_after_s();
     let ran = match args.verb {
         Verb::List => list(&store, &output, silent_after_s).await,
         Verb::Drain { worker, wait, .. } => {

@@ -24,7 +24,7 @@ use tracing::{info, warn};
 use wakeful_store::queue::{self, Job};
 use wakeful_workflow::pause::Subject;
 
-/// A waiting job looks by itself after this time, in case nothing lets it go.
+/// A job that waits for a pause, an agent or a gate looks by itself after this time, in case nothing lets it go.
 const LOOK: Duration = Duration::from_secs(300);
 
 /// Gives back a job that a pause holds up.

@@ -1,6 +1,7 @@
 //! Outgoing mail that bounced, as its provider reports it.
 
 use crate::email::bounce;
+use crate::email::bounce::is_delivery;
 use wakeful_engine::ctx::Ctx;
 use wakeful_http::problem::Problem;
 
@@ -19,12 +20,6 @@ pub(super) async fn note(ctx: &Ctx, bounce: &Bounce) -> Result<(), Problem> {
 pub(super) fn delivery_of(message_id: &str) -> Option<String> {
     let (local, _) = message_id.trim().trim_start_matches('<').split_once('@')?;
     is_delivery(local).then(|| local.to_owned())
-}
-
-pub(super) fn is_delivery(id: &str) -> bool {
-    id.strip_prefix("dlv_").is_some_and(|rest| {
-        (1..=64).contains(&rest.len()) && rest.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
-    })
 }
 
 /// The first enhanced status code in a server's reply, or the general code of its class.

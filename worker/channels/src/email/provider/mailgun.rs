@@ -9,11 +9,12 @@
 //! late after an outage is not lost. An old signature does not help an attacker. While it is valid we
 //! remember its token: the same body is a duplicate, and another body is refused.
 
-use super::bounced::{Bounce, delivery_of, is_delivery, status_in};
+use super::bounced::{Bounce, delivery_of, status_in};
 use super::form::{self, Encoding, Field};
 use super::rebuild::{File, Parts};
 use super::{Arrived, MAIL_LIMIT, Notice, ProviderState, answer, forbidden, not_set_up, unauthorized};
 use crate::email::body::BodyGate;
+use crate::email::bounce::is_delivery;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::{Extension, Json};

@@ -3,10 +3,11 @@
 //! Postmark signs nothing. It proves itself by the user and password in the webhook's address, sent as basic
 //! auth.
 
-use super::bounced::{Bounce, delivery_of, is_delivery, status_in};
+use super::bounced::{Bounce, delivery_of, status_in};
 use super::rebuild::{File, Parts, mailbox};
 use super::{Arrived, MAIL_LIMIT, Notice, ProviderState, answer, not_set_up, unauthorized};
 use crate::email::body::BodyGate;
+use crate::email::bounce::is_delivery;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};

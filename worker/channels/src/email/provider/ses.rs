@@ -1,9 +1,10 @@
 //! Amazon SES through SNS: incoming mail, and bounces and complaints of mail that we sent.
 
-use super::bounced::{Bounce, delivery_of, is_delivery, status_in};
+use super::bounced::{Bounce, delivery_of, status_in};
 use super::sns::{Envelope, Kind};
 use super::{Arrived, Notice, ProviderState, SNS_LIMIT, answer, not_set_up};
 use crate::email::body::BodyGate;
+use crate::email::bounce::is_delivery;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::{Extension, Json};

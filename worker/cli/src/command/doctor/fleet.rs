@@ -2,7 +2,6 @@
 
 use super::super::output::span;
 use super::Report;
-use std::time::Duration;
 use wakeful_store::queue::WorkerView;
 
 /// At most this many overdue workers are named.
@@ -12,10 +11,9 @@ const NAMED: usize = 3;
 /// jobs within a second; so one whose heartbeat is overdue is named with the time since its last one.
 pub(super) fn check<'a>(
     workers: &'a [WorkerView],
-    heartbeat: Duration,
+    silent_after_s: f64,
     report: &mut Report,
 ) -> Vec<&'a WorkerView> {
-    let silent_after_s = heartbeat.as_secs_f64() * 3.0;
     let (alive, silent): (Vec<&WorkerView>, Vec<&WorkerView>) =
         workers.iter().partition(|worker| worker.is_fresh(silent_after_s));
     if alive.is_empty() {
@@ -94,7 +92,7 @@ mod tests {
         let names = ["one", "two", "three", "four", "five"];
         let workers: Vec<WorkerView> = names.iter().zip(ages).map(|(name, age)| worker(name, *age)).collect();
         let mut report = Report::default();
-        check(&workers, Duration::from_secs(10), &mut report);
+        check(&workers, 30.0, &mut report);
         serde_json::to_value(&report.checks).expect("checks are JSON")[0].to_string()
     }
 
@@ -109,7 +107,7 @@ mod tests {
         assert!(many.contains("three silent for 20s, 1 more"), "{many}");
         let held = [worker("one", 1.0), WorkerView { leases: 2, ..worker("two", 40.0) }];
         let mut report = Report::default();
-        check(&held, Duration::from_secs(10), &mut report);
+        check(&held, 30.0, &mut report);
         let told = serde_json::to_value(&report.checks).expect("checks are JSON")[0].to_string();
         assert!(told.contains("1 alive (version 0.1.0), 1 silent with jobs\""), "{told}");
         assert!(said(&[31.0]).contains("none is alive; the last beat was 31s ago"), "{}", said(&[31.0]));

@@ -200,7 +200,7 @@ async fn ask(config: &Config, url: &str, since: Duration, report: &mut Report) -
     database::role(config, &store, report).await?;
     database::tokens(config, &store, report).await?;
     work(config, &store, report).await?;
-    schedules(&store, crate::command::queue::silent_after_s(config), report).await?;
+    schedules(&store, config.queue.silent_after_s(), report).await?;
     troubles(&store.troubles(Duration::from_secs_f64(WAITING_S), since).await?, since, report);
     super::alerts::check(&store, since, report).await?;
     if config.chat.legacy.redis_url.is_some() {
@@ -212,7 +212,7 @@ async fn ask(config: &Config, url: &str, since: Duration, report: &mut Report) -
 
 async fn work(config: &Config, store: &Store, report: &mut Report) -> Result<(), Error> {
     let workers = store.workers().await?;
-    let alive = fleet::check(&workers, config.queue.heartbeat, report);
+    let alive = fleet::check(&workers, config.queue.silent_after_s(), report);
     upgrade::workers(store, &alive, report).await?;
     let connections = store.fleet_connections(None).await?;
     match connections.shortage() {

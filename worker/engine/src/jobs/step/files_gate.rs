@@ -145,5 +145,5 @@ async fn shut(ctx: &Ctx, kind: &'static str, gate_id: String, probe: bool, error
 }
 
 fn waits(kind: &'static str, error: String, gate_id: String) -> ClaimEnd {
-    ClaimEnd::SetBack { kind, back: Box::new(Back::at(gate_id, provider::LOOK, error)) }
+    ClaimEnd::SetBack { kind, back: Box::new(Back::at(gate_id, crate::jobs::LOOK, error)) }
 }

@@ -6,7 +6,7 @@
 use super::{ClaimEnd, Counts};
 use crate::ctx::Ctx;
 use crate::gates::{Admission, Probe};
-use crate::jobs::give_back;
+use crate::jobs::{LOOK, give_back};
 use crate::model::provider_of;
 use std::borrow::Cow;
 use std::time::{Duration, Instant};
@@ -24,9 +24,6 @@ use wakeful_workflow::fault::{Fault, Verdict};
 use wakeful_workflow::gate::{Seen, Trouble};
 use wakeful_workflow::id::RunId;
 use wakeful_workflow::session::Session;
-
-/// A waiting job looks by itself after this time, in case that no process opens its gate.
-pub(super) const LOOK: Duration = Duration::from_secs(300);
 
 /// A job that was to wait for a gate which is open by now looks again after this time. The process may still know an older
 /// state of the gate.
