@@ -1,7 +1,6 @@
 //! Outgoing mail that bounced, as its provider reports it.
 
-use crate::email::bounce;
-use crate::email::bounce::is_delivery;
+use crate::email::bounce::{self, is_delivery};
 use wakeful_engine::ctx::Ctx;
 use wakeful_http::problem::Problem;
 
