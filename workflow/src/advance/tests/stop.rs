@@ -37,6 +37,40 @@ fn a_cancelled_run_closes_each_call_with_what_is_known_of_it() {
 }
 
 #[test]
+fn a_cancel_says_of_a_call_only_what_its_worker_knows() {
+    let session = turn(vec![
+        row("cut", Effect::Guarded, CallStatus::Started),
+        row("of a dead worker", Effect::Guarded, CallStatus::Started),
+        row("uncertain before", Effect::Guarded, CallStatus::Uncertain),
+    ]);
+    let cut = vec!["cut".into(), "uncertain before".into()];
+    let cancelled = advance(&session, Performed::Cancelled { used: None, cut }, TELL);
+    let told: Vec<String> = cancelled
+        .records
+        .iter()
+        .flat_map(Record::tool_results)
+        .map(|result| result.content.split(" It may").next().unwrap_or_default().to_owned())
+        .collect();
+    assert_eq!(
+        told,
+        [
+            "OUTCOME UNKNOWN. The run was cancelled while the call ran.",
+            "OUTCOME UNKNOWN. The call was started and the worker stopped before it reported back.",
+            "OUTCOME UNKNOWN. The call was started, and how it ended is not known.",
+        ]
+    );
+    let reasons: Vec<Option<&str>> = cancelled
+        .events
+        .iter()
+        .filter_map(|event| match event {
+            Event::ToolFailedUncertain { reason, .. } => Some(reason.as_deref()),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(reasons, [Some("The run was cancelled while the call ran."), None]);
+}
+
+#[test]
 fn what_a_cancelled_turn_cost_is_counted_once() {
     let mut session = turn(vec![row("q", Effect::Pure, CallStatus::Waiting)]);
     let cancelled = advance(&session, Performed::Stopped(Stop::Cancelled), TELL);
