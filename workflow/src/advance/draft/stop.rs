@@ -1,7 +1,7 @@
 //! Drafts the end of a run that was cancelled or that failed.
 
 use super::journal::After;
-use super::{Draft, abandoned};
+use super::{Draft, abandoned, error};
 use crate::advance::{Next, Transition};
 use crate::effect::Effect;
 use crate::failure::Failure;
@@ -41,6 +41,10 @@ impl Draft<'_> {
                 Some(Call { status, outcome: Some(outcome), .. }) => {
                     executed += 1;
                     self.record_result(&call, status, outcome);
+                }
+                Some(Call { status: CallStatus::Waiting, .. }) => {
+                    let text = "The question was asked; the run was stopped before an answer came.";
+                    self.record_result(&call, CallStatus::Abandoned, error(text));
                 }
                 Some(_) | None => self.record_result(&call, CallStatus::Abandoned, abandoned()),
             }

@@ -24,6 +24,9 @@ fn a_cancelled_run_closes_each_call_with_what_is_known_of_it() {
             ("done", CallStatus::Done, Some(8)),
         ]
     );
+    let told = |at: usize| cancelled.records[at].tool_results().next().unwrap().content.as_str();
+    assert!(told(0).starts_with("This call was not carried out"), "{}", told(0));
+    assert_eq!(told(3), "The question was asked; the run was stopped before an answer came.");
     assert_eq!((roles(&cancelled)[5], &cancelled.inbox_drained), (Role::User, &vec![6]));
     let unknown = Event::ToolFailedUncertain { call_id: "started".into(), name: "tool".into(), reason: None };
     assert_eq!(cancelled.events.iter().filter(|event| **event == unknown).count(), 1);
