@@ -429,7 +429,7 @@ pub(crate) fn refusal(ctx: &Ctx, session: &Session, agent: &Agent, call: &ToolCa
     if let Some(raw) = &call.malformed {
         let shown: String = raw.chars().take(500).collect();
         return Some(ToolError::new(format!(
-            "The arguments were not a JSON object, or were nested too deep, so the tool did not run. Call it again with valid JSON. Received: {shown}"
+            "The arguments were not a JSON object, were nested too deep, or had an integer beyond 64 bits, so the tool did not run. Call it again with valid JSON. Received: {shown}"
         )));
     }
     let prefix = session.prefix.as_ref();
