@@ -131,7 +131,8 @@ async fn a_reply_to_an_earlier_question_does_not_answer_the_open_one() {
     assert_eq!(client.session(later).await["status"], "waiting_input");
 }
 
-/// A notice's conversation belongs to no mailbox and has no signed address, so only a proved mail that names the question answers it.
+/// A notice's conversation belongs to no mailbox and has no signed address. So only a proved mail that names the question answers
+/// it.
 #[tokio::test]
 async fn the_question_of_a_notice_is_answered_by_a_proved_mail_and_its_run_goes_on() {
     let database = Database::new().await;
