@@ -390,3 +390,24 @@ async fn a_call_that_is_refused_anyway_waits_for_nobody() {
     .await;
     assert!(stage.process.terminate().success());
 }
+
+#[tokio::test]
+async fn an_imported_run_that_waited_for_approval_says_so_and_goes_on_after_a_retry() {
+    let stage = Stage::new().await;
+    let id = stage.asks("Charge me.").await;
+    let (code, _, error) = stage.cli(&["export", &id, "--file", "waits.jsonl"]).await;
+    assert_eq!(code, 0, "{error}");
+    let (code, imported, error) = stage.cli(&["import", "waits.jsonl", "-o", "json"]).await;
+    assert_eq!(code, 0, "{error}");
+    let imported: Value = serde_json::from_str(&imported).unwrap();
+    let copy = imported["session_id"].as_str().unwrap();
+    assert_eq!(stage.client.session(copy).await["status"], "needs_attention");
+    let (_, said, _) = stage.cli(&["why", copy]).await;
+    let said = said.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(said.contains("its call that waited for approval was given up"), "{said}");
+    assert!(!said.contains("session approve") && !said.contains("(below)"), "{said}");
+    assert_eq!(stage.post(copy, "retry", &json!({})).await.0, StatusCode::ACCEPTED);
+    let session = stage.client.wait_for(copy, "completed").await;
+    assert!(texts(&session, "tool")[0].starts_with("This call was not carried out"), "{session}");
+    assert_eq!(stage.times("charge"), 0);
+}

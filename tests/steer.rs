@@ -1,5 +1,6 @@
 //! Cancel and retry, and the limits that end a run.
 
+use crate::console::browser::Browser;
 use crate::support::client::{numbers, texts};
 use crate::support::model::turns_since_user;
 use crate::support::{Answer, Client, Database, ModelServer, Options};
@@ -114,7 +115,11 @@ async fn a_guarded_call_that_is_cancelled_is_uncertain_and_never_repeated() {
     let session = client.wait_for(&id, "cancelled").await;
     assert_eq!(session["error"], "cancelled");
     assert_eq!(session["tool_calls"][0]["status"], "uncertain");
-    assert!(texts(&session, "tool")[0].starts_with("OUTCOME UNKNOWN"), "{session}");
+    let told = &texts(&session, "tool")[0];
+    assert!(told.starts_with("OUTCOME UNKNOWN. The run was cancelled while the call ran."), "{told}");
+    assert_eq!(session["tool_calls"][0]["reason"], "The run was cancelled while the call ran.");
+    let page = Browser::new(&process.url()).open(&format!("/sessions/{id}")).await;
+    assert!(page.html.contains("<p>The run was cancelled while the call ran. So it is not"), "{}", page.html);
     assert!(journal(&client, &id).await.contains(&"TOOL_FAILED_UNCERTAIN".to_owned()));
 
     std::fs::remove_file(options.path("hold")).unwrap();

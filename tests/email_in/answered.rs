@@ -130,3 +130,48 @@ async fn a_reply_to_an_earlier_question_does_not_answer_the_open_one() {
     assert!(woken["session_id"] != json!(later) && woken["session_id"] != json!(asked), "{woken}");
     assert_eq!(client.session(later).await["status"], "waiting_input");
 }
+
+/// A notice's conversation belongs to no mailbox and has no signed address. So only a proved mail that names the question answers
+/// it.
+#[tokio::test]
+async fn the_question_of_a_notice_is_answered_by_a_proved_mail_and_its_run_goes_on() {
+    let database = Database::new().await;
+    let model = ModelServer::start(|body, _| match turns_since_user(body) {
+        0 => Answer::call("ask_user", json!({"question": "Shall I clean db1?"})),
+        _ => Answer::text("Cleaned."),
+    })
+    .await;
+    let server = SmtpServer::start().await;
+    let desk = "[email.mailboxes.desk]\naddress = \"desk@example.org\"";
+    let config = format!("{}{desk}", server.config());
+    let process = options(&model).config(&config).serve(&database).await;
+    let client = process.client();
+    let notice = json!({"notice": "92 % of db1.", "mail_to": ["ann@example.com"]});
+    let (status, heralded) = client.post("/v1/triggers/herald", &notice).await;
+    assert_eq!(status, StatusCode::ACCEPTED, "{heralded}");
+    let asked = heralded["session_id"].as_str().unwrap();
+    client.wait_for(asked, "waiting_input").await;
+    let question = server.has(1).await.remove(0);
+    let names = format!("In-Reply-To: {}\r\n", question.header("Message-ID").unwrap());
+    let answer = |id: &str, headers: &str| {
+        mail(id, "Re: 92 % of db1.", headers, "Yes, clean it.").replace(SUPPORT, "desk@example.org")
+    };
+
+    let unproved = taken(&client, answer("m1@example.com", &names)).await;
+    assert_ne!(unproved, asked);
+    client.wait_for(&unproved, "waiting_input").await;
+    assert_eq!(client.session(asked).await["status"], "waiting_input");
+
+    let (status, woken) = post(&client, answer("m2@example.com", &format!("{PROVED}{names}"))).await;
+    assert_eq!(status, StatusCode::ACCEPTED, "{woken}");
+    assert_eq!(
+        (&woken["session_id"], &woken["items"][0]["run_id"]),
+        (&heralded["session_id"], &heralded["run_id"]),
+        "the same run goes on"
+    );
+    client.wait_for(asked, "completed").await;
+    let mails = server.has(3).await;
+    let reply = mails.iter().find(|mail| mail.body().trim() == "Cleaned.").unwrap();
+    assert_eq!(reply.header("In-Reply-To").unwrap(), "<m2@example.com>");
+    assert_eq!(reply.header("To").unwrap(), "ann@example.com");
+}

@@ -33,8 +33,12 @@ pub enum Performed {
     /// The same, where the calls have changed the workspace.
     CalledAndChanged(Vec<EndedCall>, Snapshot),
     Stopped(Stop),
-    /// A cancel cut a model call off. Its usage was seen, or is estimated.
-    Cancelled(Usage),
+    /// A cancel cut calls off in this worker. `used` is what a model call has used: it was seen, or is estimated. `cut` are tool
+    /// calls.
+    Cancelled {
+        used: Option<Usage>,
+        cut: Vec<CallId>,
+    },
     Paused,
 }
 
@@ -132,8 +136,8 @@ pub fn advance(session: &Session, performed: Performed, policy: AgentPolicy) -> 
         Performed::Compacted(compaction) => draft.compacted(compaction),
         Performed::Called(calls) => draft.results(calls),
         Performed::CalledAndChanged(calls, snapshot) => draft.results(calls).with_snapshot(session, snapshot),
-        Performed::Stopped(Stop::Cancelled) => draft.cancel(None),
-        Performed::Cancelled(usage) => draft.cancel(Some(usage)),
+        Performed::Stopped(Stop::Cancelled) => draft.cancel(None, &[]),
+        Performed::Cancelled { used, cut } => draft.cancel(used, &cut),
         Performed::Stopped(Stop::Failed(fault)) => draft.fail(&fault),
         Performed::Stopped(Stop::Finished) => draft.close(SessionStatus::Completed, None),
         Performed::Paused => draft.pause(),

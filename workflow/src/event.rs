@@ -160,7 +160,7 @@ pub enum Event {
     ToolFailedUncertain {
         call_id: CallId,
         name: String,
-        /// What is known of its end: it took too long, or it failed inside. `None`: its worker died.
+        /// What is known of its end: it took too long, it failed inside, or its run was cancelled. `None`: its worker died.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         reason: Option<String>,
     },

@@ -18,6 +18,12 @@ pub fn unanswered(seconds: u64) -> CallOutcome {
 pub(crate) const AWAITS_APPROVAL: &str =
     "a call waits for approval: read it, then say `wakeful session approve` or `wakeful session decline`";
 
+/// What the model reads of a call whose cause is in the journal alone.
+pub(crate) const NO_END: &str = "The call was started, and how it ended is not known.";
+
+/// Why a call is uncertain whose worker lives, and ended it because the run was cancelled.
+pub(crate) const CANCELLED: &str = "The run was cancelled while the call ran.";
+
 /// A person's decision about an uncertain effect, or about a call that waits for approval.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "outcome", rename_all = "snake_case")]
@@ -70,7 +76,7 @@ impl Resolution {
                      It is not run again by itself. If it is still wanted, make it again as a new call.",
                 ),
             ),
-            Resolution::LetModelDecide => (CallStatus::Uncertain, outcome_unknown(None)),
+            Resolution::LetModelDecide => (CallStatus::Uncertain, outcome_unknown(Some(NO_END))),
             Resolution::Approved => return (CallStatus::Invoked, None),
             Resolution::Declined => (CallStatus::Failed, declined(by, reason)),
         };

@@ -17,7 +17,8 @@ pub struct Said {
 
 impl Store {
     /// The conversations of the mailbox that contain a message with one of these ids, in the order of `ids`.
-    /// Finds incoming mails, and outgoing mails by the delivery's id in their Message-ID.
+    /// Finds incoming mails, and outgoing mails by the delivery's id in their Message-ID. Also finds a conversation without a
+    /// mailbox, if one of the ids is that of its open question.
     ///
     /// # Errors
     /// [`crate::Error::Database`].
@@ -48,11 +49,19 @@ impl Store {
                     from unnest($3::text[]) with ordinality given (id, ordinal) offset 0
                 ) n
                 cross join lateral (
-                    select conversation_id from deliveries where delivery_id = n.id and channel = 'email' offset 0
+                    select conversation_id, session_id, source_key from deliveries
+                    where delivery_id = n.id and channel = 'email'
+                    offset 0
                 ) d
                 cross join lateral (
                     select from conversation_counters
-                    where conversation_id = d.conversation_id and space_id = $1 and mailbox_id = $2
+                    where conversation_id = d.conversation_id and space_id = $1
+                        -- A notice or a schedule belongs to no mailbox. The answer to its open question comes into any.
+                        and (mailbox_id = $2 or mailbox_id = 'default' and exists (
+                            select from tool_calls t
+                            where t.session_id = d.session_id and t.status = 'waiting'
+                                and starts_with(d.source_key, 'question/' || t.call_id || '/')
+                        ))
                     offset 0
                 ) c
             )
@@ -100,20 +109,23 @@ impl Store {
     }
 
     /// The conversation's latest session that asked a question by mail and waits for the answer. A session
-    /// that asked in another way gets its answer that way. `parent` is the Message-ID that the mail answers: a reply
-    /// to a question answers that question, and none if it is closed.
+    /// that asked in another way gets its answer that way. `ids` are the Message-IDs that the mail names; the first is the one
+    /// that it answers: a reply to a question answers that question, and none if it is closed.
     ///
     /// # Errors
     /// [`crate::Error::Database`].
-    pub async fn asking_session(
-        &self,
-        conversation_id: &str,
-        parent: Option<&str>,
-    ) -> Result<Option<String>> {
+    pub async fn asking_session(&self, conversation_id: &str, ids: &[String]) -> Result<Option<String>> {
         Ok(sqlx::query_scalar!(
             "select s.session_id from conversation_sessions s
             where s.conversation_id = $1 and s.status = 'waiting_input'
-                and s.trigger_type = 'email' and s.policy -> 'reply' ->> 'channel' = 'email'
+                and s.policy -> 'reply' ->> 'channel' = 'email'
+                -- Notices to several people may share a conversation. A reply to one of them must not answer the
+                -- question of another.
+                and (s.trigger_type = 'email' or exists (
+                    select from unnest($3::text[]) n (id)
+                    join deliveries d on d.delivery_id = split_part(n.id, '@', 1)
+                    where d.session_id = s.session_id
+                ))
                 and not exists (
                     select from deliveries d
                     join tool_calls t on t.session_id = d.session_id
@@ -124,7 +136,8 @@ impl Store {
             order by s.ordinal desc
             limit 1",
             conversation_id,
-            parent
+            ids.first().map(String::as_str),
+            ids
         )
         .fetch_optional(&self.intake)
         .await?)

@@ -76,6 +76,9 @@ pub struct CallView {
     /// The hash of an unapproved call's arguments.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub args_sha256: Option<String>,
+    /// Why an uncertain call is uncertain. Without it, its worker died while it ran.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
 }
 
 /// One outgoing message as it is shown.
@@ -340,7 +343,13 @@ impl Store {
                     where s.session_id = c.session_id and r.conversation_id = s.conversation_id
                         and r.message_number = c.message_number and block ->> 'call_id' = c.call_id
                     limit 1
-                ) end as arguments
+                ) end as arguments,
+                case when c.status = 'uncertain' then (
+                    select e.payload ->> 'reason' from session_events e
+                    where e.session_id = c.session_id and e.type = 'TOOL_FAILED_UNCERTAIN'
+                        and e.payload ->> 'call_id' = c.call_id
+                    limit 1
+                ) end as reason
             from (
                 select * from tool_calls
                 where session_id = $1
@@ -355,6 +364,7 @@ impl Store {
         let seal = self.seal_of(session_id).await?;
         for call in &mut calls {
             call.arguments = call.arguments.take().map(|sealed| seal.open(sealed)).transpose()?;
+            call.reason = seal.open_some(call.reason.take())?;
         }
         Ok(calls)
     }

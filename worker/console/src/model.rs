@@ -218,6 +218,8 @@ pub(crate) struct Call {
     /// Of a call that a person has to judge.
     pub arguments: Option<String>,
     pub args_sha256: Option<String>,
+    /// Why an uncertain call is uncertain.
+    pub reason: Option<String>,
 }
 
 #[derive(Clone, Debug, Deserialize)]

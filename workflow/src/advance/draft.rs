@@ -23,7 +23,7 @@ use crate::record::{
     storable, text_of, without_nul,
 };
 use crate::reply;
-use crate::resolve::{AWAITS_APPROVAL, outcome_unknown};
+use crate::resolve::{AWAITS_APPROVAL, NO_END, outcome_unknown};
 use crate::session::{CallOutcome, CallStatus, CallUpdate, InboxMessage, Session, SessionStatus};
 use crate::state::State;
 use crate::told::person_waits;
@@ -170,7 +170,7 @@ impl<'a> Draft<'a> {
             match ending {
                 CallEnd::Settled(status, outcome) => self.record_result(&call, status, outcome),
                 CallEnd::Uncertain { known, why } => {
-                    let told = outcome_unknown(why.as_deref());
+                    let told = outcome_unknown(why.as_deref().or(known.then_some(NO_END)));
                     if !known {
                         self.journal_uncertain(&call, why);
                     }

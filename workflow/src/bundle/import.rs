@@ -12,6 +12,7 @@ use super::{
 };
 use crate::effect::Effect;
 use crate::event::Event;
+use crate::resolve::AWAITS_APPROVAL;
 use crate::session::{CallStatus, SessionStatus};
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
@@ -23,6 +24,9 @@ const TRIGGER: &str = "import";
 /// Error of a run that was open at the export.
 const CUT_OFF: &str =
     "imported: the session was exported in the middle of this run, and the run does not continue here";
+/// Error of a run that waited for approval at the export.
+const GIVEN_UP: &str =
+    "imported: its call that waited for approval was given up. Remedy: retry, and the model is asked again";
 /// The error of a cancelled run, and of its session.
 const CANCELLED: &str = "cancelled";
 /// The reason in the journal for the corrected status of a session that an older Wakeful exported.
@@ -154,7 +158,7 @@ impl Adoption {
                 None if self.cancelled => SessionStatus::Cancelled,
                 None => row.status,
             },
-            error: if self.open.is_some() { Some(CUT_OFF.to_owned()) } else { row.error },
+            error: if self.open.is_some() { Some(CUT_OFF.to_owned()) } else { paused(row.error) },
             cancel_requested: false,
             cancel_reason: None,
             policy: Some(policy(row.policy.unwrap_or_default(), &row.trigger_type)),
@@ -178,11 +182,10 @@ impl Adoption {
             RunStatus::Failed if row.error.as_deref() == Some(CANCELLED) => {
                 RunRow { run_id, status: RunStatus::Cancelled, ..row }
             }
-            RunStatus::WaitingInput
-            | RunStatus::NeedsAttention
-            | RunStatus::Completed
-            | RunStatus::Failed
-            | RunStatus::Cancelled => RunRow { run_id, ..row },
+            RunStatus::NeedsAttention => RunRow { run_id, error: paused(row.error), ..row },
+            RunStatus::WaitingInput | RunStatus::Completed | RunStatus::Failed | RunStatus::Cancelled => {
+                RunRow { run_id, ..row }
+            }
         }
     }
 
@@ -345,6 +348,11 @@ fn was_cancelled(row: &SessionRow) -> bool {
     row.status == SessionStatus::Failed && row.error.as_deref() == Some(CANCELLED)
 }
 
+/// The error of a run that pauses. Nobody can approve a call that the import has given up.
+fn paused(error: Option<String>) -> Option<String> {
+    error.map(|error| if error == AWAITS_APPROVAL { GIVEN_UP.to_owned() } else { error })
+}
+
 fn is_delivery(id: &str) -> bool {
     id.starts_with("dlv_")
 }
@@ -374,6 +382,14 @@ mod tests {
             let row = rules.as_object().cloned().unwrap();
             assert_eq!(Value::Object(policy(row, "email")), kept, "{rules}");
         }
+    }
+
+    #[test]
+    fn a_run_that_waited_for_approval_says_that_its_call_was_given_up() {
+        let given_up = "imported: its call that waited for approval was given up. Remedy: retry, and the model is asked again";
+        assert_eq!(paused(Some(AWAITS_APPROVAL.to_owned())).as_deref(), Some(given_up));
+        assert_eq!(paused(Some("a call may have run".to_owned())).as_deref(), Some("a call may have run"));
+        assert_eq!(paused(None), None);
     }
 
     #[test]

@@ -198,8 +198,8 @@ pub fn secret_header(value: String) -> Result<HeaderValue, Fault> {
 
 /// Parses the text of a call's arguments. `truncated` means that the output limit may have cut this text.
 ///
-/// Returns the text as `Err` if it is not a complete JSON object, or is nested too deep to be stored. A call that was cut is kept as malformed:
-/// it never runs, and the model is told why. If it were dropped, the reply would look as if the model had
+/// Returns the text as `Err` if it is not a complete JSON object, is nested too deep to be stored, or has an integer that would lose
+/// digits. A call that was cut is kept as malformed: it never runs, and the model is told why. If it were dropped, the reply would look as if the model had
 /// tried no call, and would be sampled again. An empty text means no arguments, unless the output limit may
 /// have cut it.
 pub fn arguments(text: String, truncated: bool) -> Result<Value, String> {
@@ -207,9 +207,50 @@ pub fn arguments(text: String, truncated: bool) -> Result<Value, String> {
         return if truncated { Err(text) } else { Ok(Value::Object(serde_json::Map::new())) };
     }
     match serde_json::from_str(&text) {
-        Ok(value @ Value::Object(_)) if !is_too_deep(&value) => Ok(storable(value)),
+        Ok(value @ Value::Object(_))
+            if !is_too_deep(&value) && !(has_large_float(&value) && has_large_integer(&text)) =>
+        {
+            Ok(storable(value))
+        }
         Ok(_) | Err(_) => Err(without_nul(text)),
     }
+}
+
+/// Returns whether one of the numbers may have been an integer beyond 64 bits, which is read as a float. Few values have one, so the
+/// text of others is not read again.
+fn has_large_float(value: &Value) -> bool {
+    match value {
+        Value::Number(number) => number.is_f64() && number.as_f64().is_some_and(|float| float.abs() >= 9e18),
+        Value::Array(items) => items.iter().any(has_large_float),
+        Value::Object(map) => map.values().any(has_large_float),
+        Value::Null | Value::Bool(_) | Value::String(_) => false,
+    }
+}
+
+/// Returns whether valid JSON has an integer beyond 64 bits outside its strings.
+fn has_large_integer(json: &str) -> bool {
+    let mut rest = json;
+    while let Some(at) = rest.find(|c: char| c == '"' || c == '-' || c.is_ascii_digit()) {
+        rest = &rest[at..];
+        if let Some(text) = rest.strip_prefix('"') {
+            let mut is_escaped = false;
+            let end = text.find(|c: char| {
+                let ends = c == '"' && !is_escaped;
+                is_escaped = c == '\\' && !is_escaped;
+                ends
+            });
+            rest = end.map_or("", |end| &text[end + 1..]);
+            continue;
+        }
+        let is_part = |c: char| c.is_ascii_digit() || "+-.eE".contains(c);
+        let (number, after) = rest.split_at(rest.find(|c: char| !is_part(c)).unwrap_or(rest.len()));
+        let is_integer = !number.contains(['.', 'e', 'E']);
+        if is_integer && number.parse::<i64>().is_err() && number.parse::<u64>().is_err() {
+            return true;
+        }
+        rest = after;
+    }
+    false
 }
 
 /// Returns a token count, if the field exists.
@@ -282,5 +323,27 @@ mod tests {
             arguments("{\"a\":\"x\\u0000\"}".into(), false),
             Ok(serde_json::json!({"a": "x\u{fffd}"}))
         );
+    }
+
+    #[test]
+    fn an_integer_that_would_lose_digits_is_malformed() {
+        for text in [
+            r#"{"cents":123456789012345678901}"#,
+            r#"{"a":18446744073709551616}"#,
+            r#"{"a":-9223372036854775809}"#,
+            r#"{"a":"\\","b":[{"c":[1, 99999999999999999999 ]}]}"#,
+            r#"{"a":1e30,"b":"x\"y","c":{"d":123456789012345678901}}"#,
+        ] {
+            assert_eq!(arguments(text.into(), false), Err(text.to_owned()));
+        }
+        for text in [
+            r#"{"a":18446744073709551615,"b":-9223372036854775808,"c":-0}"#,
+            r#"{"a":1e30,"b":-1.5E+300,"c":123456789012345678901.5,"d":12345678901234567890123e2}"#,
+            r#"{"a":"123456789012345678901","123456789012345678901":1e30}"#,
+            r#"{"a":"say \"123456789012345678901\"","b":"\\","c":[1e30,true,null]}"#,
+        ] {
+            let value: Value = serde_json::from_str(text).unwrap();
+            assert_eq!(arguments(text.into(), false), Ok(value));
+        }
     }
 }

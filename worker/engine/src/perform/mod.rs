@@ -94,10 +94,13 @@ pub async fn perform(
         Action::CallModel => generate::call_model(ctx, lease, session, agent, committed).await,
         Action::Compact => compact::compact(ctx, lease, session, agent).await,
         Action::CallTools { calls } => tools::call_tools(ctx, lease, session, agent, calls, started).await,
-        Action::Stop(Stop::Cancelled) => Ok(match used::used(ctx, session, agent).await? {
-            Some(usage) => Performed::Cancelled(usage),
-            None => Performed::Stopped(Stop::Cancelled),
-        }),
+        Action::Stop(Stop::Cancelled) => {
+            let cut = ctx.cut.tools_of(&session.session_id);
+            Ok(match used::used(ctx, session, agent).await? {
+                None if cut.is_empty() => Performed::Stopped(Stop::Cancelled),
+                used => Performed::Cancelled { used, cut },
+            })
+        }
         Action::Stop(stop) => Ok(Performed::Stopped(stop)),
         Action::Pause => Ok(Performed::Paused),
         // Never reached: the step job ends the job itself when nothing is left to do.

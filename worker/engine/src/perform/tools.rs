@@ -4,6 +4,7 @@ mod files;
 mod ledger;
 
 use super::Unperformed;
+use super::cut::RunningTool;
 use super::recorded::{self, Recorded};
 use crate::ctx::Ctx;
 use crate::telemetry::{self, names};
@@ -381,8 +382,16 @@ impl<'a> ToolRun<'a> {
             format!("tool {} (call {}) of session {}", call.name, call.call_id, self.session.session_id);
         let running = running.catch_unwind().instrument(span.clone());
         let watched = self.ctx.watchdog.watch(self.lease.job_id, what, limit, running);
+        let mut cut = RunningTool {
+            cut: &self.ctx.cut,
+            lease: self.lease,
+            session_id: &self.session.session_id,
+            call_id: &call.call_id,
+            is_over: false,
+        };
         let began = Instant::now();
         let ran = tokio::time::timeout(limit, watched).await;
+        cut.is_over = true;
         let returned = matches!(ran, Ok(Ok(_)));
         let (kind, ran) = match ran {
             Ok(Ok(Ok(output))) => {
@@ -420,7 +429,7 @@ pub(crate) fn refusal(ctx: &Ctx, session: &Session, agent: &Agent, call: &ToolCa
     if let Some(raw) = &call.malformed {
         let shown: String = raw.chars().take(500).collect();
         return Some(ToolError::new(format!(
-            "The arguments were not a JSON object, or were nested too deep, so the tool did not run. Call it again with valid JSON. Received: {shown}"
+            "The arguments were not a JSON object, were nested too deep, or had an integer beyond 64 bits, so the tool did not run. Call it again with valid JSON. Received: {shown}"
         )));
     }
     let prefix = session.prefix.as_ref();

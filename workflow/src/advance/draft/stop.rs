@@ -1,18 +1,19 @@
 //! Drafts the end of a run that was cancelled or that failed.
 
 use super::journal::After;
-use super::{Draft, abandoned};
+use super::{Draft, abandoned, error};
 use crate::advance::{Next, Transition};
 use crate::effect::Effect;
 use crate::failure::Failure;
 use crate::fault::{Fault, Verdict};
+use crate::id::CallId;
 use crate::record::{FinishReason, ToolCall, Usage, without_nul};
-use crate::resolve::outcome_unknown;
+use crate::resolve::{CANCELLED, NO_END, outcome_unknown};
 use crate::session::{Call, CallStatus, SessionStatus};
 
 impl Draft<'_> {
-    /// `cut_off`: what the model call has used that the cancel cut off.
-    pub(in crate::advance) fn cancel(mut self, cut_off: Option<Usage>) -> Transition {
+    /// `cut_off`: what the model call has used that the cancel cut off. `cut`: the tool calls that it cut off.
+    pub(in crate::advance) fn cancel(mut self, cut_off: Option<Usage>, cut: &[CallId]) -> Transition {
         let turn = self.session.open_turn();
         // A turn that waits for an answer was already counted as a step. Any other open turn must be counted
         // here.
@@ -26,15 +27,24 @@ impl Draft<'_> {
             let row = self.session.call(&call.call_id).cloned();
             match row {
                 Some(Call { status, outcome: None, .. }) if status.may_have_run() => {
-                    if status != CallStatus::Uncertain {
-                        self.journal_uncertain(&call, None);
-                    }
+                    let why = if status == CallStatus::Uncertain {
+                        Some(NO_END)
+                    } else {
+                        // Only a living worker knows that the cancel ended the call.
+                        let why = cut.contains(&call.call_id).then_some(CANCELLED);
+                        self.journal_uncertain(&call, why.map(str::to_owned));
+                        why
+                    };
                     executed += 1;
-                    self.record_result(&call, CallStatus::Uncertain, outcome_unknown(None));
+                    self.record_result(&call, CallStatus::Uncertain, outcome_unknown(why));
                 }
                 Some(Call { status, outcome: Some(outcome), .. }) => {
                     executed += 1;
                     self.record_result(&call, status, outcome);
+                }
+                Some(Call { status: CallStatus::Waiting, .. }) => {
+                    let text = "The question was asked; the run was stopped before an answer came.";
+                    self.record_result(&call, CallStatus::Abandoned, error(text));
                 }
                 Some(_) | None => self.record_result(&call, CallStatus::Abandoned, abandoned()),
             }

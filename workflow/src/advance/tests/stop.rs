@@ -24,6 +24,9 @@ fn a_cancelled_run_closes_each_call_with_what_is_known_of_it() {
             ("done", CallStatus::Done, Some(8)),
         ]
     );
+    let told = |at: usize| cancelled.records[at].tool_results().next().unwrap().content.as_str();
+    assert!(told(0).starts_with("This call was not carried out"), "{}", told(0));
+    assert_eq!(told(3), "The question was asked; the run was stopped before an answer came.");
     assert_eq!((roles(&cancelled)[5], &cancelled.inbox_drained), (Role::User, &vec![6]));
     let unknown = Event::ToolFailedUncertain { call_id: "started".into(), name: "tool".into(), reason: None };
     assert_eq!(cancelled.events.iter().filter(|event| **event == unknown).count(), 1);
@@ -34,6 +37,40 @@ fn a_cancelled_run_closes_each_call_with_what_is_known_of_it() {
     assert_eq!(reason.as_deref(), Some("cancelled: the guest left"));
     session.apply(&cancelled);
     assert!(session.open_turn().is_none() && session.calls.is_empty());
+}
+
+#[test]
+fn a_cancel_says_of_a_call_only_what_its_worker_knows() {
+    let session = turn(vec![
+        row("cut", Effect::Guarded, CallStatus::Started),
+        row("of a dead worker", Effect::Guarded, CallStatus::Started),
+        row("uncertain before", Effect::Guarded, CallStatus::Uncertain),
+    ]);
+    let cut = vec!["cut".into(), "uncertain before".into()];
+    let cancelled = advance(&session, Performed::Cancelled { used: None, cut }, TELL);
+    let told: Vec<String> = cancelled
+        .records
+        .iter()
+        .flat_map(Record::tool_results)
+        .map(|result| result.content.split(" It may").next().unwrap_or_default().to_owned())
+        .collect();
+    assert_eq!(
+        told,
+        [
+            "OUTCOME UNKNOWN. The run was cancelled while the call ran.",
+            "OUTCOME UNKNOWN. The call was started and the worker stopped before it reported back.",
+            "OUTCOME UNKNOWN. The call was started, and how it ended is not known.",
+        ]
+    );
+    let reasons: Vec<Option<&str>> = cancelled
+        .events
+        .iter()
+        .filter_map(|event| match event {
+            Event::ToolFailedUncertain { reason, .. } => Some(reason.as_deref()),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(reasons, [Some("The run was cancelled while the call ran."), None]);
 }
 
 #[test]

@@ -15,6 +15,15 @@ pub(super) fn awaits_approval(standing: &Standing) -> bool {
     standing.open_calls.iter().any(|call| call.status == "unapproved")
 }
 
+/// What to do about a run that waits for an operator. Each uncertain call has a finding of its own.
+pub(super) fn attention(standing: &Standing) -> &'static str {
+    if standing.open_calls.iter().any(|call| call.status == "uncertain") {
+        "Find out what took effect and say so (below). Or let the model decide"
+    } else {
+        "Let the model go on"
+    }
+}
+
 /// Explains each call whose outcome is unknown.
 fn of_uncertain(standing: &Standing) -> Vec<Finding> {
     let uncertain = standing.open_calls.iter().filter(|call| call.status == "uncertain");

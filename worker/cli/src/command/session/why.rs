@@ -3,7 +3,7 @@
 use super::super::delivery::{remedy, waits_for};
 use super::super::output::{Cell, Column, Output, Table, Tone, age, capital, count, printable, span};
 use super::Exit;
-use super::effects::{awaits_approval, of_calls, of_failed_calls, quoted};
+use super::effects::{attention, awaits_approval, of_calls, of_failed_calls, quoted};
 pub(in crate::command) use super::effects::{decide_call, resolve_call, resolve_delivery};
 use super::job::{Finding, Surroundings, of_lacked_agent, of_outage, of_pause, of_replay};
 use super::show::header;
@@ -145,8 +145,8 @@ pub(super) fn explain(standing: &Standing, around: Surroundings<'_>) -> Vec<Find
         Some(SessionStatus::NeedsAttention) => find(
             format!("It waits for an operator: {}.", error_of(standing).0),
             Some(format!(
-                "Find out what took effect and say so (below). Or let the model decide:\nwakeful session retry {id}\nOr end \
-                 the run:\nwakeful session cancel {id}"
+                "{}:\nwakeful session retry {id}\nOr end the run:\nwakeful session cancel {id}",
+                attention(standing)
             )),
         ),
         // A replay continues only through its own command; `session retry` is refused.

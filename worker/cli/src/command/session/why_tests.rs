@@ -245,6 +245,22 @@ fn every_resting_status_has_its_reason_and_its_command() {
 }
 
 #[test]
+fn only_a_run_with_an_uncertain_call_points_below() {
+    let mut stopped = standing("needs_attention");
+    stopped.session.error =
+        Some("imported: its call was given up. Remedy: retry, and the model is asked again".into());
+    assert_eq!(
+        first(&stopped, AROUND),
+        "It waits for an operator: imported: its call was given up. | Retry, and the model is asked again:\nwakeful session \
+         retry sess_1\nOr end the run:\nwakeful session cancel sess_1"
+    );
+    stopped.session.error = Some("a call waits".into());
+    assert!(!first(&stopped, AROUND).contains("below"));
+    stopped.open_calls = vec![call("uncertain", false)];
+    assert!(first(&stopped, AROUND).contains("say so (below)"));
+}
+
+#[test]
 fn a_failed_run_gives_the_remedy_of_its_fault_and_the_retry() {
     let mut failed = standing("failed");
     failed.session.error = Some("the run reached its limit of 5 steps. Remedy: raise `limits.steps`".into());

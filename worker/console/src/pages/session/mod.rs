@@ -69,7 +69,12 @@ struct Uncertain {
     field: &'static str,
     id: String,
     name: String,
+    /// A sentence that says why nobody knows how it ended.
+    cause: String,
 }
+
+/// Why an effect is uncertain of which no reason is known.
+const DIED: &str = "A worker died while it ran.";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Tab {
@@ -300,12 +305,14 @@ fn uncertain(one: &Detail) -> Vec<Uncertain> {
         field: "call_id",
         id: call.call_id.clone(),
         name: call.name.clone(),
+        cause: call.reason.clone().unwrap_or_else(|| DIED.to_owned()),
     });
     let deliveries = one.deliveries.iter().filter(|one| one.is_uncertain()).map(|one: &Delivery| Uncertain {
         kind: "Delivery",
         field: "delivery_id",
         id: one.delivery_id.clone(),
         name: one.channel.clone(),
+        cause: DIED.to_owned(),
     });
     calls.chain(deliveries).collect()
 }

@@ -117,7 +117,7 @@ fn ended(results: &Performed) -> &[EndedCall] {
         | Performed::Replied(_)
         | Performed::Compacted(_)
         | Performed::Stopped(_)
-        | Performed::Cancelled(_)
+        | Performed::Cancelled { .. }
         | Performed::Paused => &[],
     }
 }
