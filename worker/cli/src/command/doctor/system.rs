@@ -113,11 +113,10 @@ pub(super) async fn mail(config: &Config) -> Report {
     };
     match tokio::time::timeout(TIMEOUT, sender.greet()).await {
         Ok(Ok(())) => report.ok("mail", format!("{address} answers")),
-        Ok(Err(error)) => report.problem(
-            "mail",
-            error,
-            "check [email.smtp] host, port, security, user and password, and whether this host may connect there",
-        ),
+        Ok(Err(error)) => {
+            let remedy = smtp_remedy(&error);
+            report.problem("mail", error, remedy);
+        }
         Err(_) => report.problem(
             "mail",
             format!("{address} does not answer within {}", span(TIMEOUT.as_secs_f64())),
@@ -125,6 +124,17 @@ pub(super) async fn mail(config: &Config) -> Report {
         ),
     }
     report
+}
+
+fn smtp_remedy(error: &str) -> &'static str {
+    // An expired certificate, or one of another host, needs another certificate and no file here.
+    let is_of_strangers = ["UnknownIssuer", "CaUsedAsEndEntity"].iter().any(|why| error.contains(why));
+    if error.contains("invalid peer certificate") && is_of_strangers {
+        "set [email.smtp] `ca_file` to the CA that signed the server's certificate; that CA's own certificate cannot be the \
+         server's"
+    } else {
+        "check [email.smtp] host, port, security, user and password, and whether this host may connect there"
+    }
 }
 
 /// Checks the database, and the workers, queues and sessions that it knows of.
@@ -435,5 +445,17 @@ fn deliveries(troubles: &Troubles, report: &mut Report) {
             format!("{} wait to be sent, the oldest for {oldest}", troubles.waiting_deliveries),
             "see what for: wakeful delivery list --status waiting",
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_ca_of_a_mail_server_has_the_key_as_its_remedy() {
+        assert!(smtp_remedy("tls: invalid peer certificate: UnknownIssuer").contains("`ca_file`"));
+        assert!(smtp_remedy("tls: invalid peer certificate: Expired").contains("check [email.smtp]"));
+        assert!(smtp_remedy("535 no").contains("check [email.smtp]"));
     }
 }
