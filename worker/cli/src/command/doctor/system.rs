@@ -4,6 +4,7 @@ use super::super::output::{count, span};
 use super::{Report, database, fleet, upgrade};
 use crate::client::address::{self, Address};
 use crate::client::readyz;
+use std::collections::BTreeSet;
 use std::time::Duration;
 use wakeful_channels::chat::legacy;
 use wakeful_channels::email;
@@ -211,6 +212,7 @@ async fn ask(config: &Config, url: &str, since: Duration, report: &mut Report) -
     database::tokens(config, &store, report).await?;
     work(config, &store, report).await?;
     schedules(&store, crate::command::queue::silent_after_s(config), report).await?;
+    withdrawn(config, &store, report).await?;
     troubles(&store.troubles(Duration::from_secs_f64(WAITING_S), since).await?, since, report);
     super::alerts::check(&store, since, report).await?;
     if config.chat.legacy.redis_url.is_some() {
@@ -378,6 +380,25 @@ async fn schedules(store: &Store, silent_after_s: f64, report: &mut Report) -> R
     }
     if late.is_empty() {
         report.ok("schedules", "none is late");
+    }
+    Ok(())
+}
+
+/// Names the schedules of this configuration that a scheduler with another configuration has paused since.
+async fn withdrawn(config: &Config, store: &Store, report: &mut Report) -> Result<(), Error> {
+    let spaces: BTreeSet<&str> = config.schedules.values().map(|one| one.space.as_str()).collect();
+    for space_id in spaces {
+        for stored in store.schedules(space_id).await? {
+            let name = &stored.definition.name;
+            let is_ours = config.schedules.get(name).is_some_and(|one| one.space == space_id);
+            if is_ours && stored.paused_by.as_deref() == Some("config") {
+                report.warning(
+                    "schedules",
+                    format!("{name} is paused: a scheduler of this deployment started whose configuration lacks it"),
+                    "restart a scheduler with this file; give the other deployment another name: [server] deployment",
+                );
+            }
+        }
     }
     Ok(())
 }
