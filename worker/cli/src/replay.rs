@@ -14,6 +14,7 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use wakeful_engine::ctx::Ctx;
 use wakeful_engine::jobs::pool;
+use wakeful_engine::model::host_of;
 use wakeful_engine::replay::send_input;
 use wakeful_store::fork::{ForkRequest, Model, Purpose};
 use wakeful_store::replay::{Progress, Unfinished};
@@ -75,6 +76,9 @@ pub trait Observer: Send + Sync {
     /// Another process, perhaps a killed one, holds the replay's lease for `seconds` more.
     fn on_wait(&self, _session_id: &str, _seconds: i64) {}
 
+    /// The replay calls this model, at this address if it is known.
+    fn on_model(&self, _model: &str, _host: Option<&str>) {}
+
     /// The replay is about to run. Its source has `answers` replies of the model after the cut.
     fn on_start(&self, session_id: &str, answers: u64);
 
@@ -129,6 +133,10 @@ pub async fn run(
     };
     if let Some(seconds) = ctx.store.held_for_s(&session_id).await? {
         observer.on_wait(&session_id, seconds);
+    }
+    if request.answers == Answers::Live {
+        let model = ctx.store.session(None, &session_id).await?.model_id;
+        observer.on_model(&model, host_of(&ctx.config, &model).as_deref());
     }
     ctx.bus.notifier.any_job();
     let stop = ctx.shutdown.draining.child_token();

@@ -363,6 +363,13 @@ fn check_regular(path: &std::path::Path) -> Result<(), Usage> {
     }
 }
 
+/// Says that there is no configuration file, for a command that would do something else with one.
+fn say_without_file(config: &Config) {
+    if config.file.is_none() {
+        eprintln!("wakeful: no wakeful.toml here and no --config: this goes by the environment and defaults");
+    }
+}
+
 /// Returns the configured database's URL.
 fn database_url(config: &Config) -> anyhow::Result<String> {
     let url = config.database.url.as_ref().ok_or_else(|| {

@@ -53,6 +53,12 @@ impl Observer for Meter {
         });
     }
 
+    fn on_model(&self, model: &str, host: Option<&str>) {
+        let at = host.map(|host| format!(" at {host}")).unwrap_or_default();
+        let line = format!("replay: calls {model}{at}");
+        self.bar.suspend(|| eprintln!("{}", printable(&line)));
+    }
+
     fn on_start(&self, session_id: &str, answers: u64) {
         self.bar.set_length(answers);
         if !self.terminal {
