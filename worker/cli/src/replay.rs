@@ -82,6 +82,9 @@ pub trait Observer: Send + Sync {
     /// The replay is about to run. Its source has `answers` replies of the model after the cut.
     fn on_start(&self, session_id: &str, answers: u64);
 
+    /// The replay stands still, for this reason. Called again and again.
+    fn on_blocked(&self, _why: &str) {}
+
     /// `answers` turns of the replay are committed.
     fn on_progress(&self, answers: u64, progress: &Progress);
 }
@@ -229,11 +232,19 @@ async fn drive(
         records.iter().filter(|one| one.message_number > cut && one.role == Role::Assistant).count() as u64
     };
     observer.on_start(session_id, answers(&source.recording.session.records));
+    let mut before: Option<Progress> = None;
     loop {
         let progress = ctx.store.progress(session_id).await?;
         observer.on_progress(progress.turns.unsigned_abs(), &progress);
         match progress.status {
-            SessionStatus::Queued | SessionStatus::Running => {}
+            SessionStatus::Queued | SessionStatus::Running => {
+                // Only a replay that stands still is looked at.
+                if before.as_ref() == Some(&progress)
+                    && let Some(why) = why_blocked(ctx, session_id).await?
+                {
+                    observer.on_blocked(&why);
+                }
+            }
             SessionStatus::Created | SessionStatus::Completed | SessionStatus::WaitingInput => {
                 let session = ctx.store.hydrate(session_id).await?;
                 if session.status != progress.status {
@@ -264,12 +275,21 @@ async fn drive(
                 return Ok(ReplayEnd::Failed(format!("the session is {}", progress.status.as_str())));
             }
         }
+        before = Some(progress);
         tokio::select! {
             () = stop.cancelled() => return Ok(ReplayEnd::Interrupted),
             _ = news.recv() => {}
             () = tokio::time::sleep(POLL_INTERVAL) => {}
         }
     }
+}
+
+/// Why the replay's step waits. `None` while it runs, and before its first failure.
+async fn why_blocked(ctx: &Ctx, session_id: &str) -> anyhow::Result<Option<String>> {
+    let job = ctx.store.session(None, session_id).await?.job.unwrap_or_default();
+    let error = job["last_error"].as_str().filter(|_| job["leased"] == false);
+    let what = job["waits_for"].as_str().unwrap_or("its next attempt");
+    Ok(error.map(|error| format!("waits for {what}: {error}")))
 }
 
 /// Returns whether a failed run failed only because its recording was used up.
