@@ -167,7 +167,7 @@ async fn a_query_or_a_header_that_cannot_be_read_is_400() {
     // The beginning of an id finds its session.
     let (status, found) = client.get(&format!("/v1/sessions/{}", &id[..id.len() - 4])).await;
     assert_eq!((status, found["session_id"].as_str()), (StatusCode::OK, Some(id)), "{found}");
-    for last in ["x", "", "1.5", "99999999999999999999"] {
+    for last in ["x", "", "1.5", "-1", "99999999999999999999"] {
         let request = client.get_request(&format!("/v1/sessions/{id}/stream")).header("Last-Event-ID", last);
         refused(request, StatusCode::BAD_REQUEST, "Last-Event-ID")
             .await

@@ -3,7 +3,7 @@
 mod sessions;
 mod widths;
 
-use crate::support::{Answer, Database, ModelServer, Options, eventually};
+use crate::support::{Answer, Database, ModelServer, Options, Program, eventually};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -296,5 +296,15 @@ async fn the_doctor_names_the_session_whose_effect_is_uncertain() {
     for said in [&ran.out, &why.out, &run(&options, &database.url, &["session", "show", id]).await.out] {
         let said: Vec<&str> = said.split_whitespace().collect();
         assert!(said.join(" ").contains(&command), "{said:?}");
+    }
+}
+
+#[test]
+fn a_command_that_goes_by_the_configuration_says_that_it_found_none() {
+    let folder = tempfile::TempDir::new().unwrap();
+    for args in [&["replay", "sess_none"][..], &["preflight", "--against", "http://127.0.0.1:1"]] {
+        let ran = Program::command(folder.path()).args(args).output().unwrap();
+        let said = String::from_utf8(ran.stderr).unwrap();
+        assert!(!ran.status.success() && said.contains("no wakeful.toml here"), "{args:?}: {said}");
     }
 }

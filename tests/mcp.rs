@@ -67,6 +67,7 @@ async fn a_servers_tools_are_pulled_into_a_file_and_called() {
     assert!(unpulled.log().contains("`wakeful mcp pull desk`"), "{}", unpulled.log());
     let doctor = cli(&["doctor"]).await;
     assert!(doctor.code == 9 && doctor.out.contains("wakeful mcp pull desk"), "{}", doctor.out);
+    assert!(!doctor.out.contains("correct the program's tools"), "{}", doctor.out);
 
     let pulled = cli(&["mcp", "pull", "-o", "json"]).await;
     assert_eq!(pulled.code, 0, "{}", pulled.err);

@@ -33,6 +33,7 @@ async fn dry_tools_say_what_they_would_have_done_and_do_nothing() {
     let stage = Stage::eventful().await;
     let before = stage.dump().await;
     let told = stage.replay(&[]).await;
+    assert!(told.log.contains("calls openai/test at http://127.0.0.1:"), "{}", told.log);
     assert_eq!(told.status, 8, "charge and reserve have no outcome of their own: {}", told.log);
     assert_eq!(told.json["diff"]["verdict"], "prose", "{:#}", told.json["diff"]["first_divergence"]);
     let (source, replay) = (stage.source().await, told.traces(&stage).await);

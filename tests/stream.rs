@@ -56,6 +56,16 @@ async fn journal_frames_are_numbered_from_one_and_a_reader_goes_on_where_it_stop
     client.chat("c1", "And another.").await;
     let next = reader.next().await.unwrap();
     assert_eq!((next.id, next.event.as_str()), (Some(entries.len() as i64 + 1), "message_received"));
+    reader.until("checkpoint").await;
+    client.wait_for(&id, "completed").await;
+
+    // A number from before a backup was restored hides nothing that comes.
+    let newest =
+        client.get(&format!("/v1/sessions/{id}/events?limit=500")).await.1["items"].as_array().unwrap().len();
+    let mut reader = Reader::open(&client, &id, Some(1_000_000)).await;
+    client.chat("c1", "And one more.").await;
+    let next = reader.next().await.unwrap();
+    assert_eq!((next.id, next.event.as_str()), (Some(newest as i64 + 1), "message_received"));
 }
 
 #[tokio::test]

@@ -342,7 +342,12 @@ async fn a_webhook_says_its_first_answer_again_and_names_no_address_for_replies(
     // Webhook conversations have a prefix of their own, so a webhook cannot write into another user's chat.
     desk.session("default/webhook/w1").await;
     let mut other = Post::new(Medium::Webhook, 1, 1, "Something else");
-    assert_eq!(refused(other.request(&client)).await.0, StatusCode::UNPROCESSABLE_ENTITY);
+    let (status, text) = refused(other.request(&client)).await;
+    assert_eq!(status, StatusCode::UNPROCESSABLE_ENTITY);
+    assert!(text.contains("webhook-id") && !text.contains("client_key"), "{text}");
+    other.body = json!({"conversation_id": "w1", "text": "x", "more": 1}).to_string();
+    let (_, text) = refused(other.request(&client)).await;
+    assert!(text.contains("unknown field") && !text.contains("reply_url"), "{text}");
     other.body = json!({"conversation_id": "w1", "text": "x", "reply_url": "http://10.0.0.1/"}).to_string();
     let (status, text) = refused(other.request(&client)).await;
     assert_eq!(status, StatusCode::BAD_REQUEST);

@@ -138,6 +138,8 @@ async fn schedules_are_made_changed_paused_resumed_triggered_and_deleted_by_http
     let client = process.client();
     assert_eq!(client.get("/v1/schedules/nightly").await.1["paused_by"], "config");
     assert_eq!(client.post("/v1/schedules/nightly/resume", &json!({})).await.0, StatusCode::CONFLICT);
+    let (_, out, _) = cli(&options, &database, &["doctor", "-o", "json"]).await;
+    assert!(out.contains("nightly is paused: a scheduler of this deployment"), "{out}");
     drop(process);
     let process = options.serve(&database).await;
     process.wait_for_log("Took up schedule nightly").await;

@@ -14,6 +14,7 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use wakeful_engine::ctx::Ctx;
 use wakeful_engine::jobs::pool;
+use wakeful_engine::model::host_of;
 use wakeful_engine::replay::send_input;
 use wakeful_store::fork::{ForkRequest, Model, Purpose};
 use wakeful_store::replay::{Progress, Unfinished};
@@ -75,8 +76,14 @@ pub trait Observer: Send + Sync {
     /// Another process, perhaps a killed one, holds the replay's lease for `seconds` more.
     fn on_wait(&self, _session_id: &str, _seconds: i64) {}
 
+    /// The replay calls this model, at this address if it is known.
+    fn on_model(&self, _model: &str, _host: Option<&str>) {}
+
     /// The replay is about to run. Its source has `answers` replies of the model after the cut.
     fn on_start(&self, session_id: &str, answers: u64);
+
+    /// The replay stands still, for this reason. Called again and again.
+    fn on_blocked(&self, _why: &str) {}
 
     /// `answers` turns of the replay are committed.
     fn on_progress(&self, answers: u64, progress: &Progress);
@@ -129,6 +136,10 @@ pub async fn run(
     };
     if let Some(seconds) = ctx.store.held_for_s(&session_id).await? {
         observer.on_wait(&session_id, seconds);
+    }
+    if request.answers == Answers::Live {
+        let model = ctx.store.session(None, &session_id).await?.model_id;
+        observer.on_model(&model, host_of(&ctx.config, &model).as_deref());
     }
     ctx.bus.notifier.any_job();
     let stop = ctx.shutdown.draining.child_token();
@@ -221,11 +232,19 @@ async fn drive(
         records.iter().filter(|one| one.message_number > cut && one.role == Role::Assistant).count() as u64
     };
     observer.on_start(session_id, answers(&source.recording.session.records));
+    let mut before: Option<Progress> = None;
     loop {
         let progress = ctx.store.progress(session_id).await?;
         observer.on_progress(progress.turns.unsigned_abs(), &progress);
         match progress.status {
-            SessionStatus::Queued | SessionStatus::Running => {}
+            SessionStatus::Queued | SessionStatus::Running => {
+                // Only a replay that stands still is looked at.
+                if before.as_ref() == Some(&progress)
+                    && let Some(why) = why_blocked(ctx, session_id).await?
+                {
+                    observer.on_blocked(&why);
+                }
+            }
             SessionStatus::Created | SessionStatus::Completed | SessionStatus::WaitingInput => {
                 let session = ctx.store.hydrate(session_id).await?;
                 if session.status != progress.status {
@@ -256,12 +275,21 @@ async fn drive(
                 return Ok(ReplayEnd::Failed(format!("the session is {}", progress.status.as_str())));
             }
         }
+        before = Some(progress);
         tokio::select! {
             () = stop.cancelled() => return Ok(ReplayEnd::Interrupted),
             _ = news.recv() => {}
             () = tokio::time::sleep(POLL_INTERVAL) => {}
         }
     }
+}
+
+/// Why the replay's step waits. `None` while it runs, and before its first failure.
+async fn why_blocked(ctx: &Ctx, session_id: &str) -> anyhow::Result<Option<String>> {
+    let job = ctx.store.session(None, session_id).await?.job.unwrap_or_default();
+    let error = job["last_error"].as_str().filter(|_| job["leased"] == false);
+    let what = job["waits_for"].as_str().unwrap_or("its next attempt");
+    Ok(error.map(|error| format!("waits for {what}: {error}")))
 }
 
 /// Returns whether a failed run failed only because its recording was used up.

@@ -169,10 +169,15 @@ pub struct Queue {
     pub warm_mb: usize,
 }
 
+/// A worker with this heartbeat counts as silent after so many seconds without one.
+pub fn silent_after_s(heartbeat: Duration) -> f64 {
+    heartbeat.as_secs_f64() * 3.0
+}
+
 impl Queue {
-    /// After so many seconds without a heartbeat a worker counts as silent.
+    /// [`silent_after_s`] of this heartbeat.
     pub fn silent_after_s(&self) -> f64 {
-        self.heartbeat.as_secs_f64() * 3.0
+        silent_after_s(self.heartbeat)
     }
 
     /// The defaults of `lease` and `heartbeat`.

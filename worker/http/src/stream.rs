@@ -72,21 +72,25 @@ pub(super) async fn stream(
         ),
     })?;
     ctx.store.session_within(&caller.reach, &id).await?;
-    let last =
-        match headers.get("last-event-id") {
-            Some(value) => {
-                Some(value.to_str().ok().and_then(|text| text.trim().parse().ok()).ok_or_else(|| {
-                    Problem::bad_request("`Last-Event-ID` is the number of a journal entry")
-                })?)
-            }
-            None => None,
-        };
+    let (given_as, given) = match headers.get("last-event-id") {
+        Some(value) => {
+            ("Last-Event-ID", value.to_str().ok().and_then(|text| text.trim().parse::<i64>().ok()))
+        }
+        None => ("after", Some(query.after.unwrap_or(0))),
+    };
+    let mut after = given
+        .filter(|number| *number >= 0)
+        .ok_or_else(|| Problem::bad_request(format!("`{given_as}` is the number of a journal entry")))?;
+    if after > 0 {
+        // A number beyond the end is from before a backup was restored. It would hide the entries that come until then.
+        after = after.min(ctx.store.last_event_seq(&id).await?);
+    }
     let heartbeat = Duration::from_secs(ctx.config.server.sse_heartbeat_s);
     let reader = Reader {
         ctx,
         caller,
         follower,
-        after: last.or(query.after).unwrap_or(0),
+        after,
         limit: BATCH,
         generation: None,
         chunk: NONE,

@@ -1,7 +1,7 @@
 //! One process's connection to one server. The first call opens it, all calls share it, and a call that finds it dead opens
 //! another.
 
-use crate::failure::{CallFailure, MAX_SAID, chain};
+use crate::failure::{CallFailure, MAX_SAID, chain, why_not_opened};
 use crate::http::Http;
 use crate::pinned::Offered;
 use crate::program::{Program, start};
@@ -160,7 +160,7 @@ impl Connection {
             Err(_) => return Err(format!("it did not list its tools within {} s", self.patience.as_secs())),
         };
         let called = peer.peer_info().and_then(|info| info.server_info.clone());
-        let called = called.map_or_else(String::new, |info| format!("{} {}", info.name, info.version));
+        let called = called.map_or_else(String::new, |info| name_of(&info));
         let offered = tools.into_iter().map(|tool| {
             let hints = tool.annotations.unwrap_or_default();
             Offered {
@@ -275,7 +275,11 @@ async fn open(server: Mcp, patience: Duration) -> Result<Live, String> {
             let opening = client.serve(StreamableHttpClientTransport::with_client(Http(http), settings));
             match tokio::time::timeout(patience, opening).await {
                 Ok(Ok(service)) => Ok(Live { service, _program: None, is_suspect: AtomicBool::new(false) }),
-                Ok(Err(error)) => Err(format!("it does not answer as an MCP server: {}", chain(&error))),
+                Ok(Err(error)) => Err(format!(
+                    "{} does not answer as an MCP server: {}",
+                    host_of(url),
+                    why_not_opened(&error)
+                )),
                 Err(_) => Err(too_late()),
             }
         }
@@ -295,6 +299,16 @@ async fn open(server: Mcp, patience: Duration) -> Result<Live, String> {
     }
 }
 
+/// The server's name and its version. A server may leave either empty.
+fn name_of(server: &Implementation) -> String {
+    format!("{} {}", server.name, server.version).trim().to_owned()
+}
+
+/// The part of a URL that says where it leads. Models read it too, and the path or the query may hold a key.
+fn host_of(url: &str) -> String {
+    reqwest::Url::parse(url).map_or_else(|_| "it".to_owned(), |url| url.origin().ascii_serialization())
+}
+
 /// Whether a connection is open, and its server answers if there is a doubt.
 async fn is_usable(live: &Live) -> bool {
     let peer = live.service.peer();
@@ -312,4 +326,25 @@ async fn is_usable(live: &Live) -> bool {
         live.is_suspect.store(false, Ordering::Relaxed);
     }
     answers
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_without_a_version_ends_with_no_space() {
+        assert_eq!(name_of(&Implementation::new("shop", "")), "shop");
+        assert_eq!(name_of(&Implementation::new("shop", "1.0")), "shop 1.0");
+    }
+
+    #[tokio::test]
+    async fn a_server_that_is_away_is_named_with_the_cause_and_without_a_key() {
+        let reach = Reach::Url { url: "http://127.0.0.1:1/s3cret?key=s3cret".to_owned(), token: None };
+        let server = Mcp { name: "shop".to_owned(), reach, definitions: "shop.json".into() };
+        let why = open(server, HANDSHAKE).await.unwrap_err();
+        assert!(why.starts_with("http://127.0.0.1:1 does not answer as an MCP server: "), "{why}");
+        assert!(why.contains("onnection refused"), "{why}");
+        assert!(!why.contains("s3cret") && !why.contains("rmcp"), "{why}");
+    }
 }

@@ -1,7 +1,7 @@
 //! What is known of a call that failed.
 
 use rmcp::model::{ErrorCode, ErrorData};
-use rmcp::service::ServiceError;
+use rmcp::service::{ClientInitializeError, ServiceError};
 use rmcp::transport::streamable_http_client::StreamableHttpError;
 use std::error::Error as StdError;
 
@@ -91,6 +91,30 @@ fn was_taken(error: &(dyn StdError + 'static)) -> Taken {
         next = error.source();
     }
     Taken::Perhaps
+}
+
+/// Why a server by HTTP could not be opened: the innermost cause. What stands around it names types of rmcp.
+pub(crate) fn why_not_opened(error: &ClientInitializeError) -> String {
+    match error {
+        ClientInitializeError::TransportError { error, .. } => innermost(error.error.as_ref()),
+        other => chain(other),
+    }
+}
+
+fn innermost(error: &(dyn StdError + 'static)) -> String {
+    let mut last = error;
+    loop {
+        let next: Option<&(dyn StdError + 'static)> =
+            match last.downcast_ref::<StreamableHttpError<reqwest::Error>>() {
+                // This one does not name its cause as its source.
+                Some(StreamableHttpError::Client(error)) => Some(error),
+                Some(_) | None => last.source(),
+            };
+        match next {
+            Some(next) => last = next,
+            None => return last.to_string(),
+        }
+    }
 }
 
 /// What a server says, as its words and not ours, and not all of it.

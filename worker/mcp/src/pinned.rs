@@ -29,6 +29,9 @@ pub struct PinnedTool {
     pub calls: String,
     /// What happens to a call after a crash. A person may change it.
     pub effect: Effect,
+    /// The effect by the server's hints when it was pulled. A file from before has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hinted: Option<Effect>,
     /// Its description for models.
     pub description: String,
     /// The JSON schema of its arguments.
@@ -77,7 +80,7 @@ pub enum Change {
     Added(PinnedTool),
     /// The server lacks a tool that the file has.
     Removed(PinnedTool),
-    /// A tool whose description or parameters differ.
+    /// A tool whose description or parameters differ, or of which the server promises less.
     Changed {
         /// As the file has it.
         before: PinnedTool,
@@ -126,6 +129,7 @@ impl Pinned {
         let mut tools: Vec<PinnedTool> = offered
             .into_iter()
             .map(|tool| {
+                let hinted = Some(tool.effect());
                 let (name, effect) = match known(&tool) {
                     Some(known) => (known.name.clone(), known.effect),
                     None => (free_name(server, &tool.name, &mut taken), tool.effect()),
@@ -133,6 +137,7 @@ impl Pinned {
                 PinnedTool {
                     name,
                     effect,
+                    hinted,
                     calls: tool.name,
                     description: tool.description,
                     parameters: with_type(tool.parameters),
@@ -148,11 +153,35 @@ impl Pinned {
         let in_after = |tool: &PinnedTool| after.tools.iter().find(|other| other.calls == tool.calls);
         let gone_or_changed = self.tools.iter().filter_map(|before| match in_after(before) {
             None => Some(Change::Removed(before.clone())),
-            Some(now) if now == before => None,
+            Some(now) if now.is_like(before) => None,
             Some(now) => Some(Change::Changed { before: before.clone(), after: now.clone() }),
         });
         let new = after.tools.iter().filter(|tool| !self.tools.iter().any(|known| known.calls == tool.calls));
         gone_or_changed.chain(new.cloned().map(Change::Added)).collect()
+    }
+}
+
+impl PinnedTool {
+    /// Whether the server promises less of this tool than it did in `before`, and the file's effect still says more.
+    pub fn has_lost_its_hint(&self, before: &PinnedTool) -> bool {
+        let is_weaker = |than: Effect| self.hinted.is_some_and(|now| strength(now) < strength(than));
+        before.hinted.is_some_and(is_weaker) && is_weaker(self.effect)
+    }
+
+    /// Whether nothing is another than in `before` that a person should read. A file that lacks a hint, and a hint that a tool gained,
+    /// are nothing.
+    fn is_like(&self, before: &PinnedTool) -> bool {
+        let hinted = before.hinted;
+        !self.has_lost_its_hint(before) && PinnedTool { hinted, ..self.clone() } == *before
+    }
+}
+
+/// How much an effect promises.
+fn strength(effect: Effect) -> u8 {
+    match effect {
+        Effect::Guarded => 0,
+        Effect::Idempotent => 1,
+        Effect::Pure => 2,
     }
 }
 
@@ -241,6 +270,27 @@ mod tests {
         };
         assert_eq!((before.name.as_str(), after.name.as_str()), ("now", "now"));
         assert_eq!((gone.calls.as_str(), new.name.as_str()), ("gone", "clock_now"));
+    }
+
+    #[test]
+    fn a_hint_that_the_server_takes_back_is_a_change() {
+        let before = pin(vec![offered("a", true, false)], None);
+        let after = pin(vec![offered("a", false, false)], Some(&before));
+        assert_eq!((after.tools[0].effect, after.tools[0].hinted), (Effect::Pure, Some(Effect::Guarded)));
+        let changes = before.changes(&after);
+        let [Change::Changed { before: was, after: now }] = &changes[..] else { panic!("{changes:?}") };
+        assert!(now.has_lost_its_hint(was));
+        // It is said once, and not at all of an effect that promises no more than the server.
+        assert_eq!(after.changes(&pin(vec![offered("a", false, false)], Some(&after))), []);
+        let mut careful = before.clone();
+        careful.tools[0].effect = Effect::Guarded;
+        assert_eq!(careful.changes(&pin(vec![offered("a", false, false)], Some(&careful))), []);
+        assert_eq!(after.changes(&pin(vec![offered("a", true, false)], Some(&after))), []);
+        // A file from before has no hints.
+        let mut old = before.clone();
+        old.tools[0].hinted = None;
+        assert!(!old.text().contains("hinted"));
+        assert_eq!(old.changes(&pin(vec![offered("a", false, false)], Some(&old))), []);
     }
 
     #[test]

@@ -143,6 +143,12 @@ async fn pull(config: &Config, names: &[String], check: bool, output: &Output) -
         }));
         let path = server.definitions.display();
         let tools = count(pulled.pinned.tools.len() as i64, "tool");
+        let is_another = earlier.as_ref().is_some_and(|earlier| *earlier != pulled.pinned);
+        if !check && changes.is_empty() && is_another {
+            // Nothing that a person should read, such as a hint that the file lacks. The next pull compares with it.
+            write(&server.definitions, &pulled.pinned.text())
+                .with_context(|| format!("cannot write {path}"))?;
+        }
         let happened = match (check, changes.is_empty() && earlier.is_some()) {
             (_, true) => "as its file has them".to_owned(),
             (true, false) => format!("not as {path} has them"),
@@ -190,7 +196,12 @@ fn said(server: &Mcp, change: &Change) -> Said {
             ];
             let parts: Vec<&str> =
                 parts.iter().filter(|(differs, _)| *differs).map(|(_, part)| *part).collect();
-            (after, format!("other {}", parts.join(" and ")), Tone::Busy)
+            let other = (!parts.is_empty()).then(|| format!("other {}", parts.join(" and ")));
+            let lost = after.has_lost_its_hint(before).then(|| {
+                format!("the server no longer says that it is {}; correct the effect", after.effect.as_str())
+            });
+            let what: Vec<String> = [other, lost].into_iter().flatten().collect();
+            (after, what.join("; "), Tone::Busy)
         }
     };
     Said { server: server.name.clone(), tool: tool.name.clone(), effect: tool.effect.as_str(), what, tone }

@@ -227,9 +227,8 @@ fn run(app: App, cli: Cli, matches: &clap::ArgMatches) -> anyhow::Result<Exit> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("no runtime")?;
     // `dev` sets up its own logging, because its log goes into the data directory.
     let mut settings = wakeful_engine::telemetry::Settings::from_env(std::env::vars());
-    if matches!(cli.command, Command::Replay(_)) && std::env::var_os("WAKEFUL_LOG").is_none() {
-        // `replay` shows each step as progress, so the log needs errors only.
-        settings.filter = "error".to_owned();
+    if std::env::var_os("WAKEFUL_LOG").is_none() {
+        settings.filter = log_of(&cli.command, settings.filter);
     }
     let telemetry =
         (!matches!(cli.command, Command::Dev(_))).then(|| wakeful_engine::telemetry::init(&settings));
@@ -279,6 +278,17 @@ fn run(app: App, cli: Cli, matches: &clap::ArgMatches) -> anyhow::Result<Exit> {
     runtime.shutdown_timeout(std::time::Duration::from_secs(2));
     drop(telemetry);
     exit
+}
+
+/// What a command logs unless `WAKEFUL_LOG` says it. `usual` is what a server logs.
+fn log_of(command: &Command, usual: String) -> String {
+    match command {
+        Command::Serve(_) | Command::Dev(_) | Command::Demo => usual,
+        // `replay` shows each step as progress, and `doctor` reports what a start would warn of.
+        Command::Replay(_) | Command::Doctor(_) => "error,rmcp=off".to_owned(),
+        // The command itself says why an MCP server cannot be asked.
+        _ => format!("{usual},rmcp=off"),
+    }
 }
 
 /// Joins the error and its causes. The text of many errors already ends with the text of their cause; such a
@@ -353,6 +363,13 @@ fn check_regular(path: &std::path::Path) -> Result<(), Usage> {
     }
 }
 
+/// Says that there is no configuration file, for a command that would do something else with one.
+fn say_without_file(config: &Config) {
+    if config.file.is_none() {
+        eprintln!("wakeful: no wakeful.toml here and no --config: this goes by the environment and defaults");
+    }
+}
+
 /// Returns the configured database's URL.
 fn database_url(config: &Config) -> anyhow::Result<String> {
     let url = config.database.url.as_ref().ok_or_else(|| {
@@ -385,4 +402,20 @@ async fn open_store(config: &Config, application: &str) -> anyhow::Result<Store>
     wakeful_engine::encryption::turn_on(config, &store)?;
     store.check_schema().await?;
     Ok(store)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn log(arguments: &[&str]) -> String {
+        log_of(&Cli::try_parse_from(arguments).unwrap().command, "info".to_owned())
+    }
+
+    #[test]
+    fn a_report_has_no_warning_of_the_log_in_its_middle() {
+        assert_eq!(log(&["wakeful", "serve"]), "info");
+        assert_eq!(log(&["wakeful", "doctor"]), "error,rmcp=off");
+        assert_eq!(log(&["wakeful", "mcp", "pull"]), "info,rmcp=off");
+    }
 }

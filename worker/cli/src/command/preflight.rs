@@ -71,6 +71,7 @@ struct Report {
 }
 
 pub(super) async fn run(app: &App, mut config: Config, args: Args) -> anyhow::Result<Exit> {
+    super::say_without_file(&config);
     // Beside `wakeful dev` both are what it would make of them.
     super::dev::apply_with_samples(&mut config, app)?;
     let old = app.capabilities(&config)?;

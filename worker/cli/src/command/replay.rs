@@ -152,6 +152,7 @@ pub(super) async fn run(app: App, mut config: Config, args: Args) -> anyhow::Res
     if let Some(path) = &args.report {
         report::check_page(path)?;
     }
+    super::say_without_file(&config);
     if let Some(model) = args.model.as_deref().filter(|model| *model != "recorded") {
         app.models(&config)?.get(model).map_err(|fault| Usage(format!("--model: {fault}")))?;
         if let Some(variable) = config.missing_key(model) {

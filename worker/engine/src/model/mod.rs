@@ -208,6 +208,18 @@ pub(crate) fn provider_of(name: &str) -> &str {
     name.split_once('/').map_or(name, |(provider, _)| provider)
 }
 
+/// The address that calls of `model` go to, without its path. `None` for a provider that is not built in, and for a script, which calls
+/// nobody.
+pub fn host_of(config: &Config, model: &str) -> Option<String> {
+    let (provider, official) = match provider_of(model) {
+        "anthropic" => (&config.providers.anthropic, anthropic::BASE_URL),
+        "openai" => (&config.providers.openai, openai::BASE_URL),
+        _ => return None,
+    };
+    let url = reqwest::Url::parse(provider.base_url.as_deref().unwrap_or(official)).ok()?;
+    Some(url.origin().ascii_serialization())
+}
+
 /// Names one address and one credential in the id of a gate: another account, or another server, may well answer.
 fn account(at: &call::Endpoint) -> String {
     let key = at.api_key.as_ref().map_or("", |key| key.expose_secret());

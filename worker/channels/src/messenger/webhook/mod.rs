@@ -13,7 +13,9 @@ use serde::Deserialize;
 use serde_json::json;
 use std::sync::Arc;
 use wakeful_engine::ctx::Ctx;
+use wakeful_engine::ingest::Refused;
 use wakeful_http::problem::Problem;
+use wakeful_store::Error;
 use wakeful_store::wake::Woken;
 use wakeful_workflow::policy::ReplyRoute;
 
@@ -29,9 +31,6 @@ struct Message {
     sender: Option<String>,
     /// Only a conversation's first message uses this field.
     agent: Option<String>,
-    /// A message with this field is refused. Only the configuration says where replies go; otherwise a sender
-    /// could make us post to any address.
-    reply_url: Option<serde_json::Value>,
 }
 
 /// Accepts a message: 202, or 200 with the first answer when its `webhook-id` was used before.
@@ -45,7 +44,7 @@ pub(super) async fn receive(
     let body = whole_body(request).await?;
     let verified = signed::standard_webhooks(&config.secrets, &headers, &body, now);
     let id = verified.and_then(|()| signed::webhook_id(&headers));
-    let key = format!("webhook/{}", id.map_err(|error| not_signed("a webhook", error))?);
+    let id = id.map_err(|error| not_signed("a webhook", error))?;
     let message = read(&body)?;
     let reply = config.reply_url.is_some().then(|| ReplyRoute {
         channel: NAME.to_owned(),
@@ -56,13 +55,20 @@ pub(super) async fn receive(
         space_id: config.space().to_owned(),
         // The prefix keeps webhooks out of chats and out of other messengers' conversations.
         conversation_id: format!("webhook/{}", message.conversation_id),
-        key,
+        key: format!("webhook/{id}"),
         text: message.text,
         sender: message.sender,
         agent: message.agent.or_else(|| config.agent.clone()),
         reply,
     };
-    let woken = accept(&ctx, incoming).await?;
+    let woken = accept(&ctx, incoming).await.map_err(|refused| match refused {
+        // The sender knows its header, and not the key that we make of it.
+        Refused::Store(Error::KeyReused { .. }) => Problem::new(
+            StatusCode::UNPROCESSABLE_ENTITY,
+            format!("webhook-id {id:?} was used before with another message"),
+        ),
+        refused => refused.into(),
+    })?;
     let status = if woken.duplicate { StatusCode::OK } else { StatusCode::ACCEPTED };
     Ok((status, Json(woken)))
 }
@@ -73,12 +79,15 @@ fn read(body: &[u8]) -> Result<Message, Problem> {
         return Err(Problem::bad_request("the body is not the JSON that is expected: an object"));
     }
     let message: Message = serde_json::from_slice(body).map_err(|error| {
+        let error = error.to_string();
+        // Only the configuration says where replies go; otherwise a sender could make us post to any address.
+        if error.starts_with("unknown field `reply_url`") {
+            return Problem::bad_request(
+                "`reply_url` is not taken from a message: set messenger.webhook.reply_url",
+            );
+        }
         Problem::bad_request(format!("the body is not the JSON that is expected: {error}"))
     })?;
-    if message.reply_url.is_some() {
-        let detail = "`reply_url` is not taken from a message: set messenger.webhook.reply_url";
-        return Err(Problem::bad_request(detail));
-    }
     let has_control = |text: &str| text.chars().any(char::is_control);
     for (name, text) in
         [("conversation_id", Some(&message.conversation_id)), ("sender", message.sender.as_ref())]

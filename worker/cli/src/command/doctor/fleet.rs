@@ -2,6 +2,8 @@
 
 use super::super::output::span;
 use super::Report;
+use std::time::Duration;
+use wakeful_config::silent_after_s;
 use wakeful_store::queue::WorkerView;
 
 /// At most this many overdue workers are named.
@@ -11,9 +13,10 @@ const NAMED: usize = 3;
 /// jobs within a second; so one whose heartbeat is overdue is named with the time since its last one.
 pub(super) fn check<'a>(
     workers: &'a [WorkerView],
-    silent_after_s: f64,
+    heartbeat: Duration,
     report: &mut Report,
 ) -> Vec<&'a WorkerView> {
+    let silent_after_s = silent_after_s(heartbeat);
     let (alive, silent): (Vec<&WorkerView>, Vec<&WorkerView>) =
         workers.iter().partition(|worker| worker.is_fresh(silent_after_s));
     if alive.is_empty() {
@@ -92,7 +95,7 @@ mod tests {
         let names = ["one", "two", "three", "four", "five"];
         let workers: Vec<WorkerView> = names.iter().zip(ages).map(|(name, age)| worker(name, *age)).collect();
         let mut report = Report::default();
-        check(&workers, 30.0, &mut report);
+        check(&workers, Duration::from_secs(10), &mut report);
         serde_json::to_value(&report.checks).expect("checks are JSON")[0].to_string()
     }
 
@@ -107,7 +110,7 @@ mod tests {
         assert!(many.contains("three silent for 20s, 1 more"), "{many}");
         let held = [worker("one", 1.0), WorkerView { leases: 2, ..worker("two", 40.0) }];
         let mut report = Report::default();
-        check(&held, 30.0, &mut report);
+        check(&held, Duration::from_secs(10), &mut report);
         let told = serde_json::to_value(&report.checks).expect("checks are JSON")[0].to_string();
         assert!(told.contains("1 alive (version 0.1.0), 1 silent with jobs\""), "{told}");
         assert!(said(&[31.0]).contains("none is alive; the last beat was 31s ago"), "{}", said(&[31.0]));

@@ -6,6 +6,7 @@ use crate::App;
 use std::path::{Path, PathBuf};
 use wakeful_config::{CloneFrom, Config};
 use wakeful_engine::workspace::Git;
+use wakeful_mcp::pinned::Pinned;
 
 /// `doctor` warns when the workspace's file system has less free space than this.
 const LOW_DISK_BYTES: u64 = 1 << 30;
@@ -26,11 +27,16 @@ fn agents(app: &App, config: &Config, report: &mut Report) -> Vec<String> {
     let tools = match app.registry(config) {
         Ok(tools) => tools,
         Err(error) => {
-            report.problem(
-                "agents",
-                format!("the tools do not register: {error:#}"),
-                "correct the program's tools",
-            );
+            // Of a server's file that is missing or broken, the check of the MCP servers says what to do.
+            let lacks_a_file =
+                config.mcp.values().any(|server| Pinned::read(&server.definitions, &server.name).is_err());
+            if !lacks_a_file {
+                report.problem(
+                    "agents",
+                    format!("the tools do not register: {error:#}"),
+                    "correct the program's tools",
+                );
+            }
             return Vec::new();
         }
     };

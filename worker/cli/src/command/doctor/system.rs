@@ -4,6 +4,7 @@ use super::super::output::{count, span};
 use super::{Report, database, fleet, upgrade};
 use crate::client::address::{self, Address};
 use crate::client::readyz;
+use std::collections::BTreeSet;
 use std::time::Duration;
 use wakeful_channels::chat::legacy;
 use wakeful_channels::email;
@@ -113,11 +114,10 @@ pub(super) async fn mail(config: &Config) -> Report {
     };
     match tokio::time::timeout(TIMEOUT, sender.greet()).await {
         Ok(Ok(())) => report.ok("mail", format!("{address} answers")),
-        Ok(Err(error)) => report.problem(
-            "mail",
-            error,
-            "check [email.smtp] host, port, security, user and password, and whether this host may connect there",
-        ),
+        Ok(Err(error)) => {
+            let remedy = smtp_remedy(&error);
+            report.problem("mail", error, remedy);
+        }
         Err(_) => report.problem(
             "mail",
             format!("{address} does not answer within {}", span(TIMEOUT.as_secs_f64())),
@@ -125,6 +125,17 @@ pub(super) async fn mail(config: &Config) -> Report {
         ),
     }
     report
+}
+
+fn smtp_remedy(error: &str) -> &'static str {
+    // An expired certificate, or one of another host, needs another certificate and no file here.
+    let is_of_strangers = ["UnknownIssuer", "CaUsedAsEndEntity"].iter().any(|why| error.contains(why));
+    if error.contains("invalid peer certificate") && is_of_strangers {
+        "set [email.smtp] `ca_file` to the CA that signed the server's certificate; that CA's own certificate cannot be the \
+         server's"
+    } else {
+        "check [email.smtp] host, port, security, user and password, and whether this host may connect there"
+    }
 }
 
 /// Checks the database, and the workers, queues and sessions that it knows of.
@@ -201,6 +212,7 @@ async fn ask(config: &Config, url: &str, since: Duration, report: &mut Report) -
     database::tokens(config, &store, report).await?;
     work(config, &store, report).await?;
     schedules(&store, config.queue.silent_after_s(), report).await?;
+    withdrawn(config, &store, report).await?;
     troubles(&store.troubles(Duration::from_secs_f64(WAITING_S), since).await?, since, report);
     super::alerts::check(&store, since, report).await?;
     if config.chat.legacy.redis_url.is_some() {
@@ -212,7 +224,7 @@ async fn ask(config: &Config, url: &str, since: Duration, report: &mut Report) -
 
 async fn work(config: &Config, store: &Store, report: &mut Report) -> Result<(), Error> {
     let workers = store.workers().await?;
-    let alive = fleet::check(&workers, config.queue.silent_after_s(), report);
+    let alive = fleet::check(&workers, config.queue.heartbeat, report);
     upgrade::workers(store, &alive, report).await?;
     let connections = store.fleet_connections(None).await?;
     match connections.shortage() {
@@ -372,6 +384,25 @@ async fn schedules(store: &Store, silent_after_s: f64, report: &mut Report) -> R
     Ok(())
 }
 
+/// Names the schedules of this configuration that a scheduler with another configuration has paused since.
+async fn withdrawn(config: &Config, store: &Store, report: &mut Report) -> Result<(), Error> {
+    let spaces: BTreeSet<&str> = config.schedules.values().map(|one| one.space.as_str()).collect();
+    for space_id in spaces {
+        for stored in store.schedules(space_id).await? {
+            let name = &stored.definition.name;
+            let is_ours = config.schedules.get(name).is_some_and(|one| one.space == space_id);
+            if is_ours && stored.paused_by.as_deref() == Some("config") {
+                report.warning(
+                    "schedules",
+                    format!("{name} is paused: a scheduler of this deployment started whose configuration lacks it"),
+                    "restart a scheduler with this file; give the other deployment another name: [server] deployment",
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
 fn troubles(troubles: &Troubles, since: Duration, report: &mut Report) {
     let all: i64 = troubles.sessions.iter().map(|(_, count)| count).sum();
     let scope = if all >= NEWEST_SESSIONS { format!("the newest {all}") } else { all.to_string() };
@@ -435,5 +466,17 @@ fn deliveries(troubles: &Troubles, report: &mut Report) {
             format!("{} wait to be sent, the oldest for {oldest}", troubles.waiting_deliveries),
             "see what for: wakeful delivery list --status waiting",
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_ca_of_a_mail_server_has_the_key_as_its_remedy() {
+        assert!(smtp_remedy("tls: invalid peer certificate: UnknownIssuer").contains("`ca_file`"));
+        assert!(smtp_remedy("tls: invalid peer certificate: Expired").contains("check [email.smtp]"));
+        assert!(smtp_remedy("535 no").contains("check [email.smtp]"));
     }
 }

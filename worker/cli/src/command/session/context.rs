@@ -34,6 +34,7 @@ pub(super) async fn context(
     output: &Output,
     args: Args,
 ) -> anyhow::Result<Exit> {
+    super::super::say_without_file(config);
     // If the configuration names no model, as with `wakeful dev`, use the session's own.
     let session = store.session(None, &args.id).await?;
     let config = Config { fallback_model: Some(session.model_id), ..config.clone() };
