@@ -199,19 +199,16 @@ pub fn secret_header(value: String) -> Result<HeaderValue, Fault> {
 /// Parses the text of a call's arguments. `truncated` means that the output limit may have cut this text.
 ///
 /// Returns the text as `Err` if it is not a complete JSON object, is nested too deep to be stored, or has an integer that would lose
-/// digits. A call that was cut is kept as malformed: it never runs, and the model is told why. If it were dropped, the reply would look as if the model had
-/// tried no call, and would be sampled again. An empty text means no arguments, unless the output limit may
+/// digits. A call that was cut is kept as malformed: it never runs, and the model is told why. If it were dropped, the reply would
+/// look as if the model had tried no call, and would be sampled again. An empty text means no arguments, unless the output limit may
 /// have cut it.
 pub fn arguments(text: String, truncated: bool) -> Result<Value, String> {
     if text.trim().is_empty() {
         return if truncated { Err(text) } else { Ok(Value::Object(serde_json::Map::new())) };
     }
+    let loses_digits = |value: &Value| has_large_float(value) && has_large_integer(&text);
     match serde_json::from_str(&text) {
-        Ok(value @ Value::Object(_))
-            if !is_too_deep(&value) && !(has_large_float(&value) && has_large_integer(&text)) =>
-        {
-            Ok(storable(value))
-        }
+        Ok(value @ Value::Object(_)) if !is_too_deep(&value) && !loses_digits(&value) => Ok(storable(value)),
         Ok(_) | Err(_) => Err(without_nul(text)),
     }
 }

@@ -2,8 +2,8 @@
 //! with does not answer. The step's job waits at a gate, as it does for a provider, and its run never fails for that. One job
 //! at a time finds out whether the store or the URL is back: it asks the store, or its step fetches from the URL.
 
+use super::ClaimEnd;
 use super::provider::{Back, Troubles};
-use super::{ClaimEnd, provider};
 use crate::ctx::Ctx;
 use crate::gates::{Admission, Probe};
 use crate::tool::FileUse;
