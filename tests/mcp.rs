@@ -104,7 +104,8 @@ async fn a_server_that_changes_its_words_says_nothing_to_a_model_until_a_person_
     let cli = async |args: &[&str]| run(&options, &database.url, args).await;
     assert_eq!(cli(&["mcp", "pull"]).await.code, 0);
     let file = options.path("mcp/desk.json");
-    let reviewed = std::fs::read_to_string(&file).unwrap().replace("\"guarded\"", "\"idempotent\"");
+    let guarded = "\"effect\": \"guarded\"";
+    let reviewed = std::fs::read_to_string(&file).unwrap().replace(guarded, "\"effect\": \"idempotent\"");
     std::fs::write(&file, &reviewed).unwrap();
     assert_eq!(cli(&["mcp", "pull", "--check"]).await.code, 0, "an effect is a person's to choose");
 
@@ -122,7 +123,7 @@ async fn a_server_that_changes_its_words_says_nothing_to_a_model_until_a_person_
     assert!(doctor.out.contains("desk offers other tools than its file has"), "{}", doctor.out);
     assert_eq!(cli(&["mcp", "pull"]).await.code, 0);
     let pulled = std::fs::read_to_string(&file).unwrap();
-    assert!(pulled.contains("eve@example.org") && !pulled.contains("\"guarded\""), "{pulled}");
+    assert!(pulled.contains("eve@example.org") && !pulled.contains(guarded), "{pulled}");
 }
 
 #[tokio::test]
