@@ -95,14 +95,15 @@ async fn a_reply_is_tried_again_although_the_database_failed_its_step_long_ago()
     sql(&database, "update jobs set faults = 5, fault_since = clock_timestamp() - interval '2 hours'").await;
     sql(
         &database,
+        // Once as one of several commits, and once alone.
         "create sequence tries;
-        create function cut_once() returns trigger language plpgsql as $$
+        create function cut_twice() returns trigger language plpgsql as $$
         begin
-            if nextval('tries') = 1 then raise exception 'cut' using errcode = '57P01'; end if;
+            if nextval('tries') <= 2 then raise exception 'cut' using errcode = '57P01'; end if;
             return new;
         end $$;
-        create trigger cut_once before insert on conversation_records for each row
-            when (new.role = 'assistant') execute function cut_once()",
+        create trigger cut_twice before insert on conversation_records for each row
+            when (new.role = 'assistant') execute function cut_twice()",
     )
     .await;
     model.release();
