@@ -378,6 +378,8 @@ async fn an_outage_longer_than_its_budget_fails_the_run_with_its_name_and_a_retr
     for part in ["openai failed for", "status 503", "Remedy:", "limits.outage_s"] {
         assert!(error.contains(part), "{part}: {error}");
     }
+    let due = "update provider_gates set probe_at = clock_timestamp() - interval '2 min'";
+    sqlx::query(due).execute(&database.pool).await.unwrap();
     let doctor = said(&options, &database, &["doctor"]).await;
     let doctor = doctor.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(doctor.contains("The next call tells whether it answers"), "nobody waits for it: {doctor}");

@@ -239,8 +239,9 @@ async fn work(config: &Config, store: &Store, report: &mut Report) -> Result<(),
     }
     let gates = store.closed_gates().await?;
     for gate in &gates {
-        // Nobody asks it, so nobody knows whether it answers by now.
-        if gate.waiting == 0 {
+        // Nobody makes the probe that was due a minute ago, so nobody knows whether it answers by now.
+        let is_unasked = |at| chrono::Utc::now() - at > chrono::TimeDelta::minutes(1);
+        if gate.waiting == 0 && gate.next_probe_at.is_some_and(is_unasked) {
             report.ok(
                 "providers",
                 format!("{}. The next call tells whether it answers", crate::command::queue::said(gate)),
