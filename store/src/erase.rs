@@ -233,7 +233,6 @@ impl Store {
         rows.insert("blobs".to_owned(), self.delete_unused_blobs(&pending.blobs, &pending.sessions).await?);
         // If a store is away, this erasure is not finished: a later one goes on here.
         self.remove_outside().await?;
-        let mut sealed = self.delete_unnamed_blobs(&pending).await?;
         let mut tx = self.retention().await?;
         // The one who counts failures may be about to name these sessions. This comes first: whoever waits for the conversations
         // below does not wait for a look of the search too.
@@ -251,9 +250,10 @@ impl Store {
         if !pending.data_keys.is_empty() {
             // Decided under the lock above: of two erasures that have the same key, the later one finds it unused.
             let keys = keys::unused(&mut tx, &pending.data_keys).await?;
-            sealed += keys::delete_blobs(&mut tx, &keys).await?;
-            rows.insert("sealed_blobs".to_owned(), sealed);
+            let sealed = keys::delete_blobs(&mut tx, &keys).await?;
             tx.commit_part().await?;
+            let sealed = sealed + self.delete_unnamed_blobs(&pending, &keys).await?;
+            rows.insert("sealed_blobs".to_owned(), sealed);
             // The keys go last: what is left of the texts, in WAL and in backups, goes with them. No new session can have them,
             // because the rows that named them are gone.
             if !keys.is_empty() {
@@ -270,18 +270,16 @@ impl Store {
         Ok(rows)
     }
 
-    /// Deletes what no row names any more under data keys that other conversations have too. In a transaction of its own: its lock
-    /// may be long in coming.
-    async fn delete_unnamed_blobs(&self, pending: &Pending) -> Result<i64> {
-        if pending.data_keys.is_empty() {
+    /// Deletes what no row names any more under the data keys that other conversations have too, or that one goes on with: those
+    /// that are not `unused`. In a transaction of its own: its lock may be long in coming.
+    async fn delete_unnamed_blobs(&self, pending: &Pending, unused: &[String]) -> Result<i64> {
+        let shared: Vec<String> =
+            pending.data_keys.iter().filter(|key| !unused.contains(key)).cloned().collect();
+        if shared.is_empty() {
             return Ok(0);
         }
         let mut tx = self.retention().await?;
-        let shared = keys::shared(&mut tx, &pending.data_keys, &pending.conversations).await?;
-        let mut deleted = 0;
-        if !shared.is_empty() {
-            deleted = keys::delete_unnamed_blobs(&mut tx, &shared, &pending.sessions).await?;
-        }
+        let deleted = keys::delete_unnamed_blobs(&mut tx, &shared, &pending.sessions).await?;
         tx.commit_part().await?;
         Ok(deleted)
     }

@@ -32,27 +32,6 @@ pub(super) async fn all_of(tx: &mut PgConnection, conversations: &[String]) -> R
     .await?)
 }
 
-/// Those of these keys that other conversations than these have, or that one of these keeps because it went on.
-pub(super) async fn shared(
-    connection: &mut PgConnection,
-    data_keys: &[String],
-    conversations: &[String],
-) -> Result<Vec<String>> {
-    Ok(sqlx::query_scalar!(
-        r#"select key as "key!" from unnest($1::text[]) key
-        where exists (
-            select from conversation_counters c
-            where c.data_key = key
-                and (c.conversation_id <> all($2) or c.open_run_id is not null
-                    or exists (select from conversation_sessions s where s.conversation_id = c.conversation_id)))
-        order by 1"#,
-        data_keys,
-        conversations
-    )
-    .fetch_all(connection)
-    .await?)
-}
-
 /// Deletes the sealed blobs of the keys that no conversation has any more. Returns how many.
 pub(super) async fn delete_blobs(tx: &mut PgConnection, unused: &[String]) -> Result<i64> {
     let deleted = sqlx::query!("delete from sealed_blobs where data_key = any($1)", unused);

@@ -7,16 +7,19 @@ use sqlx::PgConnection;
 
 /// A clock that makes ids may be behind by so much.
 const BEHIND: TimeDelta = TimeDelta::hours(1);
+/// And ahead by so much.
+const AHEAD: TimeDelta = TimeDelta::seconds(60);
 
 /// Enters the sessions that the sweeps have missed: those of [`BEHIND`] that are not entered, and those with a run of that time and
 /// messages that nobody has read. It reads the ids of an hour, so it is done every ten minutes.
 pub(super) async fn enter(tx: &mut PgConnection, now: DateTime<Utc>) -> Result<()> {
-    let from = now - BEHIND;
+    // Ids that are hashes are mostly greater. Others enter those.
+    let (from, until) = (now - BEHIND, now + AHEAD);
     sqlx::query!(
         "with found as (
-            select session_id from session_runs where run_id > $1
+            select session_id from session_runs where run_id > $1 and run_id < $3
             union
-            select session_id from conversation_sessions where session_id > $2
+            select session_id from conversation_sessions where session_id > $2 and session_id < $4
         )
         insert into search_sessions (session_id, space_id, due_at)
         select s.session_id, s.space_id, clock_timestamp()
@@ -33,7 +36,9 @@ pub(super) async fn enter(tx: &mut PgConnection, now: DateTime<Utc>) -> Result<(
             or (known.due_at is null and known.through_message_number < s.last_message_number)
         on conflict (session_id) do update set due_at = excluded.due_at",
         id_of("run", from),
-        id_of("sess", from)
+        id_of("sess", from),
+        id_of("run", until),
+        id_of("sess", until)
     )
     .execute(&mut *tx)
     .await?;

@@ -1,7 +1,7 @@
 //! The deliver job: sends the outgoing messages of one conversation through one channel, in order.
 #![doc = include_str!("deliver.md")]
 
-use super::{give_back, hold};
+use super::{give_back, hold, not_given_back};
 use crate::channel::{Channel, Found, Outbound, SEND, SendError};
 use crate::ctx::Ctx;
 use crate::outcome;
@@ -107,10 +107,14 @@ impl GiveBack {
 /// Gives the job back after a claim without an answer. If the claim took a delivery, the next worker would find it begun, and ask
 /// a person whether it went out.
 async fn unclaim(ctx: &Ctx, job: &Job, channel: &str, delay: Duration, error: &str) {
-    give_back(ctx, job, || {
+    // Also beyond the end of a drain: nobody but this process knows that nothing was sent.
+    let what = format!("a claim of conversation {}", job.conversation_id);
+    let unclaimed = outcome::record(&job.lease, &what, || {
         ctx.store.unclaim_delivery(&job.lease, &job.conversation_id, channel, delay, error)
-    })
-    .await;
+    });
+    if let Err(error) = unclaimed.await {
+        not_given_back(&error);
+    }
 }
 
 async fn work(ctx: &Ctx, job: &Job) -> Result<(), GiveBack> {

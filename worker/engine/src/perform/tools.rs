@@ -276,7 +276,7 @@ impl<'a> ToolRun<'a> {
         if !self.lease.is_live() || !term.is_ahead() {
             // This start did not run the call. If it was the first one, the row may say again that the call has not run.
             if is_first {
-                store.withdraw_starts(self.lease, session_id, &[started]).await?;
+                self.withdraw(call, started).await?;
             }
             return Err(Unperformed::Reread);
         }
@@ -305,7 +305,7 @@ impl<'a> ToolRun<'a> {
             ToolEnd::Host(why) => {
                 // It had no effect, so the row may say that it did not run, unless an earlier start did run it.
                 if is_first && !is_repeated {
-                    store.withdraw_starts(self.lease, session_id, &[started]).await?;
+                    self.withdraw(call, started).await?;
                 }
                 return Err(Unperformed::Host(why));
             }

@@ -24,11 +24,16 @@ impl ToolRun<'_> {
                 started => return Ok(started?),
             };
         if from == CallStatus::Invoked && error.is_transient() {
-            let start = [Started::of(nonce)];
-            let withdraw = || store.withdraw_starts(self.lease, session_id, &start);
-            outcome::record(self.lease, &format!("the start of call {}", call.call_id), withdraw).await?;
+            self.withdraw(call, Started::of(nonce)).await?;
         }
         Err(error.into())
+    }
+
+    /// Says in the ledger that a start did not run its call.
+    pub(super) async fn withdraw(&self, call: &ToolCall, start: Started) -> wakeful_store::Result<()> {
+        let (store, session_id, starts) = (&self.ctx.store, &self.session.session_id, [start]);
+        let withdraw = || store.withdraw_starts(self.lease, session_id, &starts);
+        outcome::record(self.lease, &format!("the start of call {}", call.call_id), withdraw).await
     }
 
     /// Records the outcome that was left to the turn's commit. Without the lease this writes nothing.
