@@ -234,10 +234,10 @@ impl Store {
         // If a store is away, this erasure is not finished: a later one goes on here.
         self.remove_outside().await?;
         let mut tx = self.retention().await?;
-        // The one who counts failures may be about to name these sessions. This comes first: whoever waits for the conversations
-        // below does not wait for a look of the search too.
+        // The worker that counts failures may be about to name these sessions. This lock comes first, so a message that waits for a
+        // conversation below does not also wait for a look of the search.
         sqlx::query!("select pg_advisory_xact_lock($1)", crate::search::LOCK).fetch_one(&mut *tx).await?;
-        // The numbers of its messages were kept until its messages were gone. One that went on stays.
+        // A conversation keeps the numbers of its messages until the messages are gone. One that went on stays.
         let counters = sqlx::query!(
             "delete from conversation_counters c
             where conversation_id = any($1) and open_run_id is null

@@ -26,7 +26,7 @@ impl Store {
     /// Ends a session for good, also an archived one.
     ///
     /// # Errors
-    /// Those of [`Store::archive`], but an archived session is no conflict.
+    /// Those of [`Store::archive`], but an archived session is not a conflict.
     pub async fn terminate(&self, session_id: &str, reason: Option<&str>) -> Result<()> {
         let tx = self.retire(session_id, SessionStatus::Terminated, "terminate", reason).await?;
         Ok(tx.commit().await?)

@@ -23,7 +23,7 @@ const TOGETHER_MS: i64 = 60_000;
 /// The longest time that a provider's `Retry-After` keeps the gate shut without a probe.
 const LONGEST_WAIT_MS: i64 = 3_600_000;
 
-/// A shut gate for which no job waits is forgotten this long after its next probe was due: nobody makes the probe.
+/// A shut gate for which no job waits is forgotten this long after its next probe was due, because no job makes the probe.
 const FORGOTTEN_MS: i64 = 300_000;
 
 /// A wave never has more jobs than 2 to the power of this.
@@ -229,8 +229,8 @@ impl Gate {
     }
 
     /// Returns how many of the `waiting` jobs to let through now, and the gate after that. A gate that is shut lets one
-    /// through, which makes the probe. One that nobody asks any more is forgotten: the sessions that waited were cancelled, or its
-    /// credential was replaced. Otherwise people would read for ever that the provider fails.
+    /// through, which makes the probe. One at which no job waits any more is forgotten: the sessions that waited were cancelled, or its
+    /// credential was replaced. Otherwise people would go on reading that the provider fails.
     pub fn wave(self, waiting: i64, now_ms: i64) -> (i64, Gate) {
         match self.phase {
             Phase::Open => (waiting, self),

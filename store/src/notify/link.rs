@@ -3,7 +3,7 @@
 //! A token is 256 random bits. Only its SHA-256 is stored, and the token itself stands in the one message that was sent. The row says
 //! what the act is, on which session, and a hash of what it was about when the link was made: the failure, the question, or the
 //! arguments of the call. The act's own transaction uses the link up, after it has locked the session and compared that hash. So
-//! if many people press at once, one of them acts, and nobody agrees to arguments that they did not read.
+//! if many people press at once, one of them acts, and each agrees only to arguments that they have read.
 
 use crate::audit::act;
 use crate::encryption::Vault;

@@ -6,7 +6,7 @@
 //! left to others.
 //!
 //! A job is announced to one worker, by its name. If all were told, each would send a claim, and only one would find the job.
-//! The named one may be full, stopped or dead. A full one tells all others at once. A job that nobody has claimed [`PAUSE`] later
+//! The named one may be full, stopped or dead. A full one tells all others at once. A job that no worker has claimed [`PAUSE`] later
 //! is announced to all, by one more statement, which reads what waits.
 
 use super::Kind;
@@ -147,7 +147,7 @@ async fn tell(store: &Store, told: &Told, own: &[String]) -> Result<bool, sqlx::
     Ok(rows.iter().any(|row| row.is_named))
 }
 
-/// Tells all workers of the jobs of these kinds that one worker was told of `ago`, and that nobody has claimed since.
+/// Tells all workers of the jobs of these kinds that one worker was told of `ago`, and that no worker has claimed since.
 async fn tell_what_waits(store: &Store, kinds: &[Kind], ago: Duration) -> Result<(), sqlx::Error> {
     let payloads: Vec<String> = kinds.iter().map(|kind| payload(kind.as_str(), "")).collect();
     let kinds: Vec<&str> = kinds.iter().map(|kind| kind.as_str()).collect();

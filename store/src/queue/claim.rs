@@ -1,7 +1,7 @@
 //! The statement of a claim, and what becomes of one whose answer was lost.
 //!
 //! The process gives the claim its token before the statement runs. So if the answer is lost, the process gives back by the token
-//! what the statement took. Otherwise those jobs would wait for the end of a lease that nobody keeps, and each would count one
+//! what the statement took. Otherwise those jobs would wait for the end of a lease that no process renews, and each would count one
 //! death.
 
 use super::{Settings, boottime_ms, delay};

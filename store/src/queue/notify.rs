@@ -186,7 +186,7 @@ impl Claimant {
         Resting(self)
     }
 
-    /// Offers a slot for a job that nobody has announced. Jobs that wait go first, so only a queue for which none waits offers one.
+    /// Offers a slot for a job that was not announced. Jobs that wait go first, so only a queue for which none waits offers one.
     fn offer(&self) -> Option<Offer> {
         if !self.rests.load(Ordering::Acquire) {
             return None;

@@ -11,7 +11,7 @@ const BEHIND: TimeDelta = TimeDelta::hours(1);
 const AHEAD: TimeDelta = TimeDelta::seconds(60);
 
 /// Enters the sessions that the sweeps have missed: those of [`BEHIND`] that are not entered, and those with a run of that time and
-/// messages that nobody has read. It reads the ids of an hour, so it is done every ten minutes.
+/// messages that the search has not read. It reads the ids of an hour, so it is done every ten minutes.
 pub(super) async fn enter(tx: &mut PgConnection, now: DateTime<Utc>) -> Result<()> {
     // Ids that are hashes are mostly greater. Others enter those.
     let (from, until) = (now - BEHIND, now + AHEAD);

@@ -43,7 +43,7 @@
       hasEnded(elsewhere || response.redirected || (response.status >= 400 && response.status < 500 && response.status !== 429));
       if (!response.ok || response.redirected) return false;
       const fresh = new DOMParser().parseFromString(await response.text(), "text/html");
-      // Another tab went to another space. What comes from there is no news of this page.
+      // Another tab went to another space. Its news does not belong on this page.
       elsewhere = fresh.body.dataset.space !== body.dataset.space;
       hasEnded(elsewhere);
       if (elsewhere) return false;

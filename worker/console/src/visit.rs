@@ -214,7 +214,8 @@ impl Visit {
         self.console.settings.token.is_some() && self.login.is_none() && !headers.contains_key(AUTHORIZATION)
     }
 
-    /// Ends the login, also for whoever has a copy of its cookie, and returns what takes the cookies from the browser.
+    /// Ends the login, so that a copy of its cookie does not work either. Returns the headers that remove the cookies from the
+    /// browser.
     pub fn log_out(&self) -> [HeaderValue; 3] {
         if let Some(login) = &self.login {
             self.console.ended.end(&login.id, login.ends_at(), chrono::Utc::now().timestamp());

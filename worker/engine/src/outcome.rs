@@ -9,7 +9,7 @@ use wakeful_store::queue::{self, Lease};
 pub(crate) const LONGEST: Duration = Duration::from_millis(500);
 
 /// Records the outcome of `what`, such as "call call_1", by `record`, which is fenced by the lease. Tries again while the database is
-/// away, even after the end of the lease, because nobody can claim the job meanwhile. Without the record, what has happened would
+/// away, even after the end of the lease, because no worker can claim the job meanwhile. Without the record, what has happened would
 /// be done again or count as uncertain.
 ///
 /// # Errors

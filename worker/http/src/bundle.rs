@@ -60,7 +60,7 @@ pub(super) async fn export(
     let address = peer.map(|Extension(peer)| shown(peer.0));
     // First of all: without a token the caller must not even learn what exists.
     if let Err(problem) = admit(&ctx, &headers) {
-        // Whoever guesses at the token leaves a trace. The id is in it as it was asked for.
+        // A wrong token leaves a row in the audit. The id is in it as it was asked for.
         let target = id.ok().map(|Id(id)| id).filter(|id| id.len() <= TARGET_BYTES);
         let (actor_kind, actor, verb) = ("stranger", "unknown".to_owned(), VERB.to_owned());
         let act = Act { actor_kind, actor, verb, target, address, ..Act::default() };

@@ -46,7 +46,7 @@ pub async fn guard(State(ctx): State<Arc<Ctx>>, mut request: Request, next: Next
             return response;
         }
     };
-    // Whoever acts as a user sends a message.
+    // All that a user's token may do, other than look, is to send messages.
     if rule.verb.is_some()
         && let Some(paces) = request.extensions().get::<Arc<Paces>>()
         && let Err(seconds) = paces.count(&caller, Instant::now())

@@ -1,6 +1,6 @@
 //! How many messages each user sends in a minute.
 //!
-//! A user's token is in a browser, and whoever has it can send as fast as the network allows. Each message may begin a
+//! A user's token is in a browser, and anyone who has it can send as fast as the network allows. Each message may begin a
 //! conversation, and each conversation takes a slot when its turn comes. Without a bound, one user's conversations would keep
 //! everybody waiting. Other tokens belong to programs and have no bound.
 

@@ -195,7 +195,7 @@ impl Connection {
     /// it opens all the same: a server that starts slowly is there for the next call.
     async fn live(&self) -> Result<Arc<Live>, String> {
         let mut state = self.state.lock().await;
-        // What became of an opening for which nobody waited any more: it may be long ago.
+        // How an opening ended whose callers had gone away. That may be long ago.
         if let State::Opening { opening, .. } = &*state
             && let Some(opened) = opening.clone().now_or_never()
         {

@@ -348,7 +348,7 @@ fn was_cancelled(row: &SessionRow) -> bool {
     row.status == SessionStatus::Failed && row.error.as_deref() == Some(CANCELLED)
 }
 
-/// The error of a run that pauses. Nobody can approve a call that the import has given up.
+/// The error of a run that pauses. The import has given up its call, so a person cannot approve it.
 fn paused(error: Option<String>) -> Option<String> {
     error.map(|error| if error == AWAITS_APPROVAL { GIVEN_UP.to_owned() } else { error })
 }

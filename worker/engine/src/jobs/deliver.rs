@@ -107,7 +107,7 @@ impl GiveBack {
 /// Gives the job back after a claim without an answer. If the claim took a delivery, the next worker would find it begun, and ask
 /// a person whether it went out.
 async fn unclaim(ctx: &Ctx, job: &Job, channel: &str, delay: Duration, error: &str) {
-    // Also beyond the end of a drain: nobody but this process knows that nothing was sent.
+    // Also beyond the end of a drain: only this process knows that nothing was sent.
     let what = format!("a claim of conversation {}", job.conversation_id);
     let unclaimed = outcome::record(&job.lease, &what, || {
         ctx.store.unclaim_delivery(&job.lease, &job.conversation_id, channel, delay, error)

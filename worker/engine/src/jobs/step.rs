@@ -120,7 +120,7 @@ async fn work(ctx: &Ctx, job: &Job) -> ClaimEnd {
     loop {
         match hydrate_and_run(ctx, job, session_id, &mut counts).await {
             Ok(end) => return end,
-            // The key store failed and not the database, so this is no database fault. It is no attempt either.
+            // The key store failed and not the database, so this is not a database fault. It is no attempt either.
             Err(error @ Error::Keys { .. }) => {
                 if let Err(error) =
                     withdraw_intent(ctx, job, &SessionId::from(session_id), &mut counts.uncalled).await
@@ -336,7 +336,7 @@ async fn run_steps(
                 withdraw_intent(ctx, job, &session.session_id, &mut counts.uncalled).await?;
                 let mut read = ctx.store.hydrate(session.session_id.as_str()).await?;
                 read.leave_out_like(session);
-                // The row of the call that led to the refused commit now counts as an interrupted call. That is no change of the
+                // The row of the call that led to the refused commit now counts as an interrupted call. That does not change the
                 // session, so leave it out of the comparison.
                 let interrupted = std::mem::replace(&mut read.interrupted, session.interrupted.clone());
                 let is_unchanged = read == *session;

@@ -208,8 +208,8 @@ pub(crate) fn provider_of(name: &str) -> &str {
     name.split_once('/').map_or(name, |(provider, _)| provider)
 }
 
-/// The address that calls of `model` go to, without its path. `None` for a provider that is not built in, and for a script, which calls
-/// nobody.
+/// The address that calls of `model` go to, without its path. `None` for a provider that is not built in, and for a script, which makes
+/// no call.
 pub fn host_of(config: &Config, model: &str) -> Option<String> {
     let (provider, official) = match provider_of(model) {
         "anthropic" => (&config.providers.anthropic, anthropic::BASE_URL),

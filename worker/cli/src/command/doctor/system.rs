@@ -239,7 +239,7 @@ async fn work(config: &Config, store: &Store, report: &mut Report) -> Result<(),
     }
     let gates = store.closed_gates().await?;
     for gate in &gates {
-        // Nobody makes the probe that was due a minute ago, so nobody knows whether it answers by now.
+        // No session has made the probe that was due a minute ago. So it is unknown whether the model answers by now.
         let is_unasked = |at| chrono::Utc::now() - at > chrono::TimeDelta::minutes(1);
         if gate.waiting == 0 && gate.next_probe_at.is_some_and(is_unasked) {
             report.ok(

@@ -99,7 +99,7 @@ pub(super) fn bars(known: &Known<'_>) -> Vec<Bar> {
             }
             "TOOL_RESULT" => {
                 kept.results += 1;
-                // The model was told that its end is unknown, so nobody is asked.
+                // The model was told that its end is unknown, so no person is asked.
                 uncertain.retain(|call| bars[*call].of != event.text("call_id"));
                 let text = cut(event.text("text"), 120);
                 if let Some(at) = close(&mut bars, event.text("call_id"), at, &text)

@@ -69,7 +69,7 @@ struct Uncertain {
     field: &'static str,
     id: String,
     name: String,
-    /// A sentence that says why nobody knows how it ended.
+    /// Why the end of the call is unknown, as a sentence.
     cause: String,
 }
 

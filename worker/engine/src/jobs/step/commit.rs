@@ -14,7 +14,7 @@ use wakeful_workflow::session::Session;
 /// Commits `transition`, and tells the session's readers.
 ///
 /// The model's reply is paid for, and the outcome of a guarded call may be known to this process alone. So the commit is tried again
-/// while the database is away, even after the end of the lease, because nobody can claim the job meanwhile. That is safe. If an
+/// while the database is away, even after the end of the lease, because no worker can claim the job meanwhile. That is safe. If an
 /// earlier try went through, the next one finds the session moved, writes nothing and returns [`Commit::Moved`]. If another worker
 /// has taken the job since, the fence misses.
 ///

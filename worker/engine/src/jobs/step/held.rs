@@ -54,7 +54,7 @@ pub(super) async fn wait_for_key(ctx: &Ctx, job: &Job, why: &str) {
     give_back(ctx, job, || ctx.store.postpone(&job.lease, delay, why)).await;
 }
 
-/// Gives the job back to whoever takes it next: another worker's host may keep the files or carry out the call, and this one may be
+/// Gives the job back, and any worker may take it next: another host may keep the files or carry out the call, and this one may be
 /// able to by then. It does not count as an attempt, however often: neither the model nor its user can do anything about it.
 pub(super) async fn wait_for_host(ctx: &Ctx, job: &Job, why: &str) {
     warn!(session.id = job.session_id, why, "The step waits for a host that can carry it out");

@@ -9,7 +9,7 @@ use wakeful_workflow::record::ToolCall;
 use wakeful_workflow::session::{CallOutcome, CallStatus};
 
 impl ToolRun<'_> {
-    /// Writes `started` to the call's ledger row. If nobody answers, the row may say so, and the call does not run: the start is
+    /// Writes `started` to the call's ledger row. If the answer is lost, the row may say so, and the call does not run: the start is
     /// withdrawn, because only this process knows that. Otherwise a guarded call would count as one that may have run.
     pub(super) async fn start(
         &self,
