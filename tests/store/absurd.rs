@@ -6,7 +6,8 @@ mod races;
 mod slim;
 mod versions;
 
-use super::world::{World, message, new_session};
+use super::made_up::{message, new_session};
+use super::world::World;
 use crate::support::Database;
 use serde_json::{Value, json};
 use sqlx::AssertSqlSafe;

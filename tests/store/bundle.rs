@@ -1,6 +1,7 @@
 //! Bundles: an import equals its export, whatever the session was in the middle of, and starts nothing.
 
 use super::hostile::Lines;
+use super::made_up::*;
 use super::world::*;
 use serde_json::{Value, json};
 use std::io::Write as _;

@@ -4,6 +4,7 @@ mod cut;
 mod policy;
 
 use super::LEASE;
+use super::made_up::*;
 use super::world::*;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;

@@ -1,6 +1,7 @@
 //! Forged bundles: each is refused at once with its reason, and nothing is written.
 
 use super::bundle::{export, rows, try_import};
+use super::made_up::*;
 use super::world::*;
 use flate2::Compression;
 use flate2::write::GzEncoder;

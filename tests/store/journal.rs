@@ -1,6 +1,7 @@
 //! The journal on a real Postgres: in commit order, by pointer where a value is large, and exact after every
 //! commit.
 
+use super::made_up::*;
 use super::world::*;
 use futures::future::join_all;
 use serde_json::{Value, json};

@@ -1,5 +1,6 @@
 //! The pool: it works with what the server gives, and lends no connection that is in the middle of something.
 
+use super::made_up::*;
 use super::world::*;
 use super::*;
 use crate::support::proxy::{CutAt, Proxy};

@@ -1,5 +1,6 @@
 //! The caches compared with the logs, and rebuilt from them.
 
+use super::made_up::*;
 use super::world::*;
 use serde_json::{Value, json};
 use sqlx::AssertSqlSafe;
