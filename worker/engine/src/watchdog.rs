@@ -293,4 +293,31 @@ mod tests {
         dog.watch(1, "outer".to_owned(), limit, outer).await;
         assert!(dog.0.units().is_empty());
     }
+
+    #[test]
+    fn a_task_that_keeps_the_thread_which_waited_for_timers_does_not_stop_the_timers() {
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        let dog = Watchdog::default();
+        let (is_over, ended) = (Arc::new(AtomicBool::new(false)), std::sync::mpsc::channel());
+        runtime.block_on(async {
+            dog.start(Duration::from_secs(60), CancellationToken::new(), Duration::ZERO);
+        });
+        let over = Arc::clone(&is_over);
+        // A timer wakes it, so its thread is the one that has just waited for timers. The other one sleeps.
+        runtime.spawn(async move {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            while !over.load(Ordering::Relaxed) {
+                std::hint::spin_loop();
+            }
+        });
+        let sender = ended.0;
+        runtime.spawn(async move {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            let _ = sender.send(());
+        });
+        let fired = ended.1.recv_timeout(Duration::from_secs(30));
+        is_over.store(true, Ordering::Relaxed);
+        assert!(fired.is_ok(), "the second timer did not fire while the first task kept its thread");
+    }
 }
