@@ -1,7 +1,6 @@
 //! Cancelled runs: a status of their own, also for those that older versions wrote as failed.
 
 use super::bundle::{export, import};
-use super::made_up::*;
 use super::world::*;
 use std::time::Duration;
 use wakeful_store::Error;
