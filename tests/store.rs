@@ -25,6 +25,7 @@ mod pool;
 mod queue;
 mod sessions;
 mod starting;
+mod turns;
 mod verify;
 mod waking;
 mod warm;

@@ -4,11 +4,12 @@
 //! statement never blocks apalis' dispatch loop. While the database is unreachable the stream yields no jobs,
 //! but it does not end.
 
-use super::claim::{ClaimedRow, Wanted, claim, may_have_claimed, new_token};
+use super::claim::{ClaimedRow, Wanted, claim, claim_in_turn, may_have_claimed, new_token};
 use super::feed::Feed;
 use super::horizon::Horizon;
 use super::left::claim_left;
 use super::notify::Claimant;
+use super::turns::Turns;
 use super::{Holdings, Job, News, Room, Settings, boottime_ms};
 use crate::{Error, Store};
 use apalis_core::backend::{Backend, BackendConfig, finalize::Ephemeral};
@@ -175,7 +176,8 @@ struct Course {
     /// How often in a row the look failed.
     faults: i32,
     horizon: Horizon,
-    /// The last claim found as many jobs as it asked for.
+    turns: Turns,
+    /// The last claim by age found as many jobs as it asked for.
     backlog: bool,
     /// When it last looked for suspects. `None`: it is to look at once.
     looked: Option<Instant>,
@@ -194,7 +196,8 @@ impl Claimer {
         let mut course = Course::default();
         let mut departures = holdings.suspect.departures();
         while !draining.is_cancelled() && !jobs.is_closed() {
-            if course.backlog {
+            // After a round of the spaces, slots may be free that no space's turn has filled: they are not kept waiting.
+            if course.backlog && !course.turns.round_ended() {
                 self.gather().await;
             }
             let only_here = self.news.begin_claim();
@@ -232,8 +235,15 @@ impl Claimer {
     /// Claims jobs for the free slots. All queues of a process together may hold one suspect, which takes no slot: so a full queue
     /// looks for suspects too, as often as for work of which it does not hear.
     async fn claim_for_free_slots(&self, course: &mut Course) -> Next {
-        let Feed { store, settings, holdings, room, .. } = &*self.feed;
+        let Feed { settings, holdings, room, .. } = &*self.feed;
         let free = room.free();
+        if free > 0
+            && course.backlog
+            && let Some(after) = course.turns.after(boottime_ms())
+        {
+            let after = after.to_owned();
+            return self.claim_in_turn(course, &after, free).await;
+        }
         let is_due = course.looked.is_none_or(|at| at.elapsed() >= settings.poll);
         let looking = if free > 0 || is_due { holdings.suspect.look().await } else { None };
         if free == 0 && looking.is_none() {
@@ -249,13 +259,7 @@ impl Claimer {
         }
         let Claimed { rows, began_ms, reach } = match claimed {
             Ok(claimed) => claimed,
-            Err(error) => {
-                (course.faults, course.backlog) = (course.faults + 1, false);
-                course.horizon.failed();
-                holdings.written(store, lock);
-                warn!(%error, "Claiming failed; trying again");
-                return Next::Pause(super::delay(course.faults, None).min(Duration::from_secs(5)));
-            }
+            Err(error) => return self.failed(course, &error, lock),
         };
         course.faults = 0;
         if free > 0 {
@@ -273,6 +277,37 @@ impl Claimer {
             (_, true) => Next::Look,
             (_, false) => Next::News,
         }
+    }
+
+    /// Claims a job of each of the next spaces that wait, for up to `free` slots.
+    async fn claim_in_turn(&self, course: &mut Course, after: &str, free: usize) -> Next {
+        let lock = self.feed.holdings.lock();
+        let claimed = async {
+            let mut lent = self.feed.store.pool.acquire().await?;
+            let (began_ms, wanted) = (boottime_ms(), self.wanted(free, lock));
+            let rows = claim_in_turn(&mut lent, &wanted, after, course.horizon.nearest(began_ms)).await;
+            drop(lent);
+            self.give_back_if_lost(rows, &wanted, began_ms).map(|rows| (rows, began_ms))
+        };
+        match claimed.await {
+            Ok((rows, began_ms)) => {
+                course.faults = 0;
+                let last_space = rows.first().and_then(|row| row.last_space.clone());
+                course.turns.claimed(rows.len(), last_space, free, began_ms, boottime_ms());
+                self.feed.send_claimed(rows, self.ends_ms(began_ms), lock).await;
+                Next::Look
+            }
+            Err(error) => self.failed(course, &error, lock),
+        }
+    }
+
+    /// A claim failed, which wrote the liveness lock `lock` into the jobs that it may have taken.
+    fn failed(&self, course: &mut Course, error: &Error, lock: Option<i32>) -> Next {
+        (course.faults, course.backlog) = (course.faults + 1, false);
+        course.horizon.failed();
+        self.feed.holdings.written(&self.feed.store, lock);
+        warn!(%error, "Claiming failed; trying again");
+        Next::Pause(super::delay(course.faults, None).min(Duration::from_secs(5)))
     }
 
     /// When the leases end that a statement takes, if it began at `began_ms`.

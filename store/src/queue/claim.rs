@@ -32,6 +32,8 @@ pub(super) struct ClaimedRow {
     pub trace_context: Option<String>,
     /// For how long the latest of the claimed jobs was ready.
     pub age_s: Option<f64>,
+    /// Of a claim in turn: the last space whose turn it was.
+    pub last_space: Option<String>,
 }
 
 /// What a claim asks for.
@@ -123,7 +125,8 @@ pub(super) async fn claim(
         returning job_id, lease as "token!", job_id = any (array(select job_id from suspect)) as "suspect!",
             conversation_id, session_id, channel, step_number, attempt, stuck, died, last_error, trace_context,
             outage_faults, extract(epoch from clock_timestamp() - outage_since)::float8 as outage_s, gate_pass, pause_passes,
-            extract(epoch from clock_timestamp() - (select max(run_at) from ready))::float8 as age_s
+            extract(epoch from clock_timestamp() - (select max(run_at) from ready))::float8 as age_s,
+            null::text as last_space
         "#,
         settings.kind.as_str(),
         limit as i64,
@@ -135,6 +138,88 @@ pub(super) async fn claim(
         reach.as_secs_f64(),
         token,
         take_expired
+    )
+    .fetch_all(lent.sends());
+    let rows = in_time(claimed).await;
+    lent.answered(&rows);
+    Ok(rows?)
+}
+
+/// Claims one ready job of each space, the oldest, for the spaces after `after` in the order of their names. Takes no job that somebody
+/// holds, so no suspect. Fewer jobs than asked for: the last space has had its turn.
+pub(super) async fn claim_in_turn(
+    lent: &mut Lent,
+    wanted: &Wanted<'_>,
+    after: &str,
+    reach: Duration,
+) -> Result<Vec<ClaimedRow>> {
+    let Wanted { settings, worker_id, limit, token, liveness_lock } = *wanted;
+    // Postgres evaluates a recursion as far as it is read, so the scan ends at the last job that is wanted.
+    let claimed = sqlx::query_as!(
+        ClaimedRow,
+        r#"
+        with recursive spaces as (
+            (
+                select space_id from jobs
+                where kind = $1 and runner = $2 and lease is null and held_by is null and space_id > $3
+                order by space_id
+                limit 1
+            )
+            union all
+            select (
+                select following.space_id from jobs following
+                where following.kind = $1 and following.runner = $2
+                    and following.lease is null and following.held_by is null
+                    and following.space_id > spaces.space_id
+                order by following.space_id
+                limit 1
+            )
+            from spaces
+            where spaces.space_id is not null
+        ), ready as materialized (
+            select oldest.job_id, oldest.run_at, spaces.space_id
+            from spaces
+            cross join lateral (
+                select jobs.job_id, jobs.run_at from jobs
+                where jobs.kind = $1 and jobs.runner = $2 and jobs.lease is null and jobs.held_by is null
+                    and jobs.space_id = spaces.space_id
+                    and jobs.run_at <= (select clock_timestamp())
+                    and jobs.run_at >= (select clock_timestamp() - make_interval(secs => $4))
+                order by jobs.run_at
+                limit 1
+                for update skip locked
+            ) oldest
+            limit $5
+        )
+        update jobs
+        set lease = $6,
+            worker_id = $7,
+            liveness_lock = $8,
+            run_at = clock_timestamp() + make_interval(secs => $9),
+            stuck = stuck + 1,
+            attempt = attempt + 1,
+            waits_for = null,
+            -- As in a claim by age: the time in which no worker looked is not a part of the outage.
+            outage_since = case
+                when run_at < clock_timestamp() - interval '1 minute' then outage_since + (clock_timestamp() - run_at)
+                else outage_since
+            end
+        where job_id = any (array(select job_id from ready))
+        returning job_id, lease as "token!", false as "suspect!",
+            conversation_id, session_id, channel, step_number, attempt, stuck, died, last_error, trace_context,
+            outage_faults, extract(epoch from clock_timestamp() - outage_since)::float8 as outage_s, gate_pass, pause_passes,
+            extract(epoch from clock_timestamp() - (select max(run_at) from ready))::float8 as age_s,
+            (select max(space_id) from ready) as last_space
+        "#,
+        settings.kind.as_str(),
+        &*settings.runner,
+        after,
+        reach.as_secs_f64(),
+        limit as i64,
+        token,
+        worker_id,
+        liveness_lock,
+        settings.lease.as_secs_f64()
     )
     .fetch_all(lent.sends());
     let rows = in_time(claimed).await;

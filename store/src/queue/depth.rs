@@ -98,6 +98,27 @@ impl Store {
         .fetch_all(&self.pool)
         .await?)
     }
+
+    /// Returns the spaces whose jobs are ready and wait for a slot of a deployed worker, those with the most jobs first; at most ten.
+    ///
+    /// # Errors
+    /// [`crate::Error::Database`].
+    pub async fn waiting_spaces(&self) -> Result<Vec<WaitingSpace>> {
+        Ok(sqlx::query_as!(
+            WaitingSpace,
+            r#"
+            select space_id, count(*) as "ready!",
+                extract(epoch from clock_timestamp() - min(run_at))::float8 as "oldest_ready_s!"
+            from jobs
+            where runner = '' and lease is null and held_by is null and run_at <= (select clock_timestamp())
+            group by space_id
+            order by count(*) desc, space_id
+            limit 10
+            "#
+        )
+        .fetch_all(&self.pool)
+        .await?)
+    }
 }
 
 /// A step at which workers died one after the other.
@@ -133,5 +154,14 @@ pub struct Depth {
     pub ready: i64,
     pub leased: i64,
     pub delayed: i64,
+    pub oldest_ready_s: f64,
+}
+
+/// A space whose jobs wait for a slot.
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct WaitingSpace {
+    pub space_id: String,
+    pub ready: i64,
     pub oldest_ready_s: f64,
 }

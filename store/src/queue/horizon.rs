@@ -36,6 +36,11 @@ impl Horizon {
         if now >= self.all_at {
             return ALL;
         }
+        self.nearest(now)
+    }
+
+    /// How far back a claim at `now` looks that never looks all the way back, because another one does.
+    pub fn nearest(&self, now: u64) -> Duration {
         back_to(self.clear_before, now)
     }
 

@@ -29,11 +29,12 @@ mod proven;
 mod readers;
 mod room;
 mod suspect;
+mod turns;
 mod workers;
 
 pub use backend::Queue;
 pub use delay::{delay, jittered};
-pub use depth::{DeadlyStep, Depth, Faults, FaultyStep};
+pub use depth::{DeadlyStep, Depth, Faults, FaultyStep, WaitingSpace};
 pub use feed::Offer;
 pub(crate) use feed::Taken;
 pub use heartbeat::Heartbeat;

@@ -352,6 +352,8 @@ impl Worker {
 #[derive(Clone, Debug, Default, Deserialize)]
 pub(crate) struct Queue {
     pub queues: Vec<Depth>,
+    #[serde(default)]
+    pub spaces: Vec<WaitingSpace>,
     pub gates: Vec<Gate>,
     #[serde(default)]
     pub history: Vec<Sample>,
@@ -370,6 +372,13 @@ pub(crate) struct Depth {
     pub ready: i64,
     pub leased: i64,
     pub delayed: i64,
+    pub oldest_ready_s: f64,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct WaitingSpace {
+    pub space_id: String,
+    pub ready: i64,
     pub oldest_ready_s: f64,
 }
 

@@ -15,7 +15,7 @@ use tracing::debug;
 use wakeful_engine::ctx::Ctx;
 use wakeful_store::gate::ClosedGate;
 use wakeful_store::overview::{Day, QueueSample};
-use wakeful_store::queue::Depth;
+use wakeful_store::queue::{Depth, WaitingSpace};
 use wakeful_store::space::{Scope as Space, within};
 use wakeful_workflow::access::Reach;
 use wakeful_workflow::access::Scope;
@@ -58,8 +58,8 @@ pub(super) async fn show(State(ctx): State<Arc<Ctx>>, caller: Caller) -> Answer 
 /// The queue, what it was over the last day, and the gates that are not open.
 pub(super) async fn queue(State(ctx): State<Arc<Ctx>>) -> Answer {
     let (queues, gates) = (ctx.store.queue_depth().await?, ctx.store.closed_gates().await?);
-    let history = ctx.store.queue_history().await?;
-    Ok(Json(json!({"queues": queues, "gates": gates, "history": history})))
+    let (history, spaces) = (ctx.store.queue_history().await?, ctx.store.waiting_spaces().await?);
+    Ok(Json(json!({"queues": queues, "spaces": spaces, "gates": gates, "history": history})))
 }
 
 /// Writes the queue's depth down and forgets old idempotency keys, until the process ends.
@@ -104,7 +104,9 @@ pub(crate) fn operations() -> Vec<Operation> {
         Operation::get("/v1/queue", "The queue, its last day, and the gates that are not open").answers(
             StatusCode::OK,
             "the queue",
-            crate::object! {"queues": Vec<Depth>, "gates": Vec<ClosedGate>, "history": Vec<QueueSample>},
+            crate::object! {
+                "queues": Vec<Depth>, "spaces": Vec<WaitingSpace>, "gates": Vec<ClosedGate>, "history": Vec<QueueSample>,
+            },
         ),
     ]
 }

@@ -10,7 +10,7 @@ use std::fmt::Write as _;
 use wakeful_config::Config;
 use wakeful_store::Store;
 use wakeful_store::gate::ClosedGate;
-use wakeful_store::queue::{Depth, WorkerView};
+use wakeful_store::queue::{Depth, WaitingSpace, WorkerView};
 use wakeful_workflow::gate::whose;
 use wakeful_workflow::pause::{Kind, Subject};
 
@@ -44,26 +44,35 @@ pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
 
 async fn status(config: &Config, store: Store, output: &Output) -> anyhow::Result<Exit> {
     let (depth, workers) = (store.queue_depth().await?, store.workers().await?);
-    let gates = store.closed_gates().await?;
+    let (spaces, gates) = (store.waiting_spaces().await?, store.closed_gates().await?);
     let pauses = store.pauses().await?;
     store.close().await;
     let silent_after_s = config.queue.silent_after_s();
-    let printed =
-        output.one(&json!({"queues": depth, "workers": workers, "gates": gates, "pauses": pauses}), || {
+    let printed = output.one(
+        &json!({"queues": depth, "spaces": spaces, "workers": workers, "gates": gates, "pauses": pauses}),
+        || {
             if output.for_people() {
                 let paused =
                     pauses.iter().map(|one| output.painted_block(Tone::Busy, &super::pause::said(one)));
                 let paused: String = paused.collect();
-                paused + &failing(output, &gates) + &pretty(output, &depth, &workers, silent_after_s)
+                paused + &failing(output, &gates) + &pretty(output, &depth, &spaces, &workers, silent_after_s)
             } else {
                 plain(&depth, &workers, silent_after_s)
+                    + &spaces
+                        .iter()
+                        .map(|one| {
+                            let space = printable(&one.space_id);
+                            format!("space\t{space}\t{}\t{:.0}\n", one.ready, one.oldest_ready_s)
+                        })
+                        .collect::<String>()
                     + &gates.iter().map(|gate| format!("gate\t{}\n", said(gate))).collect::<String>()
                     + &pauses
                         .iter()
                         .map(|pause| format!("pause\t{}\n", super::pause::said(pause)))
                         .collect::<String>()
             }
-        });
+        },
+    );
     printed.map(|()| Exit::Ok)
 }
 
@@ -91,7 +100,23 @@ pub(super) fn said(gate: &ClosedGate) -> String {
     .to_string()
 }
 
-fn pretty(output: &Output, depth: &[Depth], workers: &[WorkerView], silent_after_s: f64) -> String {
+/// The spaces that wait, if they are several. They take turns.
+fn waiting(spaces: &[WaitingSpace]) -> Option<Table> {
+    let mut table =
+        Table::new(&[Column::flexible("SPACE"), Column::number("READY"), Column::number("OLDEST READY")]);
+    for one in spaces {
+        table.row([one.space_id.as_str().into(), one.ready.into(), span(one.oldest_ready_s).into()]);
+    }
+    (spaces.len() > 1).then_some(table)
+}
+
+fn pretty(
+    output: &Output,
+    depth: &[Depth],
+    spaces: &[WaitingSpace],
+    workers: &[WorkerView],
+    silent_after_s: f64,
+) -> String {
     let mut queues = Table::new(&[
         Column::fixed("QUEUE"),
         Column::number("READY"),
@@ -115,6 +140,10 @@ fn pretty(output: &Output, depth: &[Depth], workers: &[WorkerView], silent_after
         text.push_str("No jobs: every session rests.\n");
     } else {
         text.push_str(&output.aligned(&queues, 0));
+    }
+    if let Some(table) = waiting(spaces) {
+        text.push('\n');
+        text.push_str(&output.aligned(&table, 0));
     }
     text.push('\n');
     if workers.is_empty() {
