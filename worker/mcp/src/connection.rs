@@ -32,6 +32,9 @@ const PATIENCE: Duration = Duration::from_secs(300);
 /// How long a server may take to answer a ping, after a call that it did not answer in time.
 const PING: Duration = Duration::from_secs(3);
 
+/// How long a server may take to let a connection go.
+const CLOSING: Duration = Duration::from_secs(1);
+
 /// How long calls fail at once after a server could not be reached. So a turn of ten calls does not wait ten times.
 const PAUSE: Duration = Duration::from_secs(2);
 
@@ -75,8 +78,8 @@ type Opening = Shared<BoxFuture<'static, Result<Arc<Live>, String>>>;
 #[derive(Debug)]
 struct Live {
     service: RunningService<RoleClient, ClientConfig>,
-    /// Killed when the connection goes.
-    _program: Option<Program>,
+    /// Killed when the connection goes, unless it was closed and has ended by itself.
+    program: Option<Program>,
     /// A call was given up before its answer came, so the server may hang.
     is_suspect: AtomicBool,
 }
@@ -227,6 +230,22 @@ impl Connection {
         opened
     }
 
+    /// Closes the connection, and lets the program of the server end. A server that still opens is left: its program is killed.
+    pub async fn close(&self) {
+        let live = match std::mem::take(&mut *self.state.lock().await) {
+            State::Live(live) => Some(live),
+            State::Opening { opening, .. } => opening.now_or_never().and_then(Result::ok),
+            State::Away { .. } | State::Closed => None,
+        };
+        // A call that is still under way keeps it.
+        let Some(Live { service, program, .. }) = live.and_then(Arc::into_inner) else { return };
+        // A program's standard input ends, and a URL's session is deleted.
+        let _ = tokio::time::timeout(CLOSING, service.cancel()).await;
+        if let Some(program) = program {
+            program.end(&self.server.name).await;
+        }
+    }
+
     /// Drops a connection that failed, unless another caller has opened one since.
     async fn forget(&self, failed: &Arc<Live>) {
         let mut state = self.state.lock().await;
@@ -274,7 +293,7 @@ async fn open(server: Mcp, patience: Duration) -> Result<Live, String> {
             }
             let opening = client.serve(StreamableHttpClientTransport::with_client(Http(http), settings));
             match tokio::time::timeout(patience, opening).await {
-                Ok(Ok(service)) => Ok(Live { service, _program: None, is_suspect: AtomicBool::new(false) }),
+                Ok(Ok(service)) => Ok(Live { service, program: None, is_suspect: AtomicBool::new(false) }),
                 Ok(Err(error)) => Err(format!(
                     "{} does not answer as an MCP server: {}",
                     host_of(url),
@@ -287,7 +306,7 @@ async fn open(server: Mcp, patience: Duration) -> Result<Live, String> {
             let (program, input, output) = start(&server.name, command, env)?;
             match tokio::time::timeout(patience, client.serve((output, input))).await {
                 Ok(Ok(service)) => {
-                    Ok(Live { service, _program: Some(program), is_suspect: AtomicBool::new(false) })
+                    Ok(Live { service, program: Some(program), is_suspect: AtomicBool::new(false) })
                 }
                 Ok(Err(error)) => {
                     let why = format!("{:?} does not answer as an MCP server: {}", command[0], chain(&error));
