@@ -72,7 +72,7 @@ enum State {
     },
 }
 
-/// A connection that is being opened, whoever waits for it.
+/// A connection that is being opened. All callers that need it wait for the same one.
 type Opening = Shared<BoxFuture<'static, Result<Arc<Live>, String>>>;
 
 #[derive(Debug)]

@@ -49,8 +49,8 @@ impl CallFailure {
     }
 }
 
-/// Whether an error of the protocol says that the call was not carried out. Of any other, such as an internal one, or one that
-/// rmcp makes of a stream that ended, nobody knows.
+/// Whether an error of the protocol says that the call was not carried out. After any other error that is unknown: after an internal
+/// error, for example, or after one that rmcp makes of a stream that ended.
 fn is_refusal(error: &ErrorData) -> bool {
     matches!(
         error.code,

@@ -303,7 +303,7 @@ pub struct ToolError {
 pub enum ToolErrorKind {
     /// The call failed, and the model reads why.
     Failed,
-    /// Nobody knows whether the call took effect.
+    /// It is unknown whether the call took effect.
     OutcomeUnknown,
     /// The call had no effect, and the cause is this host. The step is tried again, here or on another worker's host.
     Host,
