@@ -1,7 +1,7 @@
 //! One process's connection to one server. The first call opens it, all calls share it, and a call that finds it dead opens
 //! another.
 
-use crate::failure::{CallFailure, MAX_SAID, chain, why_not_opened};
+use crate::failure::{CallFailure, MAX_SAID, why_not_opened};
 use crate::http::Http;
 use crate::pinned::Offered;
 use crate::program::{Program, start};
@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use wakeful_config::mcp::{Mcp, Reach};
-use wakeful_engine::web;
+use wakeful_engine::web::{self, causes};
 
 /// How long a call waits for a server that opens: shorter than most calls may take. The server goes on opening, for the next call.
 const HANDSHAKE: Duration = Duration::from_secs(30);
@@ -281,7 +281,7 @@ async fn open(server: Mcp, patience: Duration) -> Result<Live, String> {
         Reach::Url { url, token } => {
             let http = web::client(web::Reach::Named(&[url]));
             // With an idle connection some servers answer 40 ms later: rmcp's own client keeps none either.
-            let http = http.pool_max_idle_per_host(0).build().map_err(|error| chain(&error))?;
+            let http = http.pool_max_idle_per_host(0).build().map_err(|error| causes(&error))?;
             let mut settings = StreamableHttpClientTransportConfig::with_uri(url.as_str())
                 // All sessions of this process share the connection.
                 .max_concurrent_requests(CALLS)
@@ -309,7 +309,8 @@ async fn open(server: Mcp, patience: Duration) -> Result<Live, String> {
                     Ok(Live { service, program: Some(program), is_suspect: AtomicBool::new(false) })
                 }
                 Ok(Err(error)) => {
-                    let why = format!("{:?} does not answer as an MCP server: {}", command[0], chain(&error));
+                    let why =
+                        format!("{:?} does not answer as an MCP server: {}", command[0], causes(&error));
                     Err(program.with_last_words(why).await)
                 }
                 Err(_) => Err(program.with_last_words(too_late()).await),
