@@ -1,4 +1,4 @@
-//! What `wakeful doctor` says of a database that does not let the work be done: rights, writes, connections.
+//! What `wakeful doctor` says of a database that does not let the work be done (rights, writes, connections), and of a host's roles.
 
 use crate::cli::run;
 use crate::support::{Database, Options};
@@ -124,4 +124,19 @@ async fn connections_that_are_used_up_are_named_as_such() {
     let ran = run(&Options::new().model("scripted/demo"), &url, &["doctor"]).await;
     assert!(ran.out.contains("this role or this database may have 5"), "{}", ran.out);
     sql(&database, format!("drop role {role}")).await;
+}
+
+#[tokio::test]
+async fn a_host_with_the_api_alone_needs_no_folder_for_files() {
+    let database = Database::new().await;
+    let options = Options::new().model("openai/test").env("WAKEFUL_WORKSPACE__DIR", "/dev/null/files");
+    let ran = run(&options, &database.url, &["doctor"]).await;
+    assert!(ran.code == 9 && ran.out.contains("PROBLEM\tworkspace\t/dev/null/files: "), "{}", ran.out);
+    let ran = run(&options, &database.url, &["doctor", "--roles", "api"]).await;
+    for name in ["workspace", "maildir", "model key"] {
+        assert!(!ran.out.contains(&format!("\t{name}\t")), "{name}: {}", ran.out);
+    }
+    let process = options.arg("--roles=api").serve(&database).await;
+    process.client().chat("c1", "Hello.").await;
+    assert!(process.terminate().success());
 }

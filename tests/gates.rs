@@ -479,3 +479,20 @@ async fn an_empty_reply_is_asked_about_once_in_other_words_and_fails_its_run_or_
         assert!(process.terminate().success());
     }
 }
+
+#[tokio::test]
+async fn a_model_that_makes_only_malformed_calls_fails_its_run_and_a_retry_asks_it_once_more() {
+    let database = Database::new().await;
+    let broken = || Answer::Calls(vec![("read_file".to_owned(), "{\"path\": \"a".to_owned())]);
+    let model =
+        ModelServer::start(move |_, at| if at < 5 { broken() } else { Answer::text("Here I am.") }).await;
+    let process = options(&model, "").serve(&database).await;
+    let client = process.client();
+    let id = post(&client, "c1").await;
+    let error = client.wait_for(&id, "failed").await["error"].to_string();
+    assert!(error.contains("malformed tool calls in 5 turns in a row. Remedy: "), "{error}");
+    assert_eq!(client.post(&format!("/v1/sessions/{id}/retry"), &json!({})).await.0, 202);
+    client.wait_for(&id, "completed").await;
+    assert_eq!(model.bodies().len(), 6);
+    check(&database, &id, &[]).await;
+}

@@ -3,7 +3,7 @@
 mod http;
 
 use crate::cli::run;
-use crate::support::{Answer, Client, Database, ModelServer, Options};
+use crate::support::{Answer, Client, Database, ModelServer, Options, Process, eventually};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
@@ -218,6 +218,40 @@ async fn a_program_that_starts_for_longer_than_a_call_may_take_is_there_for_the_
     assert_eq!(last_of(&model.bodies()[3]), "look: table 7");
     assert_eq!(starts(), before + 1, "it was started once");
     assert!(process.terminate().success());
+}
+
+/// A process that has called the server's program once. The program has not been told to end.
+async fn process_with_a_program() -> (Database, Options, Process) {
+    let database = Database::new().await;
+    let model = model_that_calls("desk_look", 7).await;
+    let options = desk(&model);
+    run(&options, &database.url, &["mcp", "pull"]).await;
+    let process = options.serve(&database).await;
+    one_run(&process.client()).await;
+    let _ = std::fs::remove_file(folder(&options).join("closed"));
+    (database, options, process)
+}
+
+#[tokio::test]
+async fn the_program_of_a_process_that_drains_may_end_by_itself() {
+    let (_database, options, process) = process_with_a_program().await;
+    process.signal(libc::SIGTERM);
+    let (status, process) = process.ended().await;
+    assert!(status.success() && folder(&options).join("closed").exists(), "{}", process.log());
+    assert!(process.log().contains("The program of the MCP server desk has ended: by itself"));
+
+    let (_database, options, process) = process_with_a_program().await;
+    std::fs::write(folder(&options).join("stays"), "").unwrap();
+    process.signal(libc::SIGTERM);
+    let (status, process) = process.ended().await;
+    assert!(status.success(), "{}", process.log());
+    assert!(process.log().contains("The program of the MCP server desk has ended: after SIGTERM"));
+
+    let (_database, options, process) = process_with_a_program().await;
+    process.kill();
+    let closed = folder(&options).join("closed");
+    eventually("the program to learn that its process is dead", || async { closed.exists().then_some(()) })
+        .await;
 }
 
 #[tokio::test]

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sqlx::PgConnection;
 use wakeful_workflow::event::Event;
+use wakeful_workflow::mail::plain_address;
 
 /// Sender name of the notices to the agent. No trigger uses this name for a person.
 pub(crate) const TELLER: &str = "wakeful";
@@ -295,19 +296,10 @@ fn addressee(content: &Value, recipient: &str) -> Option<String> {
     let fields = if content["type"] == "reply" { &content["to"] } else { content };
     let mut all = list(&fields["to"]);
     all.extend(list(&fields["cc"]));
-    let named = all.iter().find(|one| plain(one).eq_ignore_ascii_case(plain(recipient)));
+    let named = all.iter().find(|one| plain_address(one).eq_ignore_ascii_case(plain_address(recipient)));
     match (named, all.as_slice()) {
-        (Some(one), _) | (None, [one]) => Some(plain(one).to_ascii_lowercase()),
+        (Some(one), _) | (None, [one]) => Some(plain_address(one).to_ascii_lowercase()),
         (None, _) => None,
-    }
-}
-
-/// Returns the address without the display name.
-fn plain(address: &str) -> &str {
-    let address = address.trim();
-    match (address.rfind('<'), address.strip_suffix('>')) {
-        (Some(at), Some(cut)) => cut[at + 1..].trim(),
-        (None | Some(_), _) => address,
     }
 }
 

@@ -212,9 +212,7 @@ impl Store {
     pub async fn hydrate_to_keep(&self, session_id: &str) -> Result<Hydrated> {
         self.knows_key(session_id).await?;
         let rows = rows!(self, r#"null::json as "content?: Stored<Content>""#, session_id, whole);
-        let parts = self.read(session_id, rows).await?;
-        let basis = parts.fixed.basis();
-        Ok(Hydrated::new(parts.session()?, basis))
+        self.read(session_id, rows).await?.hydrated()
     }
 
     /// Like [`Store::hydrate_to_keep`], for a worker that takes the session's next steps: does not read the messages that the
@@ -226,9 +224,7 @@ impl Store {
     pub async fn hydrate_tail(&self, session_id: &str) -> Result<Hydrated> {
         self.knows_key(session_id).await?;
         let rows = rows!(self, r#"null::json as "content?: Stored<Content>""#, session_id, tail);
-        let parts = self.read(session_id, rows).await?;
-        let basis = parts.fixed.basis();
-        Ok(Hydrated::new(parts.session()?, basis))
+        self.read(session_id, rows).await?.hydrated()
     }
 
     /// Rebuilds the session to weigh its context, and for nothing else: its messages have no blocks, but the
@@ -247,9 +243,7 @@ impl Store {
         }
         self.knows_key(session_id).await?;
         let rows = rows!(self, r#"null::json as "content?: Stored<Outlined>""#, session_id, whole);
-        let parts = self.read(session_id, rows).await?;
-        let basis = parts.fixed.basis();
-        Ok(Hydrated::new(parts.session()?, basis))
+        self.read(session_id, rows).await?.hydrated()
     }
 
     /// Asks the key store before a connection is taken, not while one waits.

@@ -43,7 +43,7 @@ impl Scope {
     pub(crate) fn setting(&self) -> &str {
         match self {
             Scope::Nothing => "",
-            // A name that would mean all of them is none.
+            // No space has the name that means all spaces.
             Scope::Space(name) if **name == *ALL => "",
             Scope::Space(name) => name,
             Scope::All => ALL,
@@ -52,7 +52,7 @@ impl Scope {
 
     /// The statement that tells the server.
     pub(crate) fn told(&self) -> String {
-        // In an argument of a function nothing but the quote is special.
+        // In a quoted text only the quote is special.
         format!("select set_config('{SETTING}', '{}', false)", self.setting().replace('\'', "''"))
     }
 }

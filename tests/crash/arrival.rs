@@ -83,6 +83,44 @@ async fn k02_a_message_of_which_no_worker_was_told_is_found_by_looking() {
 }
 
 #[tokio::test]
+async fn k01_k02_a_message_to_a_session_that_was_not_acknowledged_is_one_when_it_comes_again() {
+    for (failpoint, first) in [("K1=1*return", StatusCode::ACCEPTED), ("K2=1*return", StatusCode::OK)] {
+        let database = Database::new().await;
+        let model = ModelServer::turns(vec![Answer::text("Noted.")]).await;
+        let options = Options::new().model("openai/test").env("OPENAI_BASE_URL", &model.url);
+        let process = options.serve(&database).await;
+        let client = process.client();
+        let session_id = client.chat("c1", "Hello.").await["session_id"].as_str().unwrap().to_owned();
+        client.wait_for(&session_id, "completed").await;
+        assert!(process.terminate().success());
+
+        let path = format!("/v1/sessions/{session_id}/messages");
+        let message = json!({"text": "And a table for two.", "client_key": "k1"});
+        let api = options.clone().arg("--roles=api").env("FAILPOINTS", failpoint).serve(&database).await;
+        let request = api.client().post_request(&path).body(message.to_string());
+        assert!(request.send().await.is_err(), "{failpoint}: nothing is acknowledged");
+        let (_, process) = api.ended().await;
+        assert!(process.log().contains("failpoint"), "{}", process.log());
+
+        let process = options.serve(&database).await;
+        let client = process.client();
+        let (status, answer) = client.post(&path, &message).await;
+        assert_eq!(status, first, "{failpoint}: {answer}");
+        let (status, again) = client.post(&path, &message).await;
+        assert_eq!(
+            (status, &again),
+            (StatusCode::OK, &answer),
+            "{failpoint}: the same key is the same message"
+        );
+        let session = client.wait_for(&session_id, "completed").await;
+        assert_eq!(texts(&session, "user"), ["Hello.", "And a table for two."], "{failpoint}");
+        assert_eq!(texts(&session, "assistant"), ["Noted.", "Noted."], "{failpoint}");
+        assert_eq!(model.bodies().len(), 2, "{failpoint}: one call for each message");
+        assert!(process.terminate().success());
+    }
+}
+
+#[tokio::test]
 async fn k04_a_session_is_created_whole_or_not_at_all() {
     let world = killed_over_a_message("K4=1*return").await;
     assert!(nothing(&world.database).await);

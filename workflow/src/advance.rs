@@ -255,7 +255,7 @@ impl OpenedCall {
 }
 
 impl Transition {
-    /// Returns whether the commit is progress: it writes a message or completes a step. The beginning of a run is none.
+    /// Returns whether the commit is progress: it writes a message or completes a step. The beginning of a run is not progress.
     pub fn is_progress(&self) -> bool {
         self.step.is_some() || !self.records.is_empty()
     }

@@ -101,7 +101,7 @@ pub enum Event {
         reason: String,
         /// How many attempts of this step have failed since its last progress, this one included.
         attempt: i64,
-        /// After how many of them the run fails. `None`: not their number counts, but the time of the outage.
+        /// The run fails after so many attempts. `None`: the duration of the outage counts, not the number of attempts.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         attempts: Option<i64>,
         /// When the next attempt is made. `None`: when the provider's gate lets it through.

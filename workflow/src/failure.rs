@@ -14,7 +14,7 @@ const LONGEST: usize = 300;
 pub const UNREADABLE: &str = "unreadable";
 
 /// The kinds that a group may have: those of faults ([`Fault::kind`]), and [`UNREADABLE`].
-pub const KINDS: [&str; 21] = [
+pub const KINDS: [&str; 22] = [
     "rate_limited",
     "overloaded",
     "timeout",
@@ -30,6 +30,7 @@ pub const KINDS: [&str; 21] = [
     "not_configured",
     "step_limit",
     "token_limit",
+    "malformed_calls",
     "worker_died",
     "stuck",
     "provider_down",

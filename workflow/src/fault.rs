@@ -98,6 +98,12 @@ pub enum Fault {
         /// The configured limit.
         limit: i64,
     },
+    /// The arguments of all calls that the model has made lately were no JSON object.
+    #[error("the model made only malformed tool calls in {turns} turns in a row")]
+    MalformedCalls {
+        /// How many turns.
+        turns: usize,
+    },
     /// Every worker that claimed the step died or stopped answering.
     #[error("the step made no progress in {attempts} attempts: its worker died each time{}", .during.as_deref().map(|what| format!(", while it {what}")).unwrap_or_default())]
     WorkerDied {
@@ -203,6 +209,10 @@ impl Fault {
             Fault::TokenLimit { .. } => Verdict::Fail {
                 remedy: "raise `limits.tokens` of the agent if the work is sound, then retry the session; it goes on where it stood",
             },
+            Fault::MalformedCalls { .. } => Verdict::Fail {
+                remedy: "give the agent a model that calls tools soundly, or raise the model's `max_output_tokens` if its calls are \
+                         cut off, and restart the workers; then retry the session, and the model is asked once more",
+            },
             Fault::WorkerDied { .. } => Verdict::Fail {
                 remedy: "read the end of the dead workers' logs (they name a tool that crashed or did not yield; if they \
                          name none, the process was killed, most often for its memory), fix or remove the cause, then \
@@ -298,6 +308,7 @@ impl Fault {
             Fault::NotConfigured { .. } => "not_configured",
             Fault::StepLimit { .. } => "step_limit",
             Fault::TokenLimit { .. } => "token_limit",
+            Fault::MalformedCalls { .. } => "malformed_calls",
             Fault::WorkerDied { .. } => "worker_died",
             Fault::Stuck { .. } => "stuck",
             Fault::ProviderDown { .. } => "provider_down",

@@ -240,7 +240,8 @@ mod tests {
             for cancelled in [false, true] {
                 for has_run in [false, true] {
                     let arrival = on_arrival(status, cancelled, has_run);
-                    assert_eq!(arrival.is_some(), status.takes_messages(), "{status:?}");
+                    let is_put_away = matches!(status, SessionStatus::Archived | SessionStatus::Terminated);
+                    assert_eq!(arrival.is_none(), is_put_away, "{status:?}");
                     let defers = arrival == Some(Arrival::AwaitsNextRun);
                     assert_eq!(defers, status.is_open() && cancelled, "{status:?}");
                     let needs_run = matches!(arrival, Some(Arrival::JoinsRun | Arrival::AnswersQuestion));

@@ -2,6 +2,7 @@
 //! readers of the replies do not.
 
 use crate::derive;
+use crate::mail::plain_address;
 use crate::record::{Block, Role, ToolResult, text_of};
 use crate::session::Session;
 use serde_json::Value;
@@ -34,16 +35,11 @@ fn answers(session: &Session, composed: &ToolResult) -> bool {
     let Some(route) = route else { return true };
     let addresses = |list: &Value| -> Vec<String> {
         let texts = list.as_array().into_iter().flatten().filter_map(Value::as_str);
-        texts.map(|text| plain(text).to_ascii_lowercase()).collect()
+        texts.map(|text| plain_address(text).to_ascii_lowercase()).collect()
     };
     let asked = addresses(&route.to["to"]);
     let details = composed.details.as_ref().unwrap_or(&Value::Null);
     addresses(&details["to"]).iter().chain(&addresses(&details["cc"])).any(|one| asked.contains(one))
-}
-
-/// The address in `Name <address>`.
-fn plain(text: &str) -> &str {
-    text.rsplit_once('<').map_or(text, |(_, rest)| rest.trim_end().trim_end_matches('>')).trim()
 }
 
 #[cfg(test)]

@@ -55,7 +55,7 @@ pub(super) fn entry(key: &DataKey, kind: &str, payload: &mut Value) {
     }
 }
 
-/// Returns whether [`entry`] would seal something. What stands in place of words is none.
+/// Returns whether [`entry`] would seal something. The sign that stands in the place of sealed words is not sealed again.
 pub(super) fn has_words(kind: &str, payload: &Value) -> bool {
     let Value::Object(fields) = payload else { return false };
     fields.iter().any(|(name, value)| match name.as_str() {

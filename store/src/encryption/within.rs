@@ -142,8 +142,8 @@ impl Store {
     }
 
     /// Opens the words in a row of a list, by the key of the session that the row belongs to. Never by the key that a sealed value
-    /// names: whoever has one, out of a backup, could write it into a text of his own and read it here. What does not open is shown as a
-    /// word.
+    /// names: a person with a sealed value out of a backup could put it into a text of their own, and read it here. A value that does not
+    /// open is shown as a word.
     pub(crate) async fn reveal(&self, session_id: Option<&str>, text: String) -> String {
         if !text.contains(MARK) {
             return text;

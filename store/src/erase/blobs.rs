@@ -42,10 +42,10 @@ pub(super) async fn candidates(
     Ok(found)
 }
 
-/// How long a lock of a table is asked for at once. Whoever asks for a lock that writers need waits behind this.
+/// How long one attempt waits for the lock of a table. Meanwhile, writers that need a lock of the table wait behind it.
 const ASK_MS: u64 = 100;
 
-/// How long all others may go first until it is asked for again.
+/// The pause before the next attempt, in which the others get their locks.
 const PAUSE: Duration = Duration::from_millis(400);
 
 /// Locks a table from those who write it, until the transaction ends.

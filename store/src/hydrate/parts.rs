@@ -1,5 +1,6 @@
 //! What the statement of a hydration gives, and the session that it makes.
 
+use super::warm::Hydrated;
 use crate::{Error, Result};
 use serde_json::Value;
 use std::sync::Arc;
@@ -75,7 +76,9 @@ pub(super) struct Changing {
 }
 
 impl Parts {
-    pub(super) fn session(mut self) -> Result<Session> {
+    /// The session, without a copy that it is joined with.
+    pub(super) fn hydrated(mut self) -> Result<Hydrated> {
+        let basis = self.fixed.basis();
         let prefix = match (&self.fixed.prefix_sha256, &self.prefix) {
             (Some(sha256), Some(bytes)) => {
                 Some(Prefix::read(sha256, bytes).map_err(|error| Error::corrupt("pinned prefix", error))?)
@@ -87,7 +90,8 @@ impl Parts {
         };
         let seeds = self.fixed.seeds.take().unwrap_or_default();
         let left_out = self.fixed.left_out.take().map(Arc::new);
-        self.fixed.session(self.changing, prefix, seeds, (self.records, left_out))
+        let session = self.fixed.session(self.changing, prefix, seeds, (self.records, left_out))?;
+        Ok(Hydrated::new(session, basis))
     }
 }
 

@@ -159,7 +159,7 @@ struct Read {
 }
 
 /// The next transitions, oldest first, without those of muted error groups, and without waits that are over: a process that was away, or
-/// a new rule, tells nobody to do what has been done.
+/// a new rule, must not ask people to do what has been done already.
 async fn read(tx: &mut PgConnection) -> Result<Read> {
     let rows = sqlx::query!(
         r#"select t.transition_id, t.space_id, t.kind, t.subject, t.session_id, t.ends, t.at, s.agent as "agent?",

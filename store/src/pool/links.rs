@@ -1,5 +1,5 @@
-//! Which connections a process has lost, and since when. Whoever opens a connection says here how that went; `/readyz`, `doctor`
-//! and the commands read it.
+//! Which connections a process has lost, and since when. Code that opens a connection records here whether that succeeded. `/readyz`,
+//! `doctor` and the commands read it.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 /// How long a connection may take to answer before it counts as dead.
 pub(crate) const ANSWERS: Duration = Duration::from_secs(2);
 
-/// How long a statement may take, its answer included. The server ends one after a minute, so a later answer comes from nobody: the
-/// host has vanished behind something that still acknowledges.
+/// How long a statement may take, its answer included. The server ends a statement after a minute. If no answer has come by then, the
+/// server's host has vanished behind something that still acknowledges our packets.
 pub(crate) const STATEMENT: Duration = Duration::from_secs(65);
 
 /// Longest wait for a new connection.

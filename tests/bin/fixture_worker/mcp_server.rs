@@ -1,7 +1,8 @@
 //! An MCP server by standard input and output: `fixture_worker mcp-server FOLDER`. It writes the names of its variables into
 //! `FOLDER/variables`. A call of the tool that `FOLDER/dies` names ends it, and one of the tool that `FOLDER/hangs` names hangs:
 //! once, after the call was kept and before its answer. While `FOLDER/loads` exists, it reads nothing, as a program that a package
-//! runner loads. Each start is a line of `FOLDER/starts`.
+//! runner loads. Each start is a line of `FOLDER/starts`. When its input ends, it writes `FOLDER/closed`, and goes on if there is
+//! `FOLDER/stays`.
 
 #[path = "../../support/mcp.rs"]
 mod answers;
@@ -42,6 +43,10 @@ pub fn run(folder: &Path) -> std::io::Result<()> {
             writeln!(output, "{answer}")?;
             output.flush()?;
         }
+    }
+    std::fs::write(folder.join("closed"), "")?;
+    while folder.join("stays").exists() {
+        std::thread::park();
     }
     Ok(())
 }

@@ -34,7 +34,7 @@ pub(super) fn whole(key: &str, value: &Value) -> String {
 }
 
 /// A text without what follows the host of a URL: many services take their secret in the path or the query. The path of a provider's
-/// `base_url` is none, and worth seeing.
+/// `base_url` is not secret, and people want to see it.
 fn without_path(key: &str, text: &str) -> String {
     let Some(at) = text.find("://") else { return text.to_owned() };
     let host = at + "://".len();

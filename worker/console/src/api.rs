@@ -165,7 +165,7 @@ impl Api {
     /// An answer as it comes, for streams.
     ///
     /// # Errors
-    /// A path that is none.
+    /// When `path` is not a valid path.
     pub async fn stream(&self, path: &str, last: Option<&HeaderValue>) -> Result<Response<Body>, Refusal> {
         let mut request = self.request(Method::GET, path, Body::empty())?;
         if let Some(last) = last {

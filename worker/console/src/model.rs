@@ -35,7 +35,7 @@ pub(crate) struct Session {
     pub job: Option<Job>,
 }
 
-/// The name of a conversation. That of a fork is made of an id, of which the end says enough.
+/// The name of a conversation. A fork's name is made of an id, whose end is enough.
 fn conversation_name(id: &str) -> String {
     if id.starts_with("fork_") { short(id) } else { id.to_owned() }
 }

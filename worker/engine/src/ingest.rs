@@ -227,6 +227,7 @@ pub async fn send(
         let message = NewMessage { trace_context: telemetry::trace_context(), ..message };
         let mut offer = ctx.bus.notifier.offer(Kind::Step);
         let woken = ctx.store.send_for(session_id, &message, offer.as_mut()).await?;
+        wakeful_store::failpoint!("K2");
         begin(ctx, &woken, offer);
         Ok(woken)
     }

@@ -8,6 +8,7 @@
 //! | [`Outlines`](crate::outlines::Outlines) | the next look at the context of a session |
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::time::Instant;
 use wakeful_workflow::id::SessionId;
@@ -16,8 +17,11 @@ use wakeful_workflow::id::SessionId;
 /// SECURITY.md too.
 pub(crate) const HOUR: Duration = Duration::from_secs(3600);
 
+/// What one process keeps. What leaves is freed after the lock is given back.
+pub(crate) struct Kept<T>(Mutex<ByAge<T>>);
+
 /// Values by their session, the one that was put back last at the end. Each act takes about the same time, however many there are.
-pub(crate) struct Kept<T> {
+struct ByAge<T> {
     by_place: BTreeMap<u64, Entry<T>>,
     places: HashMap<SessionId, u64>,
     last_place: u64,
@@ -33,14 +37,50 @@ pub(crate) struct Entry<T> {
 
 impl<T> Default for Kept<T> {
     fn default() -> Kept<T> {
-        Kept { by_place: BTreeMap::new(), places: HashMap::new(), last_place: 0, bytes: 0 }
+        Kept(Mutex::default())
     }
 }
 
 impl<T> Kept<T> {
+    /// Keeps this value instead of an older one of the session. If all together take more than `most_bytes`, those whose sessions
+    /// rest the longest leave.
+    pub fn put(&self, session_id: SessionId, bytes: usize, value: T, most_bytes: usize) {
+        let _dropped = self.locked().put(session_id, bytes, value, most_bytes);
+    }
+
+    pub fn take(&self, session_id: &SessionId) -> Option<Entry<T>> {
+        self.locked().take(session_id)
+    }
+
+    /// A copy of a session's value that is young enough to be used. The value stays.
+    pub fn young(&self, session_id: &SessionId) -> Option<T>
+    where
+        T: Clone,
+    {
+        let kept = self.locked();
+        kept.get(session_id).filter(|entry| entry.is_young()).map(|entry| entry.value.clone())
+    }
+
+    /// Forgets the values that were put in an hour ago or earlier.
+    pub fn forget_old(&self) {
+        let _dropped = self.locked().take_old();
+    }
+
+    fn locked(&self) -> MutexGuard<'_, ByAge<T>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T> Default for ByAge<T> {
+    fn default() -> ByAge<T> {
+        ByAge { by_place: BTreeMap::new(), places: HashMap::new(), last_place: 0, bytes: 0 }
+    }
+}
+
+impl<T> ByAge<T> {
     /// Returns what had to leave, so that it can be freed without a lock: an older value of the session, and the values whose
     /// sessions rest the longest, if all together take more than `most_bytes`.
-    pub fn put(&mut self, session_id: SessionId, bytes: usize, value: T, most_bytes: usize) -> Vec<Entry<T>> {
+    fn put(&mut self, session_id: SessionId, bytes: usize, value: T, most_bytes: usize) -> Vec<Entry<T>> {
         let mut dropped: Vec<Entry<T>> = self.take(&session_id).into_iter().collect();
         let copy = Entry { session_id, since: Instant::now(), bytes, value };
         if bytes > most_bytes {
@@ -58,7 +98,7 @@ impl<T> Kept<T> {
     }
 
     /// Takes out the values that were put in an hour ago or earlier.
-    pub fn take_old(&mut self) -> Vec<Entry<T>> {
+    fn take_old(&mut self) -> Vec<Entry<T>> {
         let mut dropped = Vec::new();
         while self.by_place.first_key_value().is_some_and(|(_, copy)| !copy.is_young()) {
             dropped.extend(self.take_first());
@@ -67,11 +107,11 @@ impl<T> Kept<T> {
     }
 
     /// Shows the value of a session, and leaves it.
-    pub fn get(&self, session_id: &SessionId) -> Option<&Entry<T>> {
+    fn get(&self, session_id: &SessionId) -> Option<&Entry<T>> {
         self.by_place.get(self.places.get(session_id)?)
     }
 
-    pub fn take(&mut self, session_id: &SessionId) -> Option<Entry<T>> {
+    fn take(&mut self, session_id: &SessionId) -> Option<Entry<T>> {
         let place = self.places.remove(session_id)?;
         let copy = self.by_place.remove(&place)?;
         self.bytes -= copy.bytes;
@@ -95,7 +135,7 @@ mod tests {
     use super::*;
 
     /// Puts a copy of ten bytes, of at most thirty, and says which had to leave.
-    fn put(kept: &mut Kept<()>, session_id: &str) -> Vec<String> {
+    fn put(kept: &mut ByAge<()>, session_id: &str) -> Vec<String> {
         names(kept.put(session_id.into(), 10, (), 30))
     }
 
@@ -105,7 +145,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_copy_of_the_session_that_rests_the_longest_leaves_first() {
-        let mut kept = Kept::default();
+        let mut kept = ByAge::default();
         for session_id in ["a", "b", "c"] {
             assert_eq!(put(&mut kept, session_id), Vec::<String>::new());
         }
@@ -123,7 +163,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_copy_leaves_when_it_is_old() {
-        let mut kept = Kept::default();
+        let mut kept = ByAge::default();
         put(&mut kept, "a");
         tokio::time::advance(HOUR - Duration::from_secs(1)).await;
         put(&mut kept, "b");

@@ -2,7 +2,7 @@
 //! of a long session each time.
 
 use crate::kept::Kept;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use wakeful_store::Store;
 use wakeful_store::hydrate::{Hydrated, Warm};
 
@@ -11,7 +11,7 @@ const MOST_BYTES: usize = 24 << 20;
 
 /// The outlines of this process. All who look at one session share its outline.
 #[derive(Default)]
-pub struct Outlines(Mutex<Kept<Arc<Warm>>>);
+pub struct Outlines(Kept<Arc<Warm>>);
 
 impl Outlines {
     /// Reads the outline of the session: what is new of it, if this process has a good copy, and otherwise all of it.
@@ -19,11 +19,7 @@ impl Outlines {
     /// # Errors
     /// Those of [`Store::hydrate`].
     pub async fn read(&self, store: &Store, session_id: &str) -> wakeful_store::Result<Hydrated> {
-        let copy = self
-            .kept()
-            .get(&session_id.into())
-            .filter(|copy| copy.is_young())
-            .map(|copy| Arc::clone(&copy.value));
+        let copy = self.0.young(&session_id.into());
         store.hydrate_outlined(session_id, copy.map(Arc::unwrap_or_clone)).await
     }
 
@@ -31,15 +27,10 @@ impl Outlines {
     pub fn keep(&self, read: Hydrated) {
         let Some(outline) = read.keep() else { return };
         let (session_id, bytes) = (outline.session_id().clone(), outline.bytes());
-        // Freed after the lock is given back.
-        let _dropped = self.kept().put(session_id, bytes, Arc::new(outline), MOST_BYTES);
+        self.0.put(session_id, bytes, Arc::new(outline), MOST_BYTES);
     }
 
     pub(crate) fn forget_old(&self) {
-        let _dropped = self.kept().take_old();
-    }
-
-    fn kept(&self) -> MutexGuard<'_, Kept<Arc<Warm>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.forget_old();
     }
 }

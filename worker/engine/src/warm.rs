@@ -5,7 +5,6 @@
 //! session is hydrated. Only sessions that this process worked on are here, for an hour at most, within `queue.warm_mb`.
 
 use crate::kept::{Entry, Kept};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use tracing::debug;
 use wakeful_store::Store;
 use wakeful_store::hydrate::{Hydrated, Warm};
@@ -14,13 +13,13 @@ use wakeful_store::hydrate::{Hydrated, Warm};
 pub struct WarmSessions {
     /// The most bytes of all copies. 0: none is kept.
     most_bytes: usize,
-    kept: Mutex<Kept<Warm>>,
+    kept: Kept<Warm>,
 }
 
 impl WarmSessions {
     /// Keeps copies of up to `megabytes` in all.
     pub fn new(megabytes: usize) -> WarmSessions {
-        WarmSessions { most_bytes: megabytes << 20, kept: Mutex::default() }
+        WarmSessions { most_bytes: megabytes << 20, kept: Kept::default() }
     }
 
     /// Reads the session: what is new of it, if this process has a good copy, and otherwise all that its next steps need.
@@ -28,7 +27,7 @@ impl WarmSessions {
     /// # Errors
     /// Those of [`Store::hydrate_tail`].
     pub(crate) async fn hydrate(&self, store: &Store, session_id: &str) -> wakeful_store::Result<Hydrated> {
-        let copy = self.kept().take(&session_id.into());
+        let copy = self.kept.take(&session_id.into());
         if let Some(copy) = copy.filter(Entry::is_young) {
             if let Some(hydrated) = store.catch_up(copy.value).await? {
                 return Ok(hydrated);
@@ -47,15 +46,10 @@ impl WarmSessions {
         hydrated.leave_out();
         let Some(warm) = hydrated.keep() else { return };
         let (session_id, bytes) = (warm.session_id().clone(), warm.bytes());
-        // Freed after the lock is given back.
-        let _dropped = self.kept().put(session_id, bytes, warm, self.most_bytes);
+        self.kept.put(session_id, bytes, warm, self.most_bytes);
     }
 
     pub(crate) fn forget_old(&self) {
-        let _dropped = self.kept().take_old();
-    }
-
-    fn kept(&self) -> MutexGuard<'_, Kept<Warm>> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+        self.kept.forget_old();
     }
 }

@@ -80,5 +80,19 @@ fn of_the_system() -> Result<ClientConfig, rustls::Error> {
     Ok(tls)
 }
 
+/// An error and its causes, each once: some errors have the text of their cause in their own.
+pub fn causes(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let cause_text = cause.to_string();
+        if !text.contains(&cause_text) {
+            text = format!("{text}: {cause_text}");
+        }
+        next = cause.source();
+    }
+    text
+}
+
 #[cfg(test)]
 mod tests;

@@ -1,7 +1,7 @@
 //! One process's connection to one server. The first call opens it, all calls share it, and a call that finds it dead opens
 //! another.
 
-use crate::failure::{CallFailure, MAX_SAID, chain, why_not_opened};
+use crate::failure::{CallFailure, MAX_SAID, why_not_opened};
 use crate::http::Http;
 use crate::pinned::Offered;
 use crate::program::{Program, start};
@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use wakeful_config::mcp::{Mcp, Reach};
-use wakeful_engine::web;
+use wakeful_engine::web::{self, causes};
 
 /// How long a call waits for a server that opens: shorter than most calls may take. The server goes on opening, for the next call.
 const HANDSHAKE: Duration = Duration::from_secs(30);
@@ -31,6 +31,9 @@ const PATIENCE: Duration = Duration::from_secs(300);
 
 /// How long a server may take to answer a ping, after a call that it did not answer in time.
 const PING: Duration = Duration::from_secs(3);
+
+/// How long a server may take to let a connection go.
+const CLOSING: Duration = Duration::from_secs(1);
 
 /// How long calls fail at once after a server could not be reached. So a turn of ten calls does not wait ten times.
 const PAUSE: Duration = Duration::from_secs(2);
@@ -69,14 +72,14 @@ enum State {
     },
 }
 
-/// A connection that is being opened, whoever waits for it.
+/// A connection that is being opened. All callers that need it wait for the same one.
 type Opening = Shared<BoxFuture<'static, Result<Arc<Live>, String>>>;
 
 #[derive(Debug)]
 struct Live {
     service: RunningService<RoleClient, ClientConfig>,
-    /// Killed when the connection goes.
-    _program: Option<Program>,
+    /// Killed when the connection goes, unless it was closed and has ended by itself.
+    program: Option<Program>,
     /// A call was given up before its answer came, so the server may hang.
     is_suspect: AtomicBool,
 }
@@ -227,6 +230,22 @@ impl Connection {
         opened
     }
 
+    /// Closes the connection, and lets the program of the server end. A server that still opens is left: its program is killed.
+    pub async fn close(&self) {
+        let live = match std::mem::take(&mut *self.state.lock().await) {
+            State::Live(live) => Some(live),
+            State::Opening { opening, .. } => opening.now_or_never().and_then(Result::ok),
+            State::Away { .. } | State::Closed => None,
+        };
+        // A call that is still under way keeps it.
+        let Some(Live { service, program, .. }) = live.and_then(Arc::into_inner) else { return };
+        // A program's standard input ends, and a URL's session is deleted.
+        let _ = tokio::time::timeout(CLOSING, service.cancel()).await;
+        if let Some(program) = program {
+            program.end(&self.server.name).await;
+        }
+    }
+
     /// Drops a connection that failed, unless another caller has opened one since.
     async fn forget(&self, failed: &Arc<Live>) {
         let mut state = self.state.lock().await;
@@ -262,7 +281,7 @@ async fn open(server: Mcp, patience: Duration) -> Result<Live, String> {
         Reach::Url { url, token } => {
             let http = web::client(web::Reach::Named(&[url]));
             // With an idle connection some servers answer 40 ms later: rmcp's own client keeps none either.
-            let http = http.pool_max_idle_per_host(0).build().map_err(|error| chain(&error))?;
+            let http = http.pool_max_idle_per_host(0).build().map_err(|error| causes(&error))?;
             let mut settings = StreamableHttpClientTransportConfig::with_uri(url.as_str())
                 // All sessions of this process share the connection.
                 .max_concurrent_requests(CALLS)
@@ -274,7 +293,7 @@ async fn open(server: Mcp, patience: Duration) -> Result<Live, String> {
             }
             let opening = client.serve(StreamableHttpClientTransport::with_client(Http(http), settings));
             match tokio::time::timeout(patience, opening).await {
-                Ok(Ok(service)) => Ok(Live { service, _program: None, is_suspect: AtomicBool::new(false) }),
+                Ok(Ok(service)) => Ok(Live { service, program: None, is_suspect: AtomicBool::new(false) }),
                 Ok(Err(error)) => Err(format!(
                     "{} does not answer as an MCP server: {}",
                     host_of(url),
@@ -287,10 +306,11 @@ async fn open(server: Mcp, patience: Duration) -> Result<Live, String> {
             let (program, input, output) = start(&server.name, command, env)?;
             match tokio::time::timeout(patience, client.serve((output, input))).await {
                 Ok(Ok(service)) => {
-                    Ok(Live { service, _program: Some(program), is_suspect: AtomicBool::new(false) })
+                    Ok(Live { service, program: Some(program), is_suspect: AtomicBool::new(false) })
                 }
                 Ok(Err(error)) => {
-                    let why = format!("{:?} does not answer as an MCP server: {}", command[0], chain(&error));
+                    let why =
+                        format!("{:?} does not answer as an MCP server: {}", command[0], causes(&error));
                     Err(program.with_last_words(why).await)
                 }
                 Err(_) => Err(program.with_last_words(too_late()).await),

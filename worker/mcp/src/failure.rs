@@ -4,6 +4,7 @@ use rmcp::model::{ErrorCode, ErrorData};
 use rmcp::service::{ClientInitializeError, ServiceError};
 use rmcp::transport::streamable_http_client::StreamableHttpError;
 use std::error::Error as StdError;
+use wakeful_engine::web::causes;
 
 /// How much of a server's words is passed on, in letters. Of an answer that is not of the protocol, in bytes.
 pub(crate) const MAX_SAID: usize = 500;
@@ -31,14 +32,14 @@ impl CallFailure {
             }
             ServiceError::McpError(error) => CallFailure::Unknown(quoted(&error.message)),
             ServiceError::TransportSend(error) => match was_taken(error.error.as_ref()) {
-                Taken::No => CallFailure::NotSent(chain(error.error.as_ref())),
+                Taken::No => CallFailure::NotSent(causes(error.error.as_ref())),
                 Taken::Refused(why) => CallFailure::Refused(why),
-                Taken::Perhaps => CallFailure::Unknown(chain(error.error.as_ref())),
+                Taken::Perhaps => CallFailure::Unknown(causes(error.error.as_ref())),
             },
             ServiceError::TransportClosed => {
                 CallFailure::Unknown("the connection ended before the answer".to_owned())
             }
-            other => CallFailure::Unknown(chain(&other)),
+            other => CallFailure::Unknown(causes(&other)),
         }
     }
 
@@ -49,8 +50,8 @@ impl CallFailure {
     }
 }
 
-/// Whether an error of the protocol says that the call was not carried out. Of any other, such as an internal one, or one that
-/// rmcp makes of a stream that ended, nobody knows.
+/// Whether an error of the protocol says that the call was not carried out. After any other error that is unknown: after an internal
+/// error, for example, or after one that rmcp makes of a stream that ended.
 fn is_refusal(error: &ErrorData) -> bool {
     matches!(
         error.code,
@@ -97,7 +98,7 @@ fn was_taken(error: &(dyn StdError + 'static)) -> Taken {
 pub(crate) fn why_not_opened(error: &ClientInitializeError) -> String {
     match error {
         ClientInitializeError::TransportError { error, .. } => innermost(error.error.as_ref()),
-        other => chain(other),
+        other => causes(other),
     }
 }
 
@@ -120,18 +121,4 @@ fn innermost(error: &(dyn StdError + 'static)) -> String {
 /// What a server says, as its words and not ours, and not all of it.
 fn quoted(text: &str) -> String {
     format!("it says {:?}", text.chars().take(MAX_SAID).collect::<String>())
-}
-
-/// An error and its causes, each once.
-pub(crate) fn chain(error: &(dyn StdError + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        let cause_text = cause.to_string();
-        if !text.contains(&cause_text) {
-            text = format!("{text}: {cause_text}");
-        }
-        next = cause.source();
-    }
-    text
 }

@@ -1,17 +1,25 @@
 //! The program of a server that is reached by its standard input and output.
 
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 use std::process::Stdio;
 use std::time::Duration;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::sync::watch;
-use tracing::debug;
+use tracing::{debug, info};
 
 /// What a program of ours always gets.
 const ALWAYS: [&str; 8] = ["PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR", "SSL_CERT_FILE"];
 
 /// How long a program that ended may take to close its standard error.
 const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// How long a program may take to end when its standard input does, and then after SIGTERM.
+const BY_ITSELF: Duration = Duration::from_secs(2);
+const AFTER_SIGTERM: Duration = Duration::from_secs(1);
+
+/// How often it is asked meanwhile whether it has ended.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// The longest line of a program's errors that is kept.
 const MAX_LINE: usize = 500;
@@ -26,15 +34,46 @@ pub(crate) struct Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        let group = self.child.id().and_then(|id| rustix::process::Pid::from_raw(i32::try_from(id).ok()?));
-        if let Some(group) = group {
-            // It may have ended by itself.
-            let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
-        }
+        self.signal(Signal::KILL);
     }
 }
 
 impl Program {
+    /// Waits for the end of a program whose standard input has ended. One that goes on gets SIGTERM, and is killed if that does not
+    /// help. What it started and left is killed too.
+    pub async fn end(self, name: &str) {
+        let how = if self.ends_within(BY_ITSELF).await {
+            "by itself"
+        } else {
+            self.signal(Signal::TERM);
+            if self.ends_within(AFTER_SIGTERM).await { "after SIGTERM" } else { "killed" }
+        };
+        info!(server = name, how, "The program of the MCP server {name} has ended: {how}");
+    }
+
+    /// Whether it ends in time. It is left a zombie: so its number is no other program's when its group is killed.
+    async fn ends_within(&self, limit: Duration) -> bool {
+        let Some(pid) = self.pid() else { return true };
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        let ended = async {
+            while matches!(waitid(WaitId::Pid(pid), options), Ok(None)) {
+                tokio::time::sleep(LOOK).await;
+            }
+        };
+        tokio::time::timeout(limit, ended).await.is_ok()
+    }
+
+    fn pid(&self) -> Option<Pid> {
+        self.child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?))
+    }
+
+    /// Signals the program and what it has started. They may have ended by themselves.
+    fn signal(&self, signal: Signal) {
+        if let Some(group) = self.pid() {
+            let _ = kill_process_group(group, signal);
+        }
+    }
+
     /// An error of a program that ended, with what it said last.
     pub async fn with_last_words(&self, text: String) -> String {
         let mut words = self.last_words.clone();

@@ -58,4 +58,8 @@ impl Tool for McpTool {
             ))),
         }
     }
+
+    async fn close(&self) {
+        self.connection.close().await;
+    }
 }

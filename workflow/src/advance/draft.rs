@@ -12,7 +12,6 @@ use super::{CallEnd, Closing, EndedCall, Generated, Next, OpenedCall, StepResult
 use crate::agent::{AgentPolicy, JournalLevel, OnEmptyReply, OnUncertain};
 use crate::derive;
 use crate::event::Event;
-use crate::failure::Failure;
 use crate::fault::Fault;
 use crate::generation::Purpose;
 use crate::id::{CallId, RunId};
@@ -28,16 +27,13 @@ use crate::session::{CallOutcome, CallStatus, CallUpdate, InboxMessage, Session,
 use crate::state::State;
 use crate::told::person_waits;
 use journal::After;
+use stop::MALFORMED_TURNS;
 
 /// A checkpoint entry is written at least every 20 steps, so that a fold of the journal stays short.
 pub const STEPS_PER_CHECKPOINT: i64 = 20;
 
 /// A value of the state whose JSON is larger than this is stored as a blob. The journal entry points at it.
 pub const INLINE_VALUE_BYTES: usize = 2048;
-
-/// The error of a run whose model did not reply, not even when it was asked again.
-const UNANSWERED: &str = "the model's answer was empty, also when it was asked again. Remedy: retry the session, and the model is asked \
-                          once more; if the agent may end without a word, set its `on_empty_reply = \"accept\"`";
 
 /// What the model reads after an empty reply.
 const ASK_AGAIN: &str = "Your last reply was empty. Give your answer now. If nothing is left to do or to say, say so in one short \
@@ -238,6 +234,10 @@ impl<'a> Draft<'a> {
             let moved = self.moved_to(SessionStatus::WaitingInput, Some(question));
             return self.close_with(SessionStatus::WaitingInput, None, moved);
         }
+        let turns = self.malformed_turns();
+        if turns >= MALFORMED_TURNS && self.session.inbox.is_empty() {
+            return self.end_failed(&Fault::MalformedCalls { turns }, None);
+        }
         self.go_on()
     }
 
@@ -265,20 +265,6 @@ impl<'a> Draft<'a> {
         // A message that is left out may be a mail, or the request to reply again.
         let left_out = self.session.left_out.is_some();
         SinceThePerson { asked_again: since.asked_again || left_out, mailed: since.mailed || left_out }
-    }
-
-    /// Ends the run as failed. The request to reply again stands last, so a retry asks the model once more.
-    fn end_unanswered(self) -> Transition {
-        let model = self.transition.events.iter().find_map(|event| match event {
-            Event::LlmCalled { model, .. } => Some(model.as_str()),
-            _ => None,
-        });
-        let failure = Failure::of(&Fault::EmptyReply, model);
-        let mut transition = self.close(SessionStatus::Failed, Some(UNANSWERED.to_owned()));
-        if let Next::Close(closing) = &mut transition.next {
-            closing.failure = Some(Box::new(failure));
-        }
-        transition
     }
 
     /// The files that came with inbox message `inbox_id`.

@@ -67,6 +67,13 @@ impl MailFacts {
     }
 }
 
+/// The address in `Name <address>`, or the text itself if it has no name.
+pub fn plain_address(text: &str) -> &str {
+    let text = text.trim();
+    let named = text.strip_suffix('>').and_then(|text| text.rsplit_once('<'));
+    named.map_or(text, |(_, address)| address.trim())
+}
+
 /// The part of an address after its `@`.
 pub fn domain_of(address: &str) -> &str {
     address.rsplit_once('@').map_or("", |(_, domain)| domain)
@@ -91,6 +98,15 @@ pub fn subject_key(subject: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_name_is_no_part_of_an_address() {
+        for text in ["ann@example.com", " ann@example.com ", "<ann@example.com>", "Ann <ann@example.com> "] {
+            assert_eq!(plain_address(text), "ann@example.com", "{text}");
+        }
+        assert_eq!(plain_address("\"a < b\" <ann@example.com>"), "ann@example.com");
+        assert_eq!(plain_address("ann <"), "ann <");
+    }
 
     #[test]
     fn the_marks_of_replies_are_no_part_of_a_subject() {

@@ -240,7 +240,7 @@ fn machine(facts: &MailFacts, rules: &MailboxRules) -> Vec<String> {
             _ => name.starts_with("list-"),
         };
         if tells {
-            // The reason is written to the log and in clear. So it quotes only words that the standards have, and none of the sender's.
+            // The reason is written to the log, unsealed. So it quotes only words of the standards, and none of the sender's.
             let known = BULK.iter().chain(&AUTOMATIC).find(is).map(|word| format!(": {word}"));
             reasons.push(format!("it has the header {name}{}", known.unwrap_or_default()));
         }

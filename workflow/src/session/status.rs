@@ -118,11 +118,6 @@ impl SessionStatus {
     pub fn may_be_retried(self) -> bool {
         matches!(self, SessionStatus::Failed | SessionStatus::NeedsAttention)
     }
-
-    /// Returns whether the session takes messages.
-    pub fn takes_messages(self) -> bool {
-        !matches!(self, SessionStatus::Archived | SessionStatus::Terminated)
-    }
 }
 
 #[cfg(test)]
@@ -158,7 +153,7 @@ mod tests {
     #[test]
     fn every_resting_status_can_be_woken_by_a_message() {
         for status in SessionStatus::ALL {
-            if status.takes_messages() && !status.is_open() {
+            if status.is_at_rest() || status.is_paused() {
                 assert!(status.may_become(SessionStatus::Queued), "{status:?}");
             }
         }

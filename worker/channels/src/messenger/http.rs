@@ -40,7 +40,7 @@ pub(super) fn client(reach: Reach<'_>) -> ClientBuilder {
 pub(super) async fn ask(messenger: &str, request: RequestBuilder) -> Result<Answer, SendError> {
     let failed = |error: reqwest::Error| {
         let error = error.without_url();
-        let text = format!("{messenger} did not answer: {}", chain(&error));
+        let text = format!("{messenger} did not answer: {}", word(&web::causes(&error)));
         if error.is_builder() {
             SendError::Refused(text)
         } else if error.is_connect() {
@@ -103,16 +103,6 @@ impl Answer {
 /// Text from outside, made safe for our own messages: short, and on one line.
 pub(super) fn word(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(200).collect()
-}
-
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        text = format!("{text}: {error}");
-        source = error.source();
-    }
-    word(&text)
 }
 
 #[cfg(test)]

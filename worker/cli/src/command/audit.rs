@@ -167,12 +167,22 @@ async fn delete(config: &Config, output: &Output, days: u32, yes: bool) -> anyho
         return Err(Usage(text.to_owned()).into());
     }
     act::because(Some(&format!("older than {days} days")));
-    let store = super::open_store(config, "wakeful audit").await?;
-    let deleted = store.delete_audit(Utc::now() - chrono::Duration::days(days.into())).await;
+    delete_older(config, output, "wakeful audit", days.into()).await?;
+    Ok(Exit::Ok)
+}
+
+/// Deletes what is older in the audit. The deletion is a row of the audit itself.
+pub(super) async fn delete_older(
+    config: &Config,
+    output: &Output,
+    command: &str,
+    days: i64,
+) -> anyhow::Result<()> {
+    let store = super::open_store(config, command).await?;
+    let deleted = store.delete_audit(Utc::now() - chrono::Duration::days(days)).await;
     store.close().await;
     let deleted = deleted?;
-    output.one(&json!({"deleted": deleted}), || format!("{deleted} rows of the audit are deleted.\n"))?;
-    Ok(Exit::Ok)
+    output.one(&json!({"deleted": deleted}), || format!("{deleted} rows of the audit are deleted.\n"))
 }
 
 fn table(rows: &[Audited]) -> Table {

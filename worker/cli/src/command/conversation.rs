@@ -87,7 +87,7 @@ pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
 async fn sessions(store: &Store, output: &Output, id: &str, limit: i64) -> anyhow::Result<Exit> {
     let sessions = store.chain(id, None, limit).await?;
     output.items(&sessions, || list_table(&sessions, None))?;
-    more(output, sessions.len(), limit);
+    output.more(sessions.len(), limit);
     Ok(Exit::Ok)
 }
 
@@ -100,17 +100,11 @@ async fn history(
 ) -> anyhow::Result<Exit> {
     let items = store.history(id, replays, None, limit, i64::MAX).await?.items;
     output.items(&items, || table(&items, id))?;
-    more(output, items.len(), limit);
+    output.more(items.len(), limit);
     if output.for_people() {
         print(&format!("\n{}", output.block(&sums(&store.history_totals(id, replays).await?), 0)))?;
     }
     Ok(Exit::Ok)
-}
-
-fn more(output: &Output, shown: usize, limit: i64) {
-    if output.for_people() && shown as i64 == limit {
-        eprintln!("There may be more: --limit {}", limit.saturating_mul(10).min(10_000));
-    }
 }
 
 /// The items of the line of the conversation `asked`, as stored.

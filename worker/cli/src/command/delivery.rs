@@ -1,9 +1,7 @@
 //! `wakeful delivery`: lists and shows outgoing messages, and resends them. Works on the database and needs
 //! no server.
 
-use super::output::{
-    Cell, Column, Output, Table, Tone, age, count, print, printable, span, until_reader_goes,
-};
+use super::output::{Cell, Column, Output, Table, Tone, age, count, printable, span, until_reader_goes};
 use super::session::show::missed;
 use super::space::Space;
 use super::{Exit, Usage, exit_of};
@@ -85,13 +83,7 @@ pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
 
 async fn list(store: &Store, output: &Output, filter: &DeliveryFilter) -> anyhow::Result<Exit> {
     let deliveries = store.outbox(filter).await?;
-    output.items(&deliveries, || table(&deliveries))?;
-    if output.for_people() && deliveries.is_empty() {
-        print("No deliveries match.\n")?;
-    }
-    if output.for_people() && deliveries.len() as i64 == filter.limit {
-        eprintln!("There may be more: --limit {}", filter.limit.saturating_mul(10).min(10_000));
-    }
+    output.page(&deliveries, filter.limit, "No deliveries match.\n", || table(&deliveries))?;
     Ok(Exit::Ok)
 }
 

@@ -1,7 +1,7 @@
 //! `wakeful effect`: lists effects whose end is unknown, of all sessions, and resolves many of them as a batch.
 
 use super::batch::GoesOn;
-use super::output::{Cell, Column, Output, Table, Tone, age, count, print, printable, until_reader_goes};
+use super::output::{Cell, Column, Output, Table, Tone, age, count, printable, until_reader_goes};
 use super::session::bulk::{How, asked, run as run_batch};
 use super::session::list::{usage, when};
 use super::space::Space;
@@ -128,13 +128,7 @@ pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
 async fn list(store: &Store, output: &Output, search: EffectSearch, limit: i64) -> anyhow::Result<Exit> {
     let filter = EffectFilter { limit, ..search.filter().map_err(usage)? };
     let effects = store.uncertain_effects(&filter).await?;
-    output.items(&effects, || table(&effects))?;
-    if output.for_people() && effects.is_empty() {
-        print("No effect is uncertain.\n")?;
-    }
-    if output.for_people() && effects.len() as i64 == limit {
-        eprintln!("There may be more: --limit {}", limit.saturating_mul(10).min(10_000));
-    }
+    output.page(&effects, limit, "No effect is uncertain.\n", || table(&effects))?;
     Ok(Exit::Ok)
 }
 

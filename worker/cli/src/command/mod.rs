@@ -17,6 +17,7 @@ mod errors;
 mod mail;
 mod manual;
 mod mcp;
+mod meter;
 mod migrate;
 mod notification;
 mod output;

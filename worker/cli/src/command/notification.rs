@@ -1,6 +1,6 @@
 //! `wakeful notification`: what people were told by the rules of `[[notify]]`. Works on the database and needs no server.
 
-use super::output::{Cell, Column, Output, Table, Tone, age, print, until_reader_goes};
+use super::output::{Cell, Column, Output, Table, Tone, age, until_reader_goes};
 use super::space::Space;
 use super::{Exit, Usage};
 use std::fmt::Write as _;
@@ -63,14 +63,7 @@ fn filter(space: &Space) -> NotificationFilter {
 
 async fn list(store: &Store, output: &Output, filter: &NotificationFilter) -> anyhow::Result<()> {
     let found = store.notifications(filter).await?;
-    output.items(&found, || table(&found))?;
-    if output.for_people() && found.is_empty() {
-        print("No notifications match.\n")?;
-    }
-    if output.for_people() && found.len() as i64 == filter.limit {
-        eprintln!("There may be more: --limit {}", filter.limit.saturating_mul(10).min(10_000));
-    }
-    Ok(())
+    output.page(&found, filter.limit, "No notifications match.\n", || table(&found))
 }
 
 fn table(found: &[Notification]) -> Table {

@@ -70,6 +70,29 @@ impl Output {
         }
     }
 
+    /// Prints the first `limit` items of a list. If there are none, people read `none`.
+    pub fn page<T: Serialize>(
+        &self,
+        items: &[T],
+        limit: i64,
+        none: &str,
+        table: impl FnOnce() -> Table,
+    ) -> anyhow::Result<()> {
+        self.items(items, table)?;
+        if self.for_people() && items.is_empty() {
+            print(none)?;
+        }
+        self.more(items.len(), limit);
+        Ok(())
+    }
+
+    /// Says to people that a list may go on, if as many items are shown as were asked for.
+    pub fn more(&self, shown: usize, limit: i64) {
+        if self.for_people() && shown as i64 == limit {
+            eprintln!("There may be more: --limit {}", limit.saturating_mul(10).min(10_000));
+        }
+    }
+
     /// Prints one item: as JSON, or as `text`.
     pub fn one<T: Serialize>(&self, item: &T, text: impl FnOnce() -> String) -> anyhow::Result<()> {
         match self.format {

@@ -9,7 +9,7 @@ use super::{CONNECT, Exit, Usage, report};
 use crate::App;
 use crate::replay::{self, Observer, ReplayEnd, Replayed, Request};
 use anyhow::Context as _;
-use progress::Meter;
+use progress::Shown;
 use serde::Serialize;
 use sha2::Digest;
 use std::io::Read as _;
@@ -197,9 +197,9 @@ async fn single(
     source: &str,
     output: &Output,
 ) -> anyhow::Result<Exit> {
-    let meter = Meter::start();
-    let compared = replayed(ctx, options, source, &meter).await;
-    meter.end();
+    let shown = Shown::start();
+    let compared = replayed(ctx, options, source, &shown).await;
+    shown.end();
     let Some(compared) = compared? else {
         eprintln!("interrupted: the same command goes on where this one stopped");
         return Ok(Exit::Failed);

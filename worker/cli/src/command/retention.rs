@@ -1,10 +1,10 @@
 //! `wakeful retention`: deletes what ended longer ago than `[retention]` keeps it. Works on the database and needs no server.
 
+use super::audit::delete_older;
 use super::output::{Cell, Column, Output, Table, Tone, age, count, until_reader_goes};
 use super::{Exit, Usage, erase, printable::printable};
-use chrono::{DateTime, TimeDelta, Utc};
+use chrono::{DateTime, Utc};
 use serde::Serialize;
-use serde_json::json;
 use std::collections::BTreeMap;
 use wakeful_config::Config;
 use wakeful_config::retention::Days;
@@ -81,7 +81,7 @@ pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
     until_reader_goes(ran.map(|()| Exit::Ok))
 }
 
-/// Deletes what is old in the audit. The deletion is a row of the audit itself.
+/// Deletes what is old in the audit.
 async fn retain_audit(config: &Config, output: &Output) -> anyhow::Result<()> {
     let Some(days) = config.retention.audit else {
         let text =
@@ -89,11 +89,7 @@ async fn retain_audit(config: &Config, output: &Output) -> anyhow::Result<()> {
         return Err(Usage(text.to_owned()).into());
     };
     act::because(Some(&format!("audit older than {days} days")));
-    let store = super::open_store(config, "wakeful retention").await?;
-    let deleted = store.delete_audit(Utc::now() - TimeDelta::days(days.into())).await;
-    store.close().await;
-    let deleted = deleted?;
-    output.one(&json!({"deleted": deleted}), || format!("{deleted} rows of the audit are deleted.\n"))
+    delete_older(config, output, "wakeful retention", days.into()).await
 }
 
 async fn retain(

@@ -11,7 +11,7 @@ const NARROWEST: f64 = 4.0;
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Try {
     pub began: Moment,
-    /// `None`: it goes on, or nobody knows.
+    /// `None`: it goes on, or its end is unknown.
     pub ended: Option<Moment>,
 }
 

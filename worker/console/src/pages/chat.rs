@@ -54,7 +54,7 @@ struct Offered {
 }
 
 impl Offered {
-    /// Nobody is named for the default: a conversation that goes on keeps its own agent.
+    /// Empty for the default agent: then a conversation that exists keeps its own agent.
     fn value(&self) -> &str {
         if self.name == DEFAULT_AGENT { "" } else { &self.name }
     }

@@ -128,7 +128,7 @@ impl Calls {
         self.spoke.insert(gate_id);
     }
 
-    /// Takes the slots from the silent calls at gates that are shut, whoever shut them.
+    /// Takes the slots from the silent calls at gates that are shut. This process or another one may have shut them.
     pub fn free_slots(&mut self, policy: &GatePolicy, now: Instant, is_shut: impl Fn(&str) -> bool) {
         self.silent.retain(|gate_id| is_shut(gate_id));
         let limit = limit(policy);

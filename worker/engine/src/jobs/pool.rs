@@ -85,6 +85,11 @@ pub async fn run(ctx: Arc<Ctx>, news: News) -> anyhow::Result<()> {
             Ok(())
         })
         .await;
+    // No job calls a tool any more.
+    tokio::select! {
+        () = ctx.plugins.tools.close() => {}
+        () = ctx.shutdown.abort.cancelled() => {}
+    }
     deadline.abort();
     asked.abort();
     healer.abort();

@@ -3,7 +3,6 @@
 
 use super::Model;
 use crate::kept::Kept;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use wakeful_workflow::context::Context;
 use wakeful_workflow::id::SessionId;
 use wakeful_workflow::wire::{Rendering, Repairs, Request};
@@ -14,7 +13,7 @@ const KEPT_BYTES: usize = 64 << 20;
 /// The rendering of each session's last request. When they take more memory than they may, those that were used the longest ago
 /// are dropped: the next request of such a session is rendered from the start. A request to another model is too.
 #[derive(Default)]
-pub struct Renderings(Mutex<Kept<Of>>);
+pub struct Renderings(Kept<Of>);
 
 struct Of {
     /// `provider/name`.
@@ -55,22 +54,17 @@ impl Renderings {
     }
 
     fn take(&self, session_id: &SessionId, name: &str) -> Option<Rendering> {
-        let taken = self.kept().take(session_id)?.value;
+        let taken = self.0.take(session_id)?.value;
         (taken.model == name).then_some(taken.rendering)
     }
 
     fn keep(&self, session_id: SessionId, model: String, rendering: Rendering) {
         let bytes = rendering.bytes();
-        // Freed after the lock is given back.
-        let _dropped = self.kept().put(session_id, bytes, Of { model, rendering }, KEPT_BYTES);
+        self.0.put(session_id, bytes, Of { model, rendering }, KEPT_BYTES);
     }
 
     pub(crate) fn forget_old(&self) {
-        let _dropped = self.kept().take_old();
-    }
-
-    fn kept(&self) -> MutexGuard<'_, Kept<Of>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.forget_old();
     }
 }
 

@@ -74,6 +74,10 @@ pub trait Tool: Send + Sync {
             Effect::Idempotent | Effect::Guarded => Ok(not_carried_out(&definition.name)),
         }
     }
+
+    /// Closes what the tool keeps open between its calls, such as a connection. A worker that drains awaits it after its last call.
+    /// The future is dropped when the time for the drain is over, and a process that is killed never asks. A later call opens it again.
+    async fn close(&self) {}
 }
 
 /// Returns the output of a call that has an effect and is only a dry run.
@@ -299,7 +303,7 @@ pub struct ToolError {
 pub enum ToolErrorKind {
     /// The call failed, and the model reads why.
     Failed,
-    /// Nobody knows whether the call took effect.
+    /// It is unknown whether the call took effect.
     OutcomeUnknown,
     /// The call had no effect, and the cause is this host. The step is tried again, here or on another worker's host.
     Host,

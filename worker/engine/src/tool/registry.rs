@@ -194,6 +194,11 @@ impl Registry {
         }
     }
 
+    /// Lets every tool close what it keeps open: see [`Tool::close`].
+    pub async fn close(&self) {
+        futures::future::join_all(self.tools.values().map(|entry| entry.tool.close())).await;
+    }
+
     fn entry(&self, name: &str) -> Result<&Entry, ToolError> {
         self.tools.get(name).ok_or_else(|| {
             let shown = clip(name, 80);

@@ -2,6 +2,7 @@
 #![deny(missing_docs)]
 
 use super::address::literal;
+use super::causes;
 use super::resolver::{Resolver, Unresolved};
 use crate::tool::ToolError;
 use reqwest::header::{
@@ -300,7 +301,7 @@ impl Web {
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(error)) => {
                 let error = error.without_url();
-                let text = format!("{} did not answer: {}", host_of(url), chain(&error));
+                let text = format!("{} did not answer: {}", host_of(url), shorten(&causes(&error)));
                 Err(if is_not_public(&error) {
                     WebError::Refused(text)
                 } else if error.is_connect() || error.is_builder() {
@@ -368,7 +369,10 @@ async fn next(
     let chunk = timeout_at(deadline, answer.chunk()).await;
     let chunk = chunk.map_err(|_| WebError::Unknown(format!("{host} did not finish its answer in time")))?;
     chunk.map_err(|error| {
-        WebError::Unknown(format!("the answer of {host} broke off: {}", chain(&error.without_url())))
+        WebError::Unknown(format!(
+            "the answer of {host} broke off: {}",
+            shorten(&causes(&error.without_url()))
+        ))
     })
 }
 
@@ -400,15 +404,4 @@ fn host_of(url: &Url) -> String {
 
 fn shorten(text: &str) -> String {
     text.chars().take(200).collect()
-}
-
-/// The error with its causes. The last one says which address was refused.
-pub(super) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        text = format!("{text}: {error}");
-        source = error.source();
-    }
-    shorten(&text)
 }

@@ -211,7 +211,7 @@ async fn a_host_of_the_configuration_may_be_private_and_no_other() {
     let other = super::client(super::Reach::Named(&["http://example.org/"])).no_proxy().build().unwrap();
     assert!(other.get(&configured).send().await.is_err());
     let public = super::client(super::Reach::Public("; ask")).build().unwrap();
-    let error = super::fetch::chain(&public.get(&configured).send().await.unwrap_err());
+    let error = super::causes(&public.get(&configured).send().await.unwrap_err());
     assert!(error.contains("not a public address; ask"), "{error}");
 }
 

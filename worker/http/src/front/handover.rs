@@ -2,7 +2,7 @@
 //! most streams have nothing to show most of the time. So hyper writes the head of a stream, gives its connection back,
 //! and [`Stream::send`] writes the body.
 //!
-//! - A stream is an answer of server-sent events whose length nobody knows ([`Handover::answer`]), to a request without a
+//! - A stream is an answer of server-sent events without a known length ([`Handover::answer`]), to a request without a
 //!   body: hyper has nothing left to read then.
 //! - The head goes first, and whole. hyper gets a body that has no frame, so its buffer holds the head and nothing
 //!   else. It flushes a connection only when that buffer is empty, and [`Watched`] sees that.
@@ -145,7 +145,7 @@ impl HttpBody for NoFrame {
     type Data = Bytes;
     type Error = axum::Error;
 
-    /// Wakes nobody: when the head is sent, hyper is no longer asked.
+    /// Registers no waker: once the head is sent, hyper does not poll this any more.
     fn poll_frame(
         mut self: Pin<&mut Self>,
         _: &mut Context<'_>,

@@ -112,7 +112,7 @@ impl Limits {
 /// are answered.
 ///
 /// # Errors
-/// None at present: whatever fails concerns one connection.
+/// None at present: each failure concerns only one connection.
 pub async fn serve(
     listener: TcpListener,
     router: Router,
@@ -146,7 +146,7 @@ pub async fn serve(
                 continue;
             }
         };
-        // Without it, whoever asks for a large file and reads nothing keeps the connection and a piece of the file for good.
+        // Without it, a client that asks for a large file and reads nothing keeps the connection and a piece of the file for good.
         #[cfg(target_os = "linux")]
         if let Err(error) =
             rustix::net::sockopt::set_tcp_user_timeout(&stream, limits.unread.as_millis() as u32)

@@ -4,12 +4,20 @@ use super::journal::After;
 use super::{Draft, abandoned, error};
 use crate::advance::{Next, Transition};
 use crate::effect::Effect;
+use crate::event::Event;
 use crate::failure::Failure;
 use crate::fault::{Fault, Verdict};
 use crate::id::CallId;
-use crate::record::{FinishReason, ToolCall, Usage, without_nul};
+use crate::record::{FinishReason, Record, Role, ToolCall, Usage, without_nul};
 use crate::resolve::{CANCELLED, NO_END, outcome_unknown};
 use crate::session::{Call, CallStatus, SessionStatus};
+
+/// The error of a run whose model did not reply, not even when it was asked again.
+const UNANSWERED: &str = "the model's answer was empty, also when it was asked again. Remedy: retry the session, and the model is asked \
+                          once more; if the agent may end without a word, set its `on_empty_reply = \"accept\"`";
+
+/// A run fails when the model has made only malformed calls in so many turns in a row. Such a model goes on so, until `limits.steps`.
+pub(super) const MALFORMED_TURNS: usize = 5;
 
 impl Draft<'_> {
     /// `cut_off`: what the model call has used that the cancel cut off. `cut`: the tool calls that it cut off.
@@ -75,12 +83,41 @@ impl Draft<'_> {
         self.transition.generation_over = true;
         self.drain_inbox();
         self.surface_half_done();
+        let model = self.session.interrupted.last().map(|call| call.model.as_str());
+        self.end_failed(fault, model)
+    }
+
+    /// Ends the run as failed. The request to reply again stands last, so a retry asks the model once more.
+    pub(super) fn end_unanswered(self) -> Transition {
+        let model = self.transition.events.iter().find_map(|event| match event {
+            Event::LlmCalled { model, .. } => Some(model.as_str()),
+            _ => None,
+        });
+        let failure = Failure::of(&Fault::EmptyReply, model);
+        let mut transition = self.close(SessionStatus::Failed, Some(UNANSWERED.to_owned()));
+        if let Next::Close(closing) = &mut transition.next {
+            closing.failure = Some(Box::new(failure));
+        }
+        transition
+    }
+
+    /// How many turns in a row, up to now, had calls that were all malformed.
+    pub(super) fn malformed_turns(&self) -> usize {
+        let is_malformed = |record: &&Record| {
+            let mut calls = record.tool_calls().peekable();
+            calls.peek().is_some() && calls.all(|call| call.malformed.is_some())
+        };
+        let said = self.session.records.iter().rev().filter(|record| record.role != Role::Tool);
+        said.take_while(is_malformed).count()
+    }
+
+    /// Closes the run as failed. `model` is that of the call that failed.
+    pub(super) fn end_failed(self, fault: &Fault, model: Option<&str>) -> Transition {
         let remedied = |text: String| match fault.verdict() {
             Verdict::Fail { remedy } => format!("{text}. Remedy: {remedy}"),
             Verdict::Retry { .. } => text,
         };
         let error = remedied(fault.to_string());
-        let model = self.session.interrupted.last().map(|call| call.model.as_str());
         let mut failure = Failure::of(fault, model);
         failure.text = without_nul(failure.text);
         let mut transition = self.close(SessionStatus::Failed, Some(without_nul(error)));

@@ -106,6 +106,50 @@ fn a_failed_run_keeps_its_open_calls_and_takes_the_messages_that_wait() {
     assert_eq!((session.calls, session.status), (listed, SessionStatus::Failed));
 }
 
+/// A session whose model has made this many turns of one malformed call. All but the newest have their result.
+fn malformed(turns: i64) -> Session {
+    let mut session = turn(vec![row(&format!("c{turns}"), Effect::Pure, CallStatus::Invoked)]);
+    session.records.pop();
+    for number in 1..=turns {
+        let id = format!("c{number}");
+        let call = ToolCall { malformed: Some("{\"half\":".to_owned()), ..tool_call(&id) };
+        let at = session.records.last().unwrap().message_number + 1;
+        session.records.push(assistant(at, RUN, vec![Block::ToolCall(call)]));
+        if number < turns {
+            session.records.push(example::result(at + 1, &id));
+        }
+    }
+    session.last_message_number = session.records.last().unwrap().message_number;
+    session
+}
+
+#[test]
+fn a_model_that_makes_only_malformed_calls_fails_its_run_at_the_fifth() {
+    let refused = |session: &Session| {
+        let call = session.open_turn().unwrap().without_result[0].clone();
+        let end = CallEnd::Settled(CallStatus::Failed, outcome("no JSON"));
+        advance(session, Performed::Called(vec![EndedCall { call, ending: end }]), TELL)
+    };
+    assert_eq!(refused(&malformed(4)).next, Next::NextStep);
+    let mut session = malformed(5);
+    let failed = refused(&session);
+    let close = closing(&failed);
+    assert_eq!(close.status, SessionStatus::Failed);
+    assert_eq!(close.failure.as_ref().unwrap().kind, "malformed_calls");
+    let error = close.error.as_deref().unwrap();
+    assert!(error.contains("5 turns in a row") && error.contains("Remedy: "), "{error}");
+    assert!(failed.step.is_some() && roles(&failed) == [Role::Tool], "a retry asks the model once more");
+
+    let heard = with_inbox(session.clone(), &[message(7, "Well?")]);
+    assert_eq!(refused(&heard).next, Next::NextStep, "a person says something new");
+    // Of two calls in a turn, one is sound.
+    let sound = |record: &&mut Record| record.tool_calls().any(|call| call.call_id.as_str() == "c2");
+    let record = session.records.iter_mut().find(sound).unwrap();
+    let both = record.content.iter().cloned().chain([Block::ToolCall(tool_call("sound"))]);
+    record.content = both.collect::<Vec<_>>().into();
+    assert_eq!(refused(&session).next, Next::NextStep, "three in a row");
+}
+
 #[test]
 fn every_fault_that_ends_a_run_names_its_remedy() {
     let message = || "m".to_owned();
@@ -117,6 +161,7 @@ fn every_fault_that_ends_a_run_names_its_remedy() {
         Fault::NotConfigured { message: message() },
         Fault::StepLimit { limit: 1 },
         Fault::TokenLimit { limit: 1 },
+        Fault::MalformedCalls { turns: 5 },
         Fault::Stuck { attempts: 5, last_error: message() },
     ];
     for fault in faults {

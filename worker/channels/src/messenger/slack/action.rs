@@ -1,9 +1,8 @@
 //! Buttons of the cards that `[[notify]]` sends. Slack signs each press and says who pressed; the button's token says what it does, and is
 //! used up in the act's own transaction.
 
-use super::super::{ignored, not_signed, whole_body};
-use super::NAME;
-use crate::signed;
+use super::super::ignored;
+use super::{NAME, signed_body};
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use serde_json::{Value, json};
@@ -41,11 +40,7 @@ pub(in crate::messenger) async fn act(
     request: Request,
 ) -> Result<StatusCode, Problem> {
     let config = &ctx.config.messenger.slack;
-    let (now, headers) = (chrono::Utc::now().timestamp(), request.headers().clone());
-    let refused = |error| not_signed("Slack", error);
-    signed::slack_is_fresh(&headers, now).map_err(refused)?;
-    let body = whole_body(request).await?;
-    signed::slack(&config.signing_secrets, &headers, &body, now).map_err(refused)?;
+    let body = signed_body(config, request).await?;
     let Some(press) = payload(&body).as_ref().and_then(read) else {
         return ignored("Slack", "it is not a press of one of our buttons");
     };

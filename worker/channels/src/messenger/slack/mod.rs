@@ -15,6 +15,7 @@ use axum::Json;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
 use event::{Event, PersonMessage};
 use serde_json::json;
 use std::sync::Arc;
@@ -41,11 +42,7 @@ const ANSWER: Duration = Duration::from_millis(2_500);
 /// event; if the message was committed meanwhile, its key marks the repeat as a duplicate.
 pub(super) async fn receive(State(ctx): State<Arc<Ctx>>, request: Request) -> Result<Response, Problem> {
     let config = &ctx.config.messenger.slack;
-    let (now, headers) = (chrono::Utc::now().timestamp(), request.headers().clone());
-    let refused = |error| not_signed("Slack", error);
-    signed::slack_is_fresh(&headers, now).map_err(refused)?;
-    let body = whole_body(request).await?;
-    signed::slack(&config.signing_secrets, &headers, &body, now).map_err(refused)?;
+    let body = signed_body(config, request).await?;
     let message = match event::read(&parsed(&body)?) {
         Event::Challenge(challenge) => return Ok(Json(json!({ "challenge": challenge })).into_response()),
         Event::NotForUs(why) => return Ok(ignored("Slack", why)?.into_response()),
@@ -67,6 +64,16 @@ pub(super) async fn receive(State(ctx): State<Arc<Ctx>>, request: Request) -> Re
             Err(Problem::unavailable("the message was not taken in time; send it again", 1))
         }
     }
+}
+
+/// Reads a request that Slack has signed. An old one is refused before its body is read.
+async fn signed_body(config: &wakeful_config::messenger::Slack, request: Request) -> Result<Bytes, Problem> {
+    let (now, headers) = (chrono::Utc::now().timestamp(), request.headers().clone());
+    let refused = |error| not_signed("Slack", error);
+    signed::slack_is_fresh(&headers, now).map_err(refused)?;
+    let body = whole_body(request).await?;
+    signed::slack(&config.signing_secrets, &headers, &body, now).map_err(refused)?;
+    Ok(body)
 }
 
 /// Takes the message if it is for the agent.

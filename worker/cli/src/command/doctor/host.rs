@@ -3,6 +3,7 @@
 use super::super::output::printable;
 use super::Report;
 use crate::App;
+use crate::serve::Role;
 use std::path::{Path, PathBuf};
 use wakeful_config::{CloneFrom, Config};
 use wakeful_engine::workspace::Git;
@@ -11,15 +12,19 @@ use wakeful_mcp::pinned::Pinned;
 /// `doctor` warns when the workspace's file system has less free space than this.
 const LOW_DISK_BYTES: u64 = 1 << 30;
 
-pub(super) fn check(app: &App, config: &Config, report: &mut Report) {
+pub(super) fn check(app: &App, config: &Config, roles: &[Role], report: &mut Report) {
     let models = agents(app, config, report);
-    keys(config, &models, report);
     prices(config, &models, report);
-    token(config, report);
-    lmtp(config, report);
-    workspace(config, report);
-    seeds(config, report);
-    maildir(config, report);
+    if roles.contains(&Role::Api) {
+        token(config, report);
+        lmtp(config, report);
+    }
+    if roles.contains(&Role::Worker) {
+        keys(config, &models, report);
+        workspace(config, report);
+        seeds(config, report);
+        maildir(config, report);
+    }
 }
 
 /// Checks each agent's model and tools, and returns the models in use.
@@ -170,7 +175,7 @@ fn workspace(config: &Config, report: &mut Report) {
         Err(error) => report.problem(
             "workspace",
             format!("{}: {error}", shown(&dir)),
-            "make it and let this user write there, or correct [workspace] dir",
+            "make it and let this user write there, or correct [workspace] dir; a host without workers needs none: doctor --roles api",
         ),
     }
 }

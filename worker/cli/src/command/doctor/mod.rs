@@ -14,6 +14,7 @@ mod upgrade;
 use super::Exit;
 use super::output::{Cell, Column, Output, OutputArgs, Table, Tone, until_reader_goes};
 use crate::App;
+use crate::serve::Role;
 use serde::Serialize;
 use std::time::Duration;
 use wakeful_config::{Config, ConfigError};
@@ -28,6 +29,9 @@ pub(super) struct Args {
     /// What makes the exit status 9: a problem, or a warning too.
     #[arg(long, value_enum, value_name = "LEVEL", default_value = "problem")]
     fail_on: FailOn,
+    /// The roles of the processes of this host. One without workers needs no folders, no seeds of workspaces and no keys of models.
+    #[arg(long, value_delimiter = ',', default_values = ["api", "worker", "scheduler"])]
+    roles: Vec<Role>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -100,7 +104,7 @@ pub(super) async fn run(app: App, mut config: Config, args: Args) -> anyhow::Res
     for warning in &config.warnings {
         report.warning("configuration", warning.clone(), "correct or remove it");
     }
-    host::check(&app, &config, &mut report);
+    host::check(&app, &config, &args.roles, &mut report);
     if let Err(error) = wakeful_channels::senders(&config) {
         report.problem(
             "channels",

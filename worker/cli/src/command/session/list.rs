@@ -1,6 +1,6 @@
 //! `wakeful session list`: finds sessions. The options are the parameters of `GET /v1/sessions`.
 
-use super::super::output::{Cell, Column, Output, Table, Tone, age, print};
+use super::super::output::{Cell, Column, Output, Table, Tone, age};
 use super::super::space::Space;
 use super::super::{Exit, Usage};
 use super::job;
@@ -136,13 +136,7 @@ pub(super) async fn list(
     let mut filter = search.filter(store).await.map_err(usage)?;
     filter.limit = limit;
     let sessions = store.sessions(&filter).await?;
-    output.items(&sessions, || list_table(&sessions, Some(config)))?;
-    if output.for_people() && sessions.is_empty() {
-        print("No sessions match.\n")?;
-    }
-    if output.for_people() && sessions.len() as i64 == limit {
-        eprintln!("There may be more: --limit {}", limit.saturating_mul(10).min(10_000));
-    }
+    output.page(&sessions, limit, "No sessions match.\n", || list_table(&sessions, Some(config)))?;
     Ok(Exit::Ok)
 }
 

@@ -67,7 +67,7 @@ fn after_crash(known: &Known<'_>, call: &mut Bar, is_last: bool) -> Option<Bar> 
     let latter = after.filter(|_| is_last).map(|step| step.worker_id.as_str());
     let went_on = latter.map(|latter| format!("; {latter} went on")).unwrap_or_default();
     let kept = kept(call);
-    // It lives, so it only lost hold of the session, and nobody knows when.
+    // It lives, so it only lost hold of the session, at an unknown time.
     if former.is_some() && (former == latter || beat.is_some_and(|beat| beat > until)) {
         let former = former.unwrap_or_default();
         call.about.push_str(&format!(", cut off: {former} lost hold of the session{went_on}. {kept}"));

@@ -78,7 +78,7 @@ struct Bar {
     goes_on: bool,
     /// … and begins with its text.
     keeps_text: bool,
-    /// Nobody knows how long it took.
+    /// Its duration is unknown.
     is_unmeasured: bool,
 }
 

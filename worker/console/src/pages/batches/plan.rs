@@ -164,7 +164,7 @@ pub(crate) async fn create(form: Form) -> Result<Response, Refusal> {
     .await
 }
 
-/// A number. What is none stays a text, and the API says so.
+/// A number. Any other text stays a text, and the API refuses it.
 fn number(text: &str) -> Value {
     match (text.parse::<i64>(), text.parse::<f64>()) {
         (Ok(number), _) => json!(number),

@@ -1,23 +1,11 @@
 use super::*;
-use crate::tool::{Outputs, ToolErrorKind};
+use crate::tool::{NoOutputs, ToolErrorKind};
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::sync::Arc;
 use tempfile::TempDir;
-use wakeful_store::outputs::OutputSlice;
 use wakeful_workflow::id::SessionId;
 use wakeful_workflow::policy::ToolMode;
-
-/// The outputs of a session without earlier calls.
-#[derive(Debug)]
-struct NoOutputs;
-
-#[async_trait]
-impl Outputs for NoOutputs {
-    async fn read(&self, _: &CallId, _: usize, _: usize) -> Result<Option<OutputSlice>, ToolError> {
-        Ok(None)
-    }
-}
 
 /// Builds the context of a call in the workspace `path`.
 pub(crate) fn context(path: &Path, expected: bool) -> ToolCallContext {
