@@ -494,5 +494,4 @@ async fn a_model_that_makes_only_malformed_calls_fails_its_run_and_a_retry_asks_
     assert_eq!(client.post(&format!("/v1/sessions/{id}/retry"), &json!({})).await.0, 202);
     client.wait_for(&id, "completed").await;
     assert_eq!(model.bodies().len(), 6);
-    check(&database, &id, &[]).await;
 }
