@@ -5,13 +5,13 @@
 //! the next plan finds it. If it has been told, the decision settles the ledger row, and a new message may tell the
 //! model.
 
+mod call;
+
 use crate::audit::act;
 use crate::delivery::enqueue;
 use crate::encryption::Vault;
-use crate::json::to_json;
 use crate::pool::Transaction;
 use crate::run::{self, Locked, Wakes, append_events};
-use crate::wake::{NewMessage, put_in_inbox};
 use crate::{Error, Result, Store};
 use chrono::{DateTime, Utc};
 use serde::Serialize;
@@ -19,7 +19,6 @@ use serde_json::{Value, json};
 use sqlx::PgConnection;
 use wakeful_workflow::event::Event;
 use wakeful_workflow::resolve::Resolution;
-use wakeful_workflow::session::{CallStatus, SessionStatus};
 
 /// The effect to decide.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -129,169 +128,9 @@ pub(crate) async fn resolve_in(
     decision: &Decision,
 ) -> Result<Resolved> {
     match &decision.effect {
-        Effect::Call(call_id) => resolve_call(tx, vault, session, call_id, decision).await,
+        Effect::Call(call_id) => call::resolve(tx, vault, session, call_id, decision).await,
         Effect::Delivery(delivery_id) => resolve_delivery(tx, vault, session, delivery_id, decision).await,
     }
-}
-
-async fn resolve_call(
-    tx: &mut PgConnection,
-    vault: &Vault,
-    session: &Locked,
-    call_id: &str,
-    decision: &Decision,
-) -> Result<Resolved> {
-    let call = sqlx::query!(
-        r#"select name, status, args_sha256, result_message_number is not null as "told!", resolution, settled_by,
-            coalesce(settled_by > clock_timestamp(), false) as "alive!"
-        from tool_calls
-        where session_id = $1 and call_id = $2"#,
-        session.session_id,
-        call_id
-    )
-    .fetch_optional(&mut *tx)
-    .await?
-    .ok_or_else(|| Error::NotFound { what: "call", id: call_id.to_owned() })?;
-    let resolution = &decision.resolution;
-    let seal = vault.seal(session.data_key.as_deref()).await?;
-    let taken = call.resolution.map(|taken| seal.open_value(taken)).transpose()?;
-    let approves = resolution.decides() == CallStatus::Unapproved;
-    // An approved call may become uncertain. That is another question.
-    let taken = taken.filter(|taken| approves || taken["outcome"] != Resolution::Approved.as_str());
-    if let Some(read) = &decision.args_sha256
-        && *read != call.args_sha256
-    {
-        return Err(refused(
-            session,
-            format!("call {call_id} has other arguments than those that were read"),
-        ));
-    }
-    match first_answer(session, call_id, taken.as_ref(), resolution, &call.status)? {
-        Some(first) => {
-            // What the model had been told when the effect was decided. Since then it may have got the outcome as the call's result.
-            let was_told = taken.as_ref().and_then(|stored| stored["told"].as_bool());
-            let was_told = was_told.unwrap_or(call.told);
-            let told_run_id = if was_told && decision.tell {
-                Some(tell(tx, vault, session, call_id, &call.name, decision).await?)
-            } else {
-                None
-            };
-            return Ok(first.told(was_told && call.status != "uncertain", told_run_id));
-        }
-        None if call.status != resolution.decides().as_str() => {
-            let wanted = resolution.decides().as_str();
-            return Err(refused(session, format!("call {call_id} is {}, not {wanted}", call.status)));
-        }
-        None if approves && session.cancel_requested => {
-            return Err(refused(session, format!("the run of call {call_id} is asked to end")));
-        }
-        None if approves && !(session.status.is_open() || session.status.is_paused()) => {
-            return Err(refused(session, format!("the run of call {call_id} is over")));
-        }
-        // The call has not begun, and the worker that has the run looks again before it pauses.
-        None if approves => {}
-        // A worker may be telling the model about the call at this moment.
-        None if !call.told && session.status.is_open() => {
-            let reason =
-                format!("the run of call {call_id} goes on: resolve it when the run has paused or ended");
-            return Err(refused(session, reason));
-        }
-        None if call.alive && *resolution == Resolution::DidNotHappen => {
-            return Err(may_live(session, call_id, call.settled_by));
-        }
-        None => {}
-    }
-    let (status, outcome) = resolution.of_call(decision.by.as_deref(), decision.reason.as_deref());
-    let outcome = outcome.map(|outcome| seal.json(to_json(&outcome)?)).transpose()?;
-    sqlx::query!(
-        "update tool_calls
-        set status = $3,
-            outcome = $4::text::json,
-            settled_at = case when $4::text is not null then coalesce(settled_at, clock_timestamp()) end
-        where session_id = $1 and call_id = $2",
-        session.session_id,
-        call_id,
-        status.as_str(),
-        outcome
-    )
-    .execute(&mut *tx)
-    .await?;
-    let run_id = match call.told || session.status != SessionStatus::NeedsAttention {
-        true => None,
-        false => resumed(tx, session).await?,
-    };
-    let wakes = if call.told { Wakes::Nothing } else { Wakes::Planner };
-    let dedupe = format!("resolved/{call_id}/{}", resolution.as_str());
-    append_events(
-        tx,
-        &session.session_id,
-        run_id.as_deref(),
-        Some(&dedupe),
-        wakes,
-        &[event(call_id, decision)],
-    )
-    .await?;
-    let stored = seal.with_reasons(to_store(decision, run_id.as_deref(), call.told));
-    sqlx::query!(
-        "update tool_calls set resolution = $3 where session_id = $1 and call_id = $2",
-        session.session_id,
-        call_id,
-        stored
-    )
-    .execute(&mut *tx)
-    .await?;
-    if let Some(run_id) = &run_id {
-        let conversation = run::lock_conversation(tx, &session.conversation_id).await?;
-        let reason = decision.reason.as_deref().unwrap_or(match resolution {
-            Resolution::Approved | Resolution::Declined => resolution.as_str(),
-            Resolution::Happened { .. } | Resolution::DidNotHappen | Resolution::LetModelDecide => "resolved",
-        });
-        let trace_context = decision.trace_context.as_deref();
-        run::open(tx, &conversation, session, run_id, trace_context, Some(reason)).await?;
-    }
-    let told_run_id = if call.told && decision.tell {
-        Some(tell(tx, vault, session, call_id, &call.name, decision).await?)
-    } else {
-        None
-    };
-    let answer = answer(session, call_id, resolution, status.as_str(), run_id, false);
-    Ok(answer.told(call.told && status != CallStatus::Uncertain, told_run_id))
-}
-
-/// Returns the paused run that may go on. `None`: another call of its turn is undecided.
-async fn resumed(tx: &mut PgConnection, session: &Locked) -> Result<Option<String>> {
-    let undecided = sqlx::query_scalar!(
-        r#"select exists (
-            select from tool_calls
-            where session_id = $1
-                and status in ('uncertain', 'unapproved')
-                and result_message_number is null
-                and outcome is null
-        ) as "undecided!""#,
-        session.session_id
-    )
-    .fetch_one(&mut *tx)
-    .await?;
-    if undecided { Ok(None) } else { run::newest(tx, &session.session_id).await }
-}
-
-/// Sends a new message, because the transcript keeps what the model was told at the time. Returns the run that reads it.
-async fn tell(
-    tx: &mut PgConnection,
-    vault: &Vault,
-    session: &Locked,
-    call_id: &str,
-    name: &str,
-    decision: &Decision,
-) -> Result<String> {
-    let message = NewMessage {
-        client_key: Some(format!("resolved/{call_id}/{}", decision.resolution.as_str())),
-        text: decision.resolution.news_of_call(name, call_id),
-        sender: None,
-        trace_context: decision.trace_context.clone(),
-        attachments: Vec::new(),
-    };
-    Ok(put_in_inbox(tx, vault, session.clone(), &message).await?.run_id)
 }
 
 async fn resolve_delivery(

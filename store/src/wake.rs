@@ -5,6 +5,7 @@
 //! locks. A worker runs the agent later. A duplicate message changes nothing and gets the first message's [`Woken`] again.
 
 mod at_once;
+mod files;
 
 use crate::audit::act;
 use crate::bounce;
@@ -15,14 +16,13 @@ use crate::error::CANNOT_CONTINUE;
 use crate::pool::in_time;
 use crate::queue::Offer;
 use crate::run::{self, Locked, Opened, Wakes};
-use crate::workspace::PACK_TYPE;
-use crate::{Error, Result, Store, new_id, sealed_blob};
+use crate::{Error, Result, Store, new_id};
 use at_once::To;
+use files::attach;
 use serde::{Deserialize, Serialize};
 use sqlx::PgConnection;
 use wakeful_workflow::event::Event;
 use wakeful_workflow::inbox::{self, Acceptance, Arrival};
-use wakeful_workflow::record::{Attachment, without_nul};
 use wakeful_workflow::trigger::separate_session_type;
 
 /// How many messages may wait in one session, at most.
@@ -308,37 +308,14 @@ pub(crate) async fn put_in_inbox(
     let (client_key, sha256) = identity(message)?;
     let sha256 = seal.hash(sha256);
     let stored_key = seal.text(&client_key);
-    let first = sqlx::query!(
-        "select content_sha256, run_id, outcome from session_inbox where session_id = $1 and client_key = $2",
-        session.session_id,
-        &*stored_key
-    )
-    .fetch_optional(&mut *tx)
-    .await?;
-    if let Some(first) = first {
-        if first.content_sha256 != sha256 {
-            return Err(Error::KeyReused { client_key });
-        }
-        return Ok(Woken {
-            session_id: session.session_id,
-            run_id: first.run_id,
-            outcome: acceptance_of(&first.outcome)?,
-            duplicate: true,
-        });
+    if let Some(first) = first_of_key(tx, &session, &client_key, &stored_key, &sha256).await? {
+        return Ok(first);
     }
     let newest = run::newest(tx, &session.session_id).await?;
     let Some(arrival) = inbox::on_arrival(session.status, session.cancel_requested, newest.is_some()) else {
         return Err(conflict(session, "send"));
     };
-    let pending = sqlx::query_scalar!(
-        r#"select count(*) as "count!" from session_inbox where session_id = $1 and status = 'pending'"#,
-        session.session_id
-    )
-    .fetch_one(&mut *tx)
-    .await?;
-    if pending >= INBOX_LIMIT {
-        return Err(Error::InboxFull { pending });
-    }
+    check_room(tx, &session.session_id).await?;
     let run_id = match (arrival, newest) {
         (Arrival::JoinsRun | Arrival::AnswersQuestion, Some(run_id)) => run_id,
         (Arrival::AwaitsNextRun, _) => {
@@ -374,6 +351,65 @@ pub(crate) async fn put_in_inbox(
     if let Some(reports) = bounce::take_reports(&mut *tx, seal, &session.conversation_id).await? {
         add_reports(&mut *tx, seal, &session, &run_id, outcome, &reports).await?;
     }
+    open_run(tx, &session, arrival, &run_id, message.trace_context.as_deref()).await?;
+    Ok(Woken { session_id: session.session_id, run_id, outcome, duplicate: false })
+}
+
+/// Returns what the first message with this key got. `None`: this is the first one. `sha256` is the hash of this message.
+///
+/// # Errors
+/// [`Error::KeyReused`] if the first message was another one.
+async fn first_of_key(
+    tx: &mut PgConnection,
+    session: &Locked,
+    client_key: &str,
+    stored_key: &str,
+    sha256: &str,
+) -> Result<Option<Woken>> {
+    let first = sqlx::query!(
+        "select content_sha256, run_id, outcome from session_inbox where session_id = $1 and client_key = $2",
+        session.session_id,
+        stored_key
+    )
+    .fetch_optional(tx)
+    .await?;
+    let Some(first) = first else { return Ok(None) };
+    if first.content_sha256 != sha256 {
+        return Err(Error::KeyReused { client_key: client_key.to_owned() });
+    }
+    Ok(Some(Woken {
+        session_id: session.session_id.clone(),
+        run_id: first.run_id,
+        outcome: acceptance_of(&first.outcome)?,
+        duplicate: true,
+    }))
+}
+
+/// Checks that one more message may wait in the session.
+///
+/// # Errors
+/// [`Error::InboxFull`].
+async fn check_room(tx: &mut PgConnection, session_id: &str) -> Result<()> {
+    let pending = sqlx::query_scalar!(
+        r#"select count(*) as "count!" from session_inbox where session_id = $1 and status = 'pending'"#,
+        session_id
+    )
+    .fetch_one(tx)
+    .await?;
+    if pending >= INBOX_LIMIT {
+        return Err(Error::InboxFull { pending });
+    }
+    Ok(())
+}
+
+/// Opens or resumes the run that reads the message, if the message is to do that.
+async fn open_run(
+    tx: &mut PgConnection,
+    session: &Locked,
+    arrival: Arrival,
+    run_id: &str,
+    trace_context: Option<&str>,
+) -> Result<()> {
     match arrival {
         // `JoinsRun`: the open run reads it. `AwaitsNextRun`: the commit that closes the cancelled run opens
         // the next one.
@@ -385,12 +421,10 @@ pub(crate) async fn put_in_inbox(
                 run::clear_cancel(tx, &session.session_id).await?;
             }
             // `open` starts the run at once, or queues it while another session's run holds the conversation.
-            let _: Opened =
-                run::open(tx, &conversation, &session, &run_id, message.trace_context.as_deref(), None)
-                    .await?;
+            let _: Opened = run::open(tx, &conversation, session, run_id, trace_context, None).await?;
         }
     }
-    Ok(Woken { session_id: session.session_id, run_id, outcome, duplicate: false })
+    Ok(())
 }
 
 /// Puts reports about the agent's own mail (it bounced, or was not sent) into the inbox, after the message that
@@ -424,62 +458,6 @@ async fn add_reports(
     let dedupe = format!("message/{client_key}");
     let event = Event::MessageReceived { inbox_id };
     run::append_events(tx, &session.session_id, Some(run_id), Some(&dedupe), Wakes::Planner, &[event]).await
-}
-
-/// The type of a blob that came with a message. Only a worker stores packs of workspaces, whatever a sender says.
-fn stored_type(media_type: &str) -> &str {
-    if media_type == PACK_TYPE { "application/octet-stream" } else { media_type }
-}
-
-/// Stores the files of a message as blobs, and returns the pointers to them as JSON.
-async fn attach(
-    tx: &mut PgConnection,
-    seal: &Seal,
-    space_id: &str,
-    files: &[NewAttachment],
-) -> Result<Option<serde_json::Value>> {
-    use sha2::Digest;
-    let named: Vec<(String, &NewAttachment)> =
-        files.iter().map(|file| (hex::encode(sha2::Sha256::digest(&file.bytes)), file)).collect();
-    // Sort, so that two messages with the same two files cannot deadlock.
-    let mut sorted: Vec<_> = named.iter().collect();
-    sorted.sort_by(|a, b| a.0.cmp(&b.0));
-    for (sha256, file) in sorted {
-        if let Some(data_key) = seal.key_id() {
-            let (bytes, media_type) = (seal.bytes(&file.bytes), stored_type(&file.media_type));
-            sealed_blob::add(&mut *tx, data_key, space_id, sha256, file.bytes.len(), media_type, &bytes)
-                .await?;
-            continue;
-        }
-        sqlx::query!(
-            "insert into blobs (space_id, sha256, size, media_type, bytes)
-            values ($4, $1, length($2::bytea), $3, $2)
-            -- One that is there counts as new again: it may be a pack that is about to be collected.
-            on conflict (sha256, space_id) do update set touched_at = now()",
-            sha256,
-            file.bytes,
-            stored_type(&file.media_type),
-            space_id
-        )
-        .execute(&mut *tx)
-        .await?;
-    }
-    let attachments: Vec<Attachment> = named
-        .into_iter()
-        .map(|(sha256, file)| Attachment {
-            file_name: without_nul(file.file_name.clone()),
-            media_type: without_nul(file.media_type.clone()),
-            bytes: file.bytes.len(),
-            sha256,
-        })
-        .collect();
-    if attachments.is_empty() {
-        return Ok(None);
-    }
-    let mut attachments =
-        serde_json::to_value(attachments).map_err(|error| Error::corrupt("attachments", error))?;
-    seal.value(&mut attachments);
-    Ok(Some(attachments))
 }
 
 /// Reads a stored acceptance.

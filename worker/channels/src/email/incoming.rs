@@ -23,7 +23,8 @@ use wakeful_workflow::access::Speaker;
 use wakeful_workflow::mail::auth::Dmarc;
 use wakeful_workflow::mail::policy::{self, MailboxRules};
 use wakeful_workflow::mail::scan::{Hostile, MAIL_BYTES};
-use wakeful_workflow::mail::{auth, subject_key, text, thread};
+use wakeful_workflow::mail::{MailFacts, auth, subject_key, text, thread};
+use wakeful_workflow::policy::{ReplyRoute, SessionPolicy};
 use wakeful_workflow::record::Role;
 use wakeful_workflow::seed::Seed;
 
@@ -146,18 +147,12 @@ async fn accept_in(
     incoming: &Incoming,
     addressed: &Addressed<'_>,
 ) -> Result<Accepted, NotAccepted> {
-    let Read { facts, files, body_sha256, .. } = &*incoming.read;
+    let facts = &incoming.read.facts;
     let (settings, space_id) = (&ctx.config.email.incoming, addressed.space_id.as_str());
     // Take the permit before the first query: an overload then answers 429, and not "no connection". One
     // permit covers the whole mail. A mail that held one and waited for a second could block itself.
     let permit = ctx.intake.enter().await?;
-    let mut key = key_of(&incoming.read);
-    let from = facts.from.as_ref().map(|from| from.address.as_str());
-    // Anybody can write any Message-ID, even one that they expect from somebody else. So a mail with a known
-    // id but another sender or text gets a key made from its whole content.
-    if ctx.store.mail_is_other(space_id, &addressed.mailbox_id, &key, from, body_sha256).await? {
-        key = whole_key(&incoming.read);
-    }
+    let key = key_in_mailbox(ctx, &incoming.read, addressed).await?;
     let dropped_before = match ctx.store.known_mail(space_id, &addressed.mailbox_id, &key).await? {
         Some(KnownMail::Woke(woken)) => return Ok(Accepted::Woke(woken)),
         Some(KnownMail::Dropped { reason }) => Some(reason),
@@ -169,20 +164,7 @@ async fn accept_in(
         web: addressed.web.clone(),
     };
     let extracted = policy::extract(facts, &rules);
-    let mut mail = NewMail {
-        space_id: space_id.to_owned(),
-        mailbox_id: addressed.mailbox_id.clone(),
-        message_id: key.clone(),
-        conversation_id: String::new(),
-        from_address: facts.from.as_ref().map(|from| from.address.clone()),
-        subject: facts.subject.clone(),
-        subject_key: hex::encode(Sha256::digest(subject_key(&facts.subject).as_bytes())),
-        body_sha256: body_sha256.clone(),
-        answered_key: None,
-        answers: facts.answers().map(id_key).collect(),
-        joined: false,
-        sent_at: facts.date.clone(),
-    };
+    let mut mail = new_mail(&incoming.read, addressed, key);
     let dmarc = auth::dmarc(facts, incoming.dmarc, &settings.trusted_authserv);
     let signed = signed(ctx, addressed).await?;
     let mut reasons: Vec<String> = incoming.unwanted.iter().chain(&extracted.machine).cloned().collect();
@@ -199,22 +181,102 @@ async fn accept_in(
         return dropped(ctx, &mail, incoming, &reasons).await;
     }
     let dmarc_passed = dmarc.passed();
-    let named = ctx.store.conversations_named(space_id, &addressed.mailbox_id, &mail.answers).await?;
+    let asking = join(ctx, facts, signed, dmarc_passed, &mut mail).await?;
+    let suspicion = suspicion(ctx, facts, dmarc_passed, asking.is_some(), &mut mail).await?;
+    let message = NewMessage {
+        client_key: Some(mail.message_id.clone()),
+        text: text::render(facts, mail.joined),
+        sender: mail.from_address.clone(),
+        trace_context: None,
+        attachments: incoming.read.files.clone(),
+    };
+    let route = reply_route(ctx, facts, addressed, dmarc_passed, &mail);
+    if let Some(session_id) = asking.filter(|_| suspicion.is_empty()) {
+        let wakes =
+            MailWakes::Answer { session_id: &session_id, reply: route.as_ref(), proved: dmarc_passed };
+        match ingest::accept_mail(ctx, &permit, &mail, wakes, message.clone()).await {
+            Ok(woken) => return Ok(Accepted::Woke(woken)),
+            // Somebody else answered the question meanwhile.
+            Err(Refused::Store(Error::Conflict { .. } | Error::Refused { .. } | Error::Schedule { .. })) => {}
+            Err(refused) => return Err(refused.into()),
+        }
+    }
+    let policy = policy::of_session(&extracted, suspicion, route, mail.joined || dmarc_passed);
+    let new = own_session(ctx, addressed, &mail, policy).await?;
+    Ok(Accepted::Woke(ingest::accept_mail(ctx, &permit, &mail, MailWakes::OwnSession(&new), message).await?))
+}
+
+/// The key under which the mail is known in its mailbox.
+///
+/// Anybody can write any Message-ID, even one that they expect from somebody else. So a mail with a known
+/// id but another sender or text gets a key made from its whole content.
+async fn key_in_mailbox(ctx: &Ctx, read: &Read, addressed: &Addressed<'_>) -> Result<String, NotAccepted> {
+    let key = key_of(read);
+    let from = read.facts.from.as_ref().map(|from| from.address.as_str());
+    let (space_id, mailbox_id) = (addressed.space_id.as_str(), &addressed.mailbox_id);
+    if ctx.store.mail_is_other(space_id, mailbox_id, &key, from, &read.body_sha256).await? {
+        return Ok(whole_key(read));
+    }
+    Ok(key)
+}
+
+/// The mail as it is stored, before anything is known of its conversation.
+fn new_mail(read: &Read, addressed: &Addressed<'_>, key: String) -> NewMail {
+    let facts = &read.facts;
+    NewMail {
+        space_id: addressed.space_id.clone(),
+        mailbox_id: addressed.mailbox_id.clone(),
+        message_id: key,
+        conversation_id: String::new(),
+        from_address: facts.from.as_ref().map(|from| from.address.clone()),
+        subject: facts.subject.clone(),
+        subject_key: hex::encode(Sha256::digest(subject_key(&facts.subject).as_bytes())),
+        body_sha256: read.body_sha256.clone(),
+        answered_key: None,
+        answers: facts.answers().map(id_key).collect(),
+        joined: false,
+        sent_at: facts.date.clone(),
+    }
+}
+
+/// Gives the mail its conversation: the one that it joins, or one of its own. Returns the session that has asked and gets the
+/// mail as its answer, if there is one.
+async fn join(
+    ctx: &Ctx,
+    facts: &MailFacts,
+    signed: Option<String>,
+    dmarc_passed: bool,
+    mail: &mut NewMail,
+) -> Result<Option<String>, NotAccepted> {
+    let (space_id, mailbox_id) = (&mail.space_id, &mail.mailbox_id);
+    let named = ctx.store.conversations_named(space_id, mailbox_id, &mail.answers).await?;
     let joined = thread::joins(facts, signed, dmarc_passed, &named);
     mail.joined = joined.is_some();
     mail.conversation_id = joined
         .clone()
-        .unwrap_or_else(|| format!("{space_id}/{}", thread::conversation_id(&addressed.mailbox_id, &key)));
-    let asking = match &joined {
+        .unwrap_or_else(|| format!("{space_id}/{}", thread::conversation_id(mailbox_id, &mail.message_id)));
+    Ok(match &joined {
         Some(conversation_id) => ctx.store.asking_session(conversation_id, &mail.answers).await?,
         None => None,
-    };
+    })
+}
+
+/// Why the mail gets no reply: it may be a part of a loop, or one of too many of a sender whom nothing proves. Empty: it gets one.
+/// Sets whose answers the mail is counted with. `is_answer`: a session has asked for it.
+async fn suspicion(
+    ctx: &Ctx,
+    facts: &MailFacts,
+    dmarc_passed: bool,
+    is_answer: bool,
+    mail: &mut NewMail,
+) -> Result<Vec<String>, NotAccepted> {
+    let settings = &ctx.config.email.incoming;
     let answered = policy::answered(facts, dmarc_passed).map(|to| policy::person_of(&to.address));
     mail.answered_key = answered.as_ref().map(|person| hex::encode(Sha256::digest(person)));
-    let mut exchange = ctx.store.exchange(&mail).await?;
+    let mut exchange = ctx.store.exchange(mail).await?;
     // Do not count repeated texts here. Empty texts are no repetition, and two questions may have the same
     // answer.
-    if facts.body.trim().is_empty() || asking.is_some() {
+    if facts.body.trim().is_empty() || is_answer {
         exchange.same_body = 0;
     }
     let mut suspicion = policy::loop_suspicion(exchange, settings.loop_limit);
@@ -228,48 +290,48 @@ async fn accept_in(
     if !is_proved {
         suspicion.extend(policy::sender_suspicion(exchange, settings.sender_limit));
     }
-    let message = NewMessage {
-        client_key: Some(key.clone()),
-        text: text::render(facts, mail.joined),
-        sender: mail.from_address.clone(),
-        trace_context: None,
-        attachments: files.clone(),
-    };
-    let reply_to = settings
+    Ok(suspicion)
+}
+
+/// The way of the session's replies. An answer to them comes back to the conversation, by a signed address.
+fn reply_route(
+    ctx: &Ctx,
+    facts: &MailFacts,
+    addressed: &Addressed<'_>,
+    dmarc_passed: bool,
+    mail: &NewMail,
+) -> Option<ReplyRoute> {
+    let reply_to = ctx
+        .config
+        .email
+        .incoming
         .thread_key()
         .zip(addressed.address.as_deref())
         .and_then(|(secret, address)| thread::plus_address(secret, address, &mail.conversation_id));
     let from = addressed.from(&ctx.config.email);
-    let route = policy::reply_route(facts, &from, dmarc_passed, reply_to);
-    if let Some(session_id) = asking.filter(|_| suspicion.is_empty()) {
-        let wakes =
-            MailWakes::Answer { session_id: &session_id, reply: route.as_ref(), proved: dmarc_passed };
-        match ingest::accept_mail(ctx, &permit, &mail, wakes, message.clone()).await {
-            Ok(woken) => return Ok(Accepted::Woke(woken)),
-            // Somebody else answered the question meanwhile.
-            Err(Refused::Store(Error::Conflict { .. } | Error::Refused { .. } | Error::Schedule { .. })) => {}
-            Err(refused) => return Err(refused.into()),
-        }
-    }
+    policy::reply_route(facts, &from, dmarc_passed, reply_to)
+}
+
+/// The session that the mail begins if it answers no question.
+async fn own_session(
+    ctx: &Ctx,
+    addressed: &Addressed<'_>,
+    mail: &NewMail,
+    policy: SessionPolicy,
+) -> Result<NewSession, NotAccepted> {
     let trigger = Trigger {
         mailbox_id: addressed.mailbox_id.clone(),
         trigger_type: "email",
-        trigger_id: key,
+        trigger_id: mail.message_id.clone(),
         continues: Continues::Trigger,
-        policy: policy::of_session(&extracted, suspicion, route, mail.joined || dmarc_passed),
+        policy,
         thread: if mail.joined { earlier(ctx, &mail.conversation_id).await? } else { Vec::new() },
     };
     let agent = addressed.agent.as_deref();
-    let new = new_session::of_trigger(
-        &ctx.config,
-        &ctx.plugins.tools,
-        mail.conversation_id.clone(),
-        agent,
-        trigger,
-    )?;
+    let conversation_id = mail.conversation_id.clone();
+    let new = new_session::of_trigger(&ctx.config, &ctx.plugins.tools, conversation_id, agent, trigger)?;
     // A sender who joins the thread is proved to be part of it, also of a thread that began in a user's chat.
-    let new = NewSession { speaker: mail.joined.then_some(Speaker::Application), ..new };
-    Ok(Accepted::Woke(ingest::accept_mail(ctx, &permit, &mail, MailWakes::OwnSession(&new), message).await?))
+    Ok(NewSession { speaker: mail.joined.then_some(Speaker::Application), ..new })
 }
 
 /// Why a mail is withheld if its sender is not proved. Otherwise a stranger could name any address as the

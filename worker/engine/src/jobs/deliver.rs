@@ -9,6 +9,7 @@ use crate::telemetry::{self, names};
 use crate::watchdog::UNYIELDING;
 use apalis::prelude::{BoxDynError, Data};
 use futures::FutureExt;
+use std::ops::ControlFlow;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
@@ -288,7 +289,7 @@ async fn next_action(
         idempotent: channel.is_some_and(|channel| channel.is_idempotent()),
     };
     let end = |decision, error: &str| end(channel_name, given_up, decision, error);
-    let mut decision = delivery::decide(&facts, None);
+    let decision = delivery::decide(&facts, None);
     if decision == Decision::Expired {
         return end(decision, "");
     }
@@ -301,36 +302,19 @@ async fn next_action(
         };
     };
     let outbound = Outbound::new(&claimed.delivery_id, &claimed.content);
-    if decision == Decision::Ask {
-        let found = look_up(channel.as_ref(), &outbound).await;
-        decision = delivery::decide(&facts, Some(answer(&found)));
-        match (decision, found) {
-            (Decision::Send(_), _) => {}
-            (Decision::Sent, Ok(Found::Sent { receipt })) => {
-                return NextAction::Settle(Settled::Sent { receipt });
-            }
-            (Decision::GiveBack(before), Err(SendError::Throttled { error, after })) => {
-                return NextAction::Throttled { error, after, unsent: before == PriorAttempt::Unsent };
-            }
-            (Decision::Uncertain(_), Err(error)) => {
-                return end(decision, &format!("{DIED}, and the channel does not say: {error}"));
-            }
-            (_, Err(error)) => return end(decision, &error.to_string()),
-            (Decision::Uncertain(Doubt::TooOld), Ok(_)) => {
-                return end(decision, &format!("{DIED}, and it is too old to be sent again"));
-            }
-            (Decision::Uncertain(Doubt::CannotTell), Ok(_)) => return end(decision, DIED),
-            (Decision::Uncertain(_), Ok(_)) => {
-                let why = given_up.unwrap_or_default();
-                return end(decision, &format!("its attempts ended without an answer ({why})"));
-            }
-            (Decision::GiveBack(_), Ok(_)) => {
-                return end(decision, "an earlier attempt may still be under way");
-            }
-            (_, Ok(_)) => return end(decision, "its attempts ended without an answer"),
-        }
-    }
-    let Decision::Send(before) = decision else { return end(decision, DIED) };
+    let sending = Sending { channel: channel.as_ref(), channel_name, outbound, facts, given_up };
+    let before = match decision {
+        Decision::Ask => match sending.ask().await {
+            ControlFlow::Continue(before) => before,
+            ControlFlow::Break(next_action) => return next_action,
+        },
+        Decision::Send(before) => before,
+        Decision::GiveBack(_)
+        | Decision::Failed
+        | Decision::Expired
+        | Decision::Uncertain(_)
+        | Decision::Sent => return end(decision, DIED),
+    };
     let again = |error: String| NextAction::GiveBack { error, unsent: before == PriorAttempt::Unsent };
     if claimed.maybe_sent {
         term = job.lease.term();
@@ -345,31 +329,78 @@ async fn next_action(
         return again("the lease may have ended before it was sent".to_owned());
     }
     wakeful_store::failpoint!("K12");
-    let sent = tokio::time::timeout(SEND, channel.send(&outbound)).await;
-    let unknown = || SendError::Unknown(format!("no answer within {} seconds", SEND.as_secs()));
-    let after = |attempt| delivery::after(&facts, before, attempt);
-    match sent.unwrap_or_else(|_| Err(unknown())) {
-        Ok(receipt) => NextAction::Settle(Settled::Sent { receipt }),
-        Err(SendError::Refused(error)) => match after(Attempt::Refused) {
-            Decision::Failed => NextAction::Settle(Settled::Failed { error }),
-            decision => end(decision, &error),
-        },
-        Err(SendError::Later(error)) => end(after(Attempt::Later), &error),
-        Err(SendError::Throttled { error, after: pause }) => match after(Attempt::Later) {
-            Decision::GiveBack(before) => {
-                NextAction::Throttled { error, after: pause, unsent: before == PriorAttempt::Unsent }
+    sending.send(before).await
+}
+
+/// A delivery that its channel may send, and what decides about that.
+struct Sending<'a> {
+    channel: &'a dyn Channel,
+    channel_name: &'a str,
+    outbound: Outbound<'a>,
+    facts: Facts,
+    given_up: Option<&'a str>,
+}
+
+impl Sending<'_> {
+    /// Asks the channel what became of an earlier attempt. Continues if the message is to be sent.
+    async fn ask(&self) -> ControlFlow<NextAction, PriorAttempt> {
+        let found = look_up(self.channel, &self.outbound).await;
+        let decision = delivery::decide(&self.facts, Some(answer(&found)));
+        ControlFlow::Break(match (decision, found) {
+            (Decision::Send(before), _) => return ControlFlow::Continue(before),
+            (Decision::Sent, Ok(Found::Sent { receipt })) => NextAction::Settle(Settled::Sent { receipt }),
+            (Decision::GiveBack(before), Err(SendError::Throttled { error, after })) => {
+                NextAction::Throttled { error, after, unsent: before == PriorAttempt::Unsent }
             }
-            decision => end(decision, &error),
-        },
-        Err(SendError::Unknown(error)) => {
-            let found = look_up(channel.as_ref(), &outbound).await;
-            match (after(Attempt::Unknown(answer(&found))), found) {
-                (Decision::Sent, Ok(Found::Sent { receipt })) => {
-                    NextAction::Settle(Settled::Sent { receipt })
+            (Decision::Uncertain(_), Err(error)) => {
+                self.end(decision, &format!("{DIED}, and the channel does not say: {error}"))
+            }
+            (_, Err(error)) => self.end(decision, &error.to_string()),
+            (Decision::Uncertain(Doubt::TooOld), Ok(_)) => {
+                self.end(decision, &format!("{DIED}, and it is too old to be sent again"))
+            }
+            (Decision::Uncertain(Doubt::CannotTell), Ok(_)) => self.end(decision, DIED),
+            (Decision::Uncertain(_), Ok(_)) => {
+                let why = self.given_up.unwrap_or_default();
+                self.end(decision, &format!("its attempts ended without an answer ({why})"))
+            }
+            (Decision::GiveBack(_), Ok(_)) => self.end(decision, "an earlier attempt may still be under way"),
+            (_, Ok(_)) => self.end(decision, "its attempts ended without an answer"),
+        })
+    }
+
+    /// Sends the message. `before` is what is known of the attempts before this one.
+    async fn send(&self, before: PriorAttempt) -> NextAction {
+        let sent = tokio::time::timeout(SEND, self.channel.send(&self.outbound)).await;
+        let unknown = || SendError::Unknown(format!("no answer within {} seconds", SEND.as_secs()));
+        let after = |attempt| delivery::after(&self.facts, before, attempt);
+        match sent.unwrap_or_else(|_| Err(unknown())) {
+            Ok(receipt) => NextAction::Settle(Settled::Sent { receipt }),
+            Err(SendError::Refused(error)) => match after(Attempt::Refused) {
+                Decision::Failed => NextAction::Settle(Settled::Failed { error }),
+                decision => self.end(decision, &error),
+            },
+            Err(SendError::Later(error)) => self.end(after(Attempt::Later), &error),
+            Err(SendError::Throttled { error, after: pause }) => match after(Attempt::Later) {
+                Decision::GiveBack(before) => {
+                    NextAction::Throttled { error, after: pause, unsent: before == PriorAttempt::Unsent }
                 }
-                (decision, _) => end(decision, &error),
+                decision => self.end(decision, &error),
+            },
+            Err(SendError::Unknown(error)) => {
+                let found = look_up(self.channel, &self.outbound).await;
+                match (after(Attempt::Unknown(answer(&found))), found) {
+                    (Decision::Sent, Ok(Found::Sent { receipt })) => {
+                        NextAction::Settle(Settled::Sent { receipt })
+                    }
+                    (decision, _) => self.end(decision, &error),
+                }
             }
         }
+    }
+
+    fn end(&self, decision: Decision, error: &str) -> NextAction {
+        end(self.channel_name, self.given_up, decision, error)
     }
 }
 

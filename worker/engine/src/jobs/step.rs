@@ -1,9 +1,10 @@
-//! The step job. It takes a claimed session through the hops of ARCHITECTURE.md: hydrate (2,
-//! `hydrate_and_run`), plan and perform (3 to 5, `plan_and_perform`), advance (6) and commit (7, `commit`). `run_steps`
-//! is the loop (8). Before the first step is complete it usually goes round three times, each with a commit:
-//! begin, model call, tool calls. The last two are one if the tools are pure and fast and the process has other
-//! jobs (`ahead`). It goes on until the run closes or pauses, or other jobs need the slot.
+//! The step job. It takes a claimed session through the hops of ARCHITECTURE.md: hydrate (2, `hydrate_and_run`), plan and
+//! perform (3 to 5, `plan_and_perform` in `action.rs`), advance (6) and commit (7, `commit`). `run_steps` is the loop (8), and
+//! `Claim` has what it carries from round to round. Before the first step is complete it usually goes round three times,
+//! each with a commit: begin, model call, tool calls. The last two are one if the tools are pure and fast and the process
+//! has other jobs (`ahead`). It goes on until the run closes or pauses, or other jobs need the slot.
 
+mod action;
 mod agent;
 mod ahead;
 mod commit;
@@ -19,18 +20,17 @@ mod tries;
 mod unused;
 
 use crate::ctx::Ctx;
-use crate::perform::{CommittedCall, StartedCalls, Unperformed, perform};
-use crate::replay;
+use crate::perform::{CommittedCall, PreparedCall, StartedCalls};
 use crate::telemetry;
 use crate::watchdog::UNYIELDING;
+use action::plan_and_perform;
 use agent::OwnAgent;
-use ahead::{results_of, run_ahead};
+use ahead::run_ahead;
 use apalis::prelude::{BoxDynError, Data};
 use end::{ClaimEnd, give_up, release, retry, slice_ends, with_failure_notice};
-use files_gate::Admitted;
 use futures::FutureExt;
 use next_call::next_call;
-use provider::{Routed, Troubles, retry_summary_later};
+use provider::{Troubles, retry_summary_later};
 use round::{Ready, RoundResult};
 use starts::start_calls;
 use std::panic::AssertUnwindSafe;
@@ -39,16 +39,14 @@ use std::time::Instant;
 use tracing::{Instrument, Span, debug, warn};
 use tries::RetryCounts;
 use unused::{withdraw_intent, withdraw_starts};
+use wakeful_config::AgentError;
 use wakeful_store::Error;
 use wakeful_store::queue::{self, Job, Kind};
 use wakeful_store::step::{Commit, Performance};
-use wakeful_workflow::advance::{self, Performed};
+use wakeful_workflow::advance::{self, Performed, Transition};
 use wakeful_workflow::agent::{Agent, AgentPolicy};
-use wakeful_workflow::context::compaction;
-use wakeful_workflow::fault::Fault;
 use wakeful_workflow::id::{GenerationId, SessionId};
-use wakeful_workflow::plan::{Action, Stop, in_context, plan};
-use wakeful_workflow::replay::has_recorded_replies;
+use wakeful_workflow::plan::Stop;
 use wakeful_workflow::session::{Session, SessionStatus};
 
 /// Runs one claimed step job and records in the job's row how the claim ended. apalis only learns that the
@@ -209,73 +207,90 @@ async fn run_steps(
     session: &mut Session,
     counts: &mut Counts,
 ) -> wakeful_store::Result<ClaimEnd> {
-    let mut steps: u32 = 0;
-    let mut began = Instant::now();
+    let began = Instant::now();
     let mut own_agent = OwnAgent::of(ctx, session);
-    // The model call whose intent the latest commit recorded.
-    let mut committed = None;
-    // The tool calls that it started, or the results of those that ended before it.
-    let mut started = StartedCalls::default();
-    let mut results = None;
+    let mut claim = Claim {
+        ctx,
+        job,
+        session,
+        counts,
+        steps: 0,
+        began,
+        committed: None,
+        started: StartedCalls::default(),
+        results: None,
+    };
     loop {
-        let agent = own_agent.now(ctx, session);
-        let policy = agent.as_ref().map_or_else(|_| AgentPolicy::default(), Agent::policy);
-        let result = match &agent {
-            Ok(agent) => {
-                let started = std::mem::take(&mut started);
-                let ready = Ready { call: committed.take(), started: &started, results: results.take() };
-                // Hops 3 to 5.
-                let result = plan_and_perform(ctx, job, session, agent, counts, ready).await;
-                if !matches!(result, Ok(RoundResult::Performed(_) | RoundResult::Again)) {
-                    withdraw_starts(ctx, job, session, &started).await?;
-                }
-                result?
-            }
-            // This process does not have the agent.
-            Err(error) => held::without_agent(ctx, job, session, error, counts).await?,
-        };
-        let performed = match result {
+        let agent = own_agent.now(ctx, claim.session);
+        let performed = match claim.perform(agent).await? {
             RoundResult::Performed(performed) => performed,
             RoundResult::End(end) => return Ok(end),
             RoundResult::Again => continue,
         };
+        if let Some(end) = claim.commit(agent, performed).await? {
+            return Ok(end);
+        }
+    }
+}
+
+/// A claim that goes from round to round.
+struct Claim<'a> {
+    ctx: &'a Ctx,
+    job: &'a Job,
+    session: &'a mut Session,
+    counts: &'a mut Counts,
+    /// How many steps it has completed, and when the present one began.
+    steps: u32,
+    began: Instant,
+    /// The model call whose intent the latest commit recorded.
+    committed: Option<CommittedCall>,
+    /// The tool calls that it started, or the results of those that ended before it.
+    started: StartedCalls,
+    results: Option<Performed>,
+}
+
+impl Claim<'_> {
+    /// Hops 3 to 5.
+    async fn perform(&mut self, agent: &Result<Agent, AgentError>) -> wakeful_store::Result<RoundResult> {
+        let (ctx, job) = (self.ctx, self.job);
+        let agent = match agent {
+            Ok(agent) => agent,
+            // This process does not have the agent.
+            Err(error) => return held::without_agent(ctx, job, self.session, error, self.counts).await,
+        };
+        let started = std::mem::take(&mut self.started);
+        let ready = Ready { call: self.committed.take(), started: &started, results: self.results.take() };
+        let result = plan_and_perform(ctx, job, self.session, agent, self.counts, ready).await;
+        if !matches!(result, Ok(RoundResult::Performed(_) | RoundResult::Again)) {
+            withdraw_starts(ctx, job, self.session, &started).await?;
+        }
+        result
+    }
+
+    /// Hops 6 to 8. `None`: the claim goes on with the next round.
+    async fn commit(
+        &mut self,
+        agent: &Result<Agent, AgentError>,
+        performed: Performed,
+    ) -> wakeful_store::Result<Option<ClaimEnd>> {
+        let (ctx, job) = (self.ctx, self.job);
         if let Performed::Stopped(Stop::Failed(fault)) = &performed {
             telemetry::failed(&Span::current(), fault.kind());
         }
-        let ends_claim = retry_summary_later(ctx, agent.as_ref().ok(), &counts.troubles, session, &performed);
-        // Hop 6.
-        let mut transition =
-            with_failure_notice(ctx, session, advance::advance(session, performed, policy)).await?;
-        // Give the commit what it can write for the next round too: the starts of calls, the results of fast pure tools, and the
-        // intent of the next model call.
-        if let Ok(agent) = &agent {
-            started = start_calls(ctx, &job.lease, session, agent, &mut transition);
-        }
-        let mut written = None;
-        if let Ok(agent) = &agent
-            && counts.tries.no_worker_died()
-        {
-            let elapsed_s = began.elapsed().as_secs_f64();
-            let performance = Performance { elapsed_s, attempt: counts.attempt, intent: None };
-            let ahead = run_ahead(ctx, job, session, agent, transition, performance).await?;
-            (transition, written, results) = (ahead.transition, ahead.written, ahead.results);
-        }
-        let progress = transition.is_progress();
-        let may_yield = transition.step.is_some() && slice_ends(ctx, job, steps + 1);
+        let troubles = &self.counts.troubles;
+        let ends_claim = retry_summary_later(ctx, agent.as_ref().ok(), troubles, self.session, &performed);
+        let (transition, written) = self.advance(agent, performed).await?;
+        let may_yield = transition.step.is_some() && slice_ends(ctx, job, self.steps + 1);
         // If a model call follows, prepare it now: the commit then records its intent too.
-        let prepared = match &agent {
-            Ok(agent) if ends_claim.is_none() && !may_yield => {
-                let tries = if progress { RetryCounts::default() } else { counts.tries };
-                let may_try =
-                    tries.used_up(agent.limits.attempts, job.last_error.as_deref(), || None).is_none();
-                next_call(ctx, session, &transition, agent, may_try).await
-            }
+        let prepared = match agent {
+            Ok(agent) if ends_claim.is_none() && !may_yield => self.prepare_next(agent, &transition).await,
             Ok(_) | Err(_) => None,
         };
-        counts.uncalled = prepared.as_ref().map(|call| call.generation_id.clone());
+        self.counts.uncalled = prepared.as_ref().map(|call| call.generation_id.clone());
+        let session = &*self.session;
         let performance = Performance {
-            elapsed_s: began.elapsed().as_secs_f64(),
-            attempt: counts.attempt,
+            elapsed_s: self.began.elapsed().as_secs_f64(),
+            attempt: self.counts.attempt,
             intent: prepared.as_ref().map(|call| call.intent(session)),
         };
         // Hop 7.
@@ -289,211 +304,139 @@ async fn run_steps(
         // Hop 8.
         match commit {
             Commit::Continued { wake_seq, started_at } => {
-                let transition = transition.continuing();
-                session.apply(&transition);
-                // Reset the counters before the next statement that can fail: the commit is progress,
-                // whatever follows.
-                if progress {
-                    counts.tries = RetryCounts::default();
-                    counts.troubles.over();
-                    job.made_progress();
+                let ends_step = self.apply(transition);
+                let call =
+                    prepared.zip(started_at).map(|(call, started_at)| CommittedCall { call, started_at });
+                self.see_arrivals(wake_seq, call).await?;
+                if ends_claim.is_some() || !ends_step {
+                    return Ok(ends_claim);
                 }
-                if transition.step.is_some() {
-                    (counts.attempt, began) = (1, Instant::now());
-                }
-                if wake_seq != session.wake_seq {
-                    // The request may lack what arrived, so the prepared call is not made.
-                    withdraw_intent(ctx, job, &session.session_id, &mut counts.uncalled).await?;
-                    ctx.store.refresh(session).await?;
-                    if session.cancel_requested {
-                        // These calls do not run, and the model is to be told so.
-                        withdraw_starts(ctx, job, session, &started).await?;
-                    }
-                } else if let (Some(call), Some(started_at)) = (prepared, started_at) {
-                    committed = Some(CommittedCall { call, started_at });
-                }
-                if let Some(end) = ends_claim {
-                    return Ok(end);
-                }
-                if transition.step.is_some() {
-                    steps += 1;
-                    let yields = may_yield && ctx.store.others_wait(job).await?;
-                    if yields || ctx.shutdown.draining.is_cancelled() {
-                        withdraw_intent(ctx, job, &session.session_id, &mut counts.uncalled).await?;
-                        return Ok(release(ctx, job).await);
-                    }
-                }
+                self.give_way(may_yield).await
             }
             Commit::Closed { opened } => {
-                session.records.extend(transition.records);
+                self.session.records.extend(transition.records);
                 if opened {
                     ctx.bus.notifier.job_of(Kind::Step, &job.runner);
                 }
-                return Ok(ClaimEnd::Closed);
+                Ok(Some(ClaimEnd::Closed))
             }
-            Commit::Moved => {
-                // The commit may have gone through although its answer was lost, and may have recorded the intent.
-                withdraw_intent(ctx, job, &session.session_id, &mut counts.uncalled).await?;
-                let mut read = ctx.store.hydrate(session.session_id.as_str()).await?;
-                read.leave_out_like(session);
-                // The row of the call that led to the refused commit now counts as an interrupted call. That does not change the
-                // session, so leave it out of the comparison.
-                let interrupted = std::mem::replace(&mut read.interrupted, session.interrupted.clone());
-                let is_unchanged = read == *session;
-                read.interrupted = interrupted;
-                if is_unchanged {
-                    // The session is unchanged, so another try would be refused too, after one more paid
-                    // model call.
-                    let error = "the commit was refused although the session has not changed".to_owned();
-                    return Ok(ClaimEnd::Retry { kind: "moved", error, at_least: None });
-                }
-                // Our own commit may have moved the session, if the connection broke before its result
-                // arrived. So new records and new steps count as progress.
-                if read.last_message_number > session.last_message_number {
-                    counts.tries = RetryCounts::default();
-                    counts.troubles.over();
-                }
-                if read.last_step_number > session.last_step_number {
-                    (counts.attempt, began) = (1, Instant::now());
-                }
-                *session = read;
-                (started, results) = (StartedCalls::default(), None);
-            }
-            Commit::Stale => return Ok(ClaimEnd::Stale),
+            Commit::Moved => self.read_again().await,
+            Commit::Stale => Ok(Some(ClaimEnd::Stale)),
         }
     }
-}
 
-/// Hops 3 to 5: plans the next action and performs it.
-async fn plan_and_perform(
-    ctx: &Ctx,
-    job: &Job,
-    session: &mut Session,
-    agent: &Agent,
-    counts: &mut Counts,
-    ready: Ready<'_>,
-) -> wakeful_store::Result<RoundResult> {
-    if session.lacks_messages(agent.context.strategy) {
-        *session = ctx.store.hydrate(session.session_id.as_str()).await?;
+    /// Hop 6. The transition has what its commit can write for the next round too: the starts of calls, and the results of fast pure
+    /// tools. The commit's answer comes with it if such a tool took so long that the reply was committed beside it.
+    async fn advance(
+        &mut self,
+        agent: &Result<Agent, AgentError>,
+        performed: Performed,
+    ) -> wakeful_store::Result<(Transition, Option<Commit>)> {
+        let (ctx, job) = (self.ctx, self.job);
+        let policy = agent.as_ref().map_or_else(|_| AgentPolicy::default(), Agent::policy);
+        let transition = advance::advance(self.session, performed, policy);
+        let mut transition = with_failure_notice(ctx, self.session, transition).await?;
+        let Ok(agent) = agent else { return Ok((transition, None)) };
+        self.started = start_calls(ctx, &job.lease, self.session, agent, &mut transition);
+        if !self.counts.tries.no_worker_died() {
+            return Ok((transition, None));
+        }
+        let elapsed_s = self.began.elapsed().as_secs_f64();
+        let performance = Performance { elapsed_s, attempt: self.counts.attempt, intent: None };
+        let ahead = run_ahead(ctx, job, self.session, agent, transition, performance).await?;
+        self.results = ahead.results;
+        Ok((ahead.transition, ahead.written))
     }
-    let tries = counts.tries;
-    let action = plan(session, &agent.limits);
-    if replay::send_due_input(&ctx.store, &ctx.recordings, session, &action).await? {
-        return Ok(RoundResult::Again);
+
+    /// Prepares the model call that follows the commit of `transition`. `None`: none does, as far as is known now.
+    async fn prepare_next(&mut self, agent: &Agent, transition: &Transition) -> Option<PreparedCall> {
+        let tries = if transition.is_progress() { RetryCounts::default() } else { self.counts.tries };
+        let last_error = self.job.last_error.as_deref();
+        let may_try = tries.used_up(agent.limits.attempts, last_error, || None).is_none();
+        next_call(self.ctx, self.session, transition, agent, may_try).await
     }
-    if action == Action::Rest {
-        ctx.store.end_job(&job.lease).await?;
-        return Ok(RoundResult::End(ClaimEnd::Closed));
+
+    /// Goes on from a commit that continues the run. Returns whether it ended a step.
+    fn apply(&mut self, transition: Transition) -> bool {
+        let progress = transition.is_progress();
+        let transition = transition.continuing();
+        self.session.apply(&transition);
+        // Reset the counters before the next statement that can fail: the commit is progress,
+        // whatever follows.
+        if progress {
+            self.counts.tries = RetryCounts::default();
+            self.counts.troubles.over();
+            self.job.made_progress();
+        }
+        if transition.step.is_some() {
+            (self.counts.attempt, self.began) = (1, Instant::now());
+        }
+        transition.step.is_some()
     }
-    if let Some(fault) =
-        tries.used_up(agent.limits.attempts, job.last_error.as_deref(), || tries::doing(session))
-        && !matches!(action, Action::Stop(_))
-    {
-        return Ok(RoundResult::Performed(Performed::Stopped(Stop::Failed(fault))));
-    }
-    if let Some(end) = held::by_a_pause(ctx, job, session, agent, &action) {
-        withdraw_intent(ctx, job, &session.session_id, &mut counts.uncalled).await?;
-        return Ok(RoundResult::End(end));
-    }
-    let mut way = None;
-    if matches!(action, Action::CallModel | Action::Compact) && !has_recorded_replies(session) {
-        match provider::route(ctx, job, session, agent, &counts.troubles).await? {
-            Routed::Call(chosen) => way = Some(*chosen),
-            Routed::Wait(end) => {
-                withdraw_intent(ctx, job, &session.session_id, &mut counts.uncalled).await?;
-                return Ok(RoundResult::End(end));
+
+    /// Reads what has arrived since the session was read: the database has `wake_seq`. If nothing has, `call` may be made, whose intent
+    /// the commit recorded.
+    async fn see_arrivals(
+        &mut self,
+        wake_seq: i64,
+        call: Option<CommittedCall>,
+    ) -> wakeful_store::Result<()> {
+        let (ctx, job) = (self.ctx, self.job);
+        if wake_seq != self.session.wake_seq {
+            // The request may lack what arrived, so the prepared call is not made.
+            withdraw_intent(ctx, job, &self.session.session_id, &mut self.counts.uncalled).await?;
+            ctx.store.refresh(self.session).await?;
+            if self.session.cancel_requested {
+                // These calls do not run, and the model is to be told so.
+                withdraw_starts(ctx, job, self.session, &self.started).await?;
             }
-            Routed::Fail(fault) => {
-                withdraw_intent(ctx, job, &session.session_id, &mut counts.uncalled).await?;
-                ctx.store.refresh(session).await?;
-                return Ok(RoundResult::Performed(Performed::Stopped(Stop::Failed(fault))));
-            }
+        } else if call.is_some() {
+            self.committed = call;
         }
+        Ok(())
     }
-    let configured = agent;
-    let agent = way.as_ref().map_or(configured, |way| &*way.agent);
-    let mut action = match ctx.configured_tools(session, agent) {
-        Ok(tools) => {
-            let window = ctx.config.context_window(&agent.model);
-            in_context(action, session, agent, &tools, window)
+
+    /// After a step: gives the job back if the process drains, or if other jobs wait and the slice has ended (`may_yield`).
+    async fn give_way(&mut self, may_yield: bool) -> wakeful_store::Result<Option<ClaimEnd>> {
+        let (ctx, job) = (self.ctx, self.job);
+        self.steps += 1;
+        let yields = may_yield && ctx.store.others_wait(job).await?;
+        if yields || ctx.shutdown.draining.is_cancelled() {
+            withdraw_intent(ctx, job, &self.session.session_id, &mut self.counts.uncalled).await?;
+            return Ok(Some(release(ctx, job).await));
         }
-        // Without the tools the size of the context is unknown. The model call asks for them again and
-        // reports this error.
-        Err(_) => action,
-    };
-    if let Action::CallTools { calls } = &action
-        && let Some(results) = results_of(calls, ready.results)
-    {
-        return Ok(RoundResult::Performed(results));
+        Ok(None)
     }
-    let probe = match files_gate::admit(ctx, job, session, &action, &mut counts.troubles).await? {
-        Admitted::Go(probe) => probe,
-        Admitted::Wait(end) => {
-            withdraw_intent(ctx, job, &session.session_id, &mut counts.uncalled).await?;
-            return Ok(RoundResult::End(end));
+
+    /// Reads the session again, because something else has changed it.
+    async fn read_again(&mut self) -> wakeful_store::Result<Option<ClaimEnd>> {
+        let (ctx, job) = (self.ctx, self.job);
+        // The commit may have gone through although its answer was lost, and may have recorded the intent.
+        withdraw_intent(ctx, job, &self.session.session_id, &mut self.counts.uncalled).await?;
+        let mut read = ctx.store.hydrate(self.session.session_id.as_str()).await?;
+        read.leave_out_like(self.session);
+        // The row of the call that led to the refused commit now counts as an interrupted call. That does not change the
+        // session, so leave it out of the comparison.
+        let interrupted = std::mem::replace(&mut read.interrupted, self.session.interrupted.clone());
+        let is_unchanged = read == *self.session;
+        read.interrupted = interrupted;
+        if is_unchanged {
+            // The session is unchanged, so another try would be refused too, after one more paid
+            // model call.
+            let error = "the commit was refused although the session has not changed".to_owned();
+            return Ok(Some(ClaimEnd::Retry { kind: "moved", error, at_least: None }));
         }
-    };
-    let mut committed = ready.call.filter(|one| action == Action::CallModel && one.call.is_of(&agent.model));
-    if committed.is_some() {
-        counts.uncalled = None;
-    } else {
-        withdraw_intent(ctx, job, &session.session_id, &mut counts.uncalled).await?;
+        // Our own commit may have moved the session, if the connection broke before its result
+        // arrived. So new records and new steps count as progress.
+        if read.last_message_number > self.session.last_message_number {
+            self.counts.tries = RetryCounts::default();
+            self.counts.troubles.over();
+        }
+        if read.last_step_number > self.session.last_step_number {
+            (self.counts.attempt, self.began) = (1, Instant::now());
+        }
+        *self.session = read;
+        (self.started, self.results) = (StartedCalls::default(), None);
+        Ok(None)
     }
-    let performed = loop {
-        let asks_model = action == Action::CallModel;
-        let performed = tokio::select! {
-            performed = perform(ctx, &job.lease, session, agent, action, committed.take(), ready.started) => performed,
-            () = ctx.cancelled(session.session_id.as_str()) => {
-                ctx.store.refresh(session).await?;
-                withdraw_starts(ctx, job, session, ready.started).await?;
-                return Ok(RoundResult::Again);
-            }
-        };
-        match performed {
-            // The provider found the context too long: our estimate was too low. Summarise, then call again.
-            // This cannot loop, because `is_possible` requires a reply of the model since the last summary.
-            Err(Unperformed::Fault(Fault::ContextOverflow { .. }))
-                if asks_model && compaction::is_possible(session, &agent.context) =>
-            {
-                // Read the refused call from the database: the summary's commit journals its end.
-                ctx.store.refresh(session).await?;
-                action = Action::Compact;
-            }
-            performed => break performed,
-        }
-    };
-    Ok(match performed {
-        Ok(performed) => {
-            if let Some(way) = way {
-                provider::performed(ctx, way, &performed, &mut counts.troubles).await;
-            }
-            files_gate::performed(ctx, probe, &mut counts.troubles).await;
-            RoundResult::Performed(performed)
-        }
-        Err(Unperformed::Reread) => {
-            // The lease may be lost before the heartbeat notices. Ask the database now: otherwise this would
-            // plan and be interrupted again and again until the next heartbeat.
-            if !job.lease.is_live() || !ctx.store.holds(&job.lease).await? {
-                return Ok(RoundResult::End(ClaimEnd::Stale));
-            }
-            *session = ctx.store.hydrate_tail(session.session_id.as_str()).await?.session;
-            RoundResult::Again
-        }
-        Err(Unperformed::Store(error)) => return Err(error),
-        Err(Unperformed::Host(why)) => RoundResult::End(ClaimEnd::Host { why }),
-        Err(Unperformed::SeedAway(why)) => {
-            RoundResult::End(files_gate::clone_away(ctx, session, probe, &why).await)
-        }
-        Err(Unperformed::Fault(fault)) => {
-            let stop =
-                match provider::after_fault(ctx, job, session, (configured, way), fault, counts).await? {
-                    Ok(end) => return Ok(RoundResult::End(end)),
-                    Err(fault) => fault,
-                };
-            // The failed call began after the session was read. Read it now: the closing commit journals its
-            // end.
-            ctx.store.refresh(session).await?;
-            RoundResult::Performed(Performed::Stopped(Stop::Failed(stop)))
-        }
-    })
 }

@@ -134,18 +134,9 @@ pub(super) async fn call_model(
 ) -> Result<Performed, Unperformed> {
     let CommittedCall { call, started_at } = match committed {
         Some(committed) => committed,
-        None => {
-            let call = prepare(ctx, session, agent).await?;
-            let started_at = ctx.store.begin_generation(lease, &call.intent(session)).await?;
-            let started_at = started_at.ok_or(Unperformed::Reread)?;
-            ctx.bus.notifier.session(session.session_id.as_str());
-            CommittedCall { call, started_at }
-        }
+        None => begin(ctx, lease, session, agent).await?,
     };
-    let PreparedCall {
-        generation_id, attempt, model, request, request_sha256, resumes, rebase, tools, ..
-    } = call;
-    let kinds = &request.repairs;
+    let kinds = &call.request.repairs;
     let repairs = kinds.total();
     if repairs > 0 {
         info!(session.id = %session.session_id, repairs, ?kinds, "Repaired {repairs} violations on the request's copy of the transcript");
@@ -153,35 +144,8 @@ pub(super) async fn call_model(
     wakeful_store::failpoint!("K6");
 
     let span = span_of_call(session, &agent.model);
-    // The model adds text; `Writer` writes it as rows of `generation_chunks` for those who need it.
-    let said = Said::starting_with(request.prefill.as_deref());
-    let watched = Watched { ctx, generation_id: &generation_id, said: &said };
-    let calling = async {
-        let unanswered = ctx.gates.begin_call(ctx.plugins.models.gate_of(&agent.model), lease);
-        let mut to_writer = ToWriter { said: &said, unanswered, began: Instant::now(), first: None };
-        let what = format!("the call of model {} for session {}", agent.model, session.session_id);
-        let replying = super::called(&agent.model, model.call(&request, &mut to_writer));
-        let replied = ctx.watchdog.watch(lease.job_id, what, UNYIELDING, replying).await;
-        said.end(replied.is_ok());
-        let span = Span::current();
-        // A program's own model may give no other sign.
-        if replied.as_ref().map_or_else(Fault::is_answer, |_| true) {
-            to_writer.began();
-        }
-        let outcome = replied.as_ref().map_or_else(Fault::kind, |_| "ok");
-        ctx.metrics.model_called(&agent.model, outcome, to_writer.began.elapsed(), to_writer.first);
-        if let Some(after) = to_writer.first {
-            span.set_attribute(names::RESPONSE_TIME_TO_FIRST_CHUNK, after.as_secs_f64());
-        }
-        replied.inspect_err(|fault| telemetry::failed(&span, fault.kind()))
-    };
-    // Both run in this one future, so dropping the call stops the writer too. No chunk can then be written
-    // after the commit, which deletes the chunks.
-    let writer = Writer::new(ctx, &session.session_id, &generation_id, &said, model.takes_prefill());
-    let writing = writer.write(request.prefill.is_some());
-    let (replied, ()) = tokio::join!(calling.instrument(span.clone()), writing);
-    drop(watched);
-    if let (Err(Fault::Refused { message, .. }), Some(_)) = (&replied, &request.prefill) {
+    let replied = stream(ctx, lease, session, agent, &call, &span).await;
+    if let (Err(Fault::Refused { message, .. }), Some(_)) = (&replied, &call.request.prefill) {
         warn!(
             session.id = %session.session_id,
             message,
@@ -190,7 +154,7 @@ pub(super) async fn call_model(
         );
         // The mark is in the database, so the next plan starts over, here or on another worker if this one
         // dies now.
-        ctx.store.never_resume(&session.session_id, &generation_id).await?;
+        ctx.store.never_resume(&session.session_id, &call.generation_id).await?;
         return Err(Unperformed::Reread);
     }
     let mut reply = match replied {
@@ -201,21 +165,15 @@ pub(super) async fn call_model(
     wakeful_store::failpoint!("K10");
     reply.usage.cost_micros = ctx.config.price(&agent.model).cost_micros(&reply.usage);
     ctx.metrics.model_used(&agent.model, &reply.usage);
-    let Usage { input_tokens, output_tokens, cached_tokens, cache_write_tokens, cost_micros } = reply.usage;
-    if cached_tokens == 0 && rebase.is_none() && lately_cached(session) {
+    if reply.usage.cached_tokens == 0 && call.rebase.is_none() && lately_cached(session) {
         warn!(
             session.id = %session.session_id,
-            input_tokens,
+            input_tokens = reply.usage.input_tokens,
             "The provider read nothing from its prompt cache, though the request only grew: did the beginning of the request change?"
         );
     }
-    span.set_attribute(names::USAGE_INPUT_TOKENS, input_tokens);
-    span.set_attribute(names::USAGE_OUTPUT_TOKENS, output_tokens);
-    span.set_attribute(names::USAGE_CACHE_READ_INPUT_TOKENS, cached_tokens);
-    span.set_attribute(names::USAGE_CACHE_WRITE_INPUT_TOKENS, cache_write_tokens);
-    span.set_attribute(names::COST_MICROS, cost_micros);
-    let reasons = vec![StringValue::from(reply.finish_reason.as_str())];
-    span.set_attribute(names::RESPONSE_FINISH_REASONS, Value::Array(Array::String(reasons)));
+    note_reply(&span, &reply);
+    let PreparedCall { generation_id, attempt, request, request_sha256, resumes, rebase, tools, .. } = call;
     let effects = effects(ctx, tools.iter().filter(|tool| reply.calls(&tool.name)));
     Ok(Performed::Replied(Generated {
         generation_id,
@@ -231,6 +189,83 @@ pub(super) async fn call_model(
         rebase,
         effects,
     }))
+}
+
+/// Prepares a call whose intent no commit has recorded, and records it.
+async fn begin(
+    ctx: &Ctx,
+    lease: &Lease,
+    session: &Session,
+    agent: &Agent,
+) -> Result<CommittedCall, Unperformed> {
+    let call = prepare(ctx, session, agent).await?;
+    let started_at = ctx.store.begin_generation(lease, &call.intent(session)).await?;
+    let started_at = started_at.ok_or(Unperformed::Reread)?;
+    ctx.bus.notifier.session(session.session_id.as_str());
+    Ok(CommittedCall { call, started_at })
+}
+
+/// Makes the call. Its text goes to those who read it while it streams.
+async fn stream(
+    ctx: &Ctx,
+    lease: &Lease,
+    session: &Session,
+    agent: &Agent,
+    call: &PreparedCall,
+    span: &Span,
+) -> Result<Reply, Fault> {
+    let PreparedCall { generation_id, model, request, .. } = call;
+    // The model adds text; `Writer` writes it as rows of `generation_chunks` for those who need it.
+    let said = Said::starting_with(request.prefill.as_deref());
+    let watched = Watched { ctx, generation_id, said: &said };
+    let calling = ask(ctx, lease, session, agent, call, &said);
+    // Both run in this one future, so dropping the call stops the writer too. No chunk can then be written
+    // after the commit, which deletes the chunks.
+    let writer = Writer::new(ctx, &session.session_id, generation_id, &said, model.takes_prefill());
+    let writing = writer.write(request.prefill.is_some());
+    let (replied, ()) = tokio::join!(calling.instrument(span.clone()), writing);
+    drop(watched);
+    replied
+}
+
+/// Asks the model, whose text goes to `said`, and measures how it answered.
+async fn ask(
+    ctx: &Ctx,
+    lease: &Lease,
+    session: &Session,
+    agent: &Agent,
+    call: &PreparedCall,
+    said: &Said,
+) -> Result<Reply, Fault> {
+    let unanswered = ctx.gates.begin_call(ctx.plugins.models.gate_of(&agent.model), lease);
+    let mut to_writer = ToWriter { said, unanswered, began: Instant::now(), first: None };
+    let what = format!("the call of model {} for session {}", agent.model, session.session_id);
+    let replying = super::called(&agent.model, call.model.call(&call.request, &mut to_writer));
+    let replied = ctx.watchdog.watch(lease.job_id, what, UNYIELDING, replying).await;
+    said.end(replied.is_ok());
+    let span = Span::current();
+    // A program's own model may give no other sign.
+    if replied.as_ref().map_or_else(Fault::is_answer, |_| true) {
+        to_writer.began();
+    }
+    let outcome = replied.as_ref().map_or_else(Fault::kind, |_| "ok");
+    ctx.metrics.model_called(&agent.model, outcome, to_writer.began.elapsed(), to_writer.first);
+    if let Some(after) = to_writer.first {
+        span.set_attribute(names::RESPONSE_TIME_TO_FIRST_CHUNK, after.as_secs_f64());
+    }
+    replied.inspect_err(|fault| telemetry::failed(&span, fault.kind()))
+}
+
+/// Notes in the call's span what the reply used, and why it ended.
+fn note_reply(span: &Span, reply: &Reply) {
+    let Usage { input_tokens, output_tokens, cached_tokens, cache_write_tokens, cost_micros } = reply.usage;
+    span.set_attribute(names::USAGE_INPUT_TOKENS, input_tokens);
+    span.set_attribute(names::USAGE_OUTPUT_TOKENS, output_tokens);
+    span.set_attribute(names::USAGE_CACHE_READ_INPUT_TOKENS, cached_tokens);
+    span.set_attribute(names::USAGE_CACHE_WRITE_INPUT_TOKENS, cache_write_tokens);
+    span.set_attribute(names::COST_MICROS, cost_micros);
+    let reasons = vec![StringValue::from(reply.finish_reason.as_str())];
+    span.set_attribute(names::RESPONSE_FINISH_REASONS, Value::Array(Array::String(reasons)));
 }
 
 /// Returns the context that the model sees.

@@ -1,5 +1,6 @@
 //! Hop 5: the tool calls of one turn. They run concurrently, and each does what its ledger row allows.
 
+mod effect;
 mod files;
 mod ledger;
 
@@ -9,7 +10,7 @@ use super::recorded::{self, Recorded};
 use crate::ctx::Ctx;
 use crate::telemetry::{self, names};
 use crate::tool::read_output::StoredOutputs;
-use crate::tool::{FileUse, ToolCallContext, ToolError, ToolErrorKind, ToolOutput, not_carried_out};
+use crate::tool::{ToolCallContext, ToolError, ToolErrorKind, ToolOutput, not_carried_out};
 use crate::workspace::Held;
 use futures::FutureExt;
 use futures::future::join_all;
@@ -19,7 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::OnceCell;
-use tracing::{Instrument, info_span, warn};
+use tracing::{Instrument, info_span};
 use wakeful_store::ledger::Started;
 use wakeful_store::queue::{Lease, Term};
 use wakeful_workflow::advance::{CallEnd, EndedCall, Performed};
@@ -239,113 +240,6 @@ impl<'a> ToolRun<'a> {
             }),
             Effect::Idempotent | Effect::Guarded => self.run_effect(call, effect, status, running).await,
         }
-    }
-
-    /// Runs a call that may have effects: writes `started` to its ledger row unless a commit did, runs the tool, and
-    /// settles the row with the outcome unless the turn's commit does. After a crash in between, the row says that the
-    /// call may have run.
-    async fn run_effect(
-        &self,
-        call: &ToolCall,
-        effect: Effect,
-        status: CallStatus,
-        running: Running<'_>,
-    ) -> Result<CallEnd, Unperformed> {
-        let (store, session_id) = (&self.ctx.store, &self.session.session_id);
-        // Check before writing `started`. Every later worker takes a started call for one that may have run.
-        if !self.lease.is_live() {
-            return Err(Unperformed::Reread);
-        }
-        // Remember the lease's end before `start_call` stores it. A heartbeat can only move it later, so checking
-        // this value is on the safe side.
-        let now = self.lease.term();
-        wakeful_store::failpoint!("K17");
-        let by_commit = self.started.take(&call.call_id);
-        // An earlier start may have run the call.
-        let is_first = by_commit.is_some() || status == CallStatus::Invoked;
-        let (started, term) = match by_commit {
-            Some(by_commit) => by_commit,
-            None => match self.start(call, status).await? {
-                Some(started) => (started, now),
-                None => return Err(Unperformed::Reread),
-            },
-        };
-        wakeful_store::failpoint!("K18");
-        // The commit may have been slow. Start the effect only while the recorded lease certainly lasts:
-        // after it, another worker may take over the session.
-        if !self.lease.is_live() || !term.is_ahead() {
-            // This start did not run the call. If it was the first one, the row may say again that the call has not run.
-            if is_first {
-                self.withdraw(call, started).await?;
-            }
-            return Err(Unperformed::Reread);
-        }
-        let mut started = started;
-        let mut ended = self.invoke(call).await;
-        let mut is_repeated = false;
-        // Repeat a lost idempotent call here, under its own key: if the model called the tool again, that call would have another
-        // key. A call that writes files is not repeated, because the lost one may still be writing them.
-        if let ToolEnd::Lost(reason) = &ended
-            && effect == Effect::Idempotent
-            && self.file_use(call) != FileUse::Writes
-            && !self.ctx.shutdown.draining.is_cancelled()
-        {
-            let reason = store.in_log(Some(session_id.as_str()), reason);
-            warn!(session.id = %session_id, call.id = %call.call_id, reason, "An idempotent call is made again, with its key");
-            let now = self.lease.term();
-            started = self.start(call, CallStatus::Started).await?.ok_or(Unperformed::Reread)?;
-            if !self.lease.is_live() || !now.is_ahead() {
-                return Err(Unperformed::Reread);
-            }
-            ended = self.invoke(call).await;
-            is_repeated = true;
-        }
-        let ending = match ended {
-            ToolEnd::Output(output) => end_of_output(output),
-            ToolEnd::Host(why) => {
-                // It had no effect, so the row may say that it did not run, unless an earlier start did run it.
-                if is_first && !is_repeated {
-                    self.withdraw(call, started).await?;
-                }
-                return Err(Unperformed::Host(why));
-            }
-            ToolEnd::Error(error) if is_repeated => failed(format!(
-                "{} An earlier attempt, with the same idempotency key, was not answered and may have taken effect.",
-                error.text
-            )),
-            ToolEnd::Error(error) => failed(error.text),
-            ToolEnd::Lost(reason) if is_repeated => failed(format!(
-                "{reason} The call was made twice with one idempotency key, and nobody knows whether it took effect."
-            )),
-            ToolEnd::Lost(reason) if effect == Effect::Idempotent => failed(reason),
-            ToolEnd::Lost(reason) => {
-                let said = store.in_log(Some(session_id.as_str()), &reason);
-                warn!(session.id = %session_id, call.id = %call.call_id, reason = said, "Nobody knows what a guarded call did");
-                return Ok(CallEnd::Uncertain { known: false, why: Some(reason) });
-            }
-        };
-        wakeful_store::failpoint!("K19");
-        if let CallEnd::Settled(status, outcome) = &ending
-            // What a call wrote into the files counts once the turn's snapshot is committed. If that does not happen, the call
-            // runs again on the files as they were before the turn, so its outcome must not be in the ledger.
-            && self.file_use(call) != FileUse::Writes
-        {
-            // `running` counts a call until its outcome is recorded: while one still waits for the database, the turn cannot
-            // be committed.
-            if self.running.load(Ordering::Relaxed) == 1 {
-                // The commit of a lone call follows at once and needs nothing here. But if its turn may have changed files (it
-                // made them from their seed), they are stored first.
-                if self.calls > 1 || self.may_have_changed.load(Ordering::Relaxed) {
-                    let (call, status, outcome) = (call.clone(), *status, outcome.clone());
-                    *self.left.lock().unwrap_or_else(PoisonError::into_inner) =
-                        Some(UnrecordedOutcome { call, started, status, outcome });
-                }
-            } else if !self.settle(call, &started, *status, outcome).await? {
-                return Err(Unperformed::Reread);
-            }
-        }
-        drop(running);
-        Ok(ending)
     }
 
     /// Runs the tool's code with the agent's time limit, and catches a panic.

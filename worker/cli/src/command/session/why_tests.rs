@@ -2,7 +2,7 @@ use super::*;
 use chrono::Utc;
 use wakeful_store::outbox::Delivery;
 use wakeful_store::session::SessionSummary;
-use wakeful_store::standing::{Holder, OpenCall};
+use wakeful_store::standing::{Holder, JobView, OpenCall};
 use wakeful_workflow::mail::policy::Exchange;
 use wakeful_workflow::session::{DebugMeta, Totals};
 use wakeful_workflow::trigger::TriggerSource;

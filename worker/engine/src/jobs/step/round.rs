@@ -4,7 +4,7 @@ use super::ClaimEnd;
 use crate::perform::{CommittedCall, StartedCalls};
 use wakeful_workflow::advance::Performed;
 
-/// What [`super::plan_and_perform`] leads to.
+/// What [`super::action::plan_and_perform`] leads to.
 #[expect(
     clippy::large_enum_variant,
     reason = "only one such value exists at a time, and it is matched at once"
