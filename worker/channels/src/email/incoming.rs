@@ -206,7 +206,10 @@ async fn accept_in(
         .clone()
         .unwrap_or_else(|| format!("{space_id}/{}", thread::conversation_id(&addressed.mailbox_id, &key)));
     let asking = match &joined {
-        Some(conversation_id) => ctx.store.asking_session(conversation_id, &mail.answers).await?,
+        Some(conversation_id) => {
+            let proved = mail.from_address.as_deref().filter(|_| dmarc_passed);
+            ctx.store.asking_session(conversation_id, &mail.answers, proved).await?
+        }
         None => None,
     };
     let answered = policy::answered(facts, dmarc_passed).map(|to| policy::person_of(&to.address));
