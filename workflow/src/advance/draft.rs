@@ -12,7 +12,6 @@ use super::{CallEnd, Closing, EndedCall, Generated, Next, OpenedCall, StepResult
 use crate::agent::{AgentPolicy, JournalLevel, OnEmptyReply, OnUncertain};
 use crate::derive;
 use crate::event::Event;
-use crate::failure::Failure;
 use crate::fault::Fault;
 use crate::generation::Purpose;
 use crate::id::{CallId, RunId};
@@ -34,10 +33,6 @@ pub const STEPS_PER_CHECKPOINT: i64 = 20;
 
 /// A value of the state whose JSON is larger than this is stored as a blob. The journal entry points at it.
 pub const INLINE_VALUE_BYTES: usize = 2048;
-
-/// The error of a run whose model did not reply, not even when it was asked again.
-const UNANSWERED: &str = "the model's answer was empty, also when it was asked again. Remedy: retry the session, and the model is asked \
-                          once more; if the agent may end without a word, set its `on_empty_reply = \"accept\"`";
 
 /// What the model reads after an empty reply.
 const ASK_AGAIN: &str = "Your last reply was empty. Give your answer now. If nothing is left to do or to say, say so in one short \
@@ -126,17 +121,21 @@ impl<'a> Draft<'a> {
         self.transition.generation_over = true;
         let opened: Vec<OpenedCall> =
             self.last_record().tool_calls().map(|call| OpenedCall::new(call, &generated.effects)).collect();
-        // A provider that withholds its answer withholds it again.
+        // A provider that withholds its answer withholds it again, so the model is not asked again at once.
         let withheld = finish_reason == FinishReason::ContentFilter;
-        if opened.is_empty() && is_empty && !withheld && self.policy.on_empty_reply == OnEmptyReply::AskAgain
-        {
+        let asks_again = self.policy.on_empty_reply == OnEmptyReply::AskAgain;
+        if opened.is_empty() && is_empty && (withheld || asks_again) {
             let since = self.since_the_person();
             let waits = person_waits(&self.session.policy, &self.session.trigger_type) && !since.mailed;
-            if !since.asked_again || waits {
+            if withheld || !since.asked_again || waits {
                 let content = vec![Block::Text { text: ASK_AGAIN.to_owned() }];
                 self.push(Role::User, content, Details { asks_again: true, ..Details::default() });
                 self.complete_step(usage, finish_reason, 0);
-                return if since.asked_again { self.end_unanswered() } else { self.go_on() };
+                return match (withheld, since.asked_again) {
+                    (true, _) => self.end_unanswered(&Fault::withheld()),
+                    (false, true) => self.end_unanswered(&Fault::EmptyReply),
+                    (false, false) => self.go_on(),
+                };
             }
         }
         if opened.is_empty() {
@@ -265,20 +264,6 @@ impl<'a> Draft<'a> {
         // A message that is left out may be a mail, or the request to reply again.
         let left_out = self.session.left_out.is_some();
         SinceThePerson { asked_again: since.asked_again || left_out, mailed: since.mailed || left_out }
-    }
-
-    /// Ends the run as failed. The request to reply again stands last, so a retry asks the model once more.
-    fn end_unanswered(self) -> Transition {
-        let model = self.transition.events.iter().find_map(|event| match event {
-            Event::LlmCalled { model, .. } => Some(model.as_str()),
-            _ => None,
-        });
-        let failure = Failure::of(&Fault::EmptyReply, model);
-        let mut transition = self.close(SessionStatus::Failed, Some(UNANSWERED.to_owned()));
-        if let Next::Close(closing) = &mut transition.next {
-            closing.failure = Some(Box::new(failure));
-        }
-        transition
     }
 
     /// The files that came with inbox message `inbox_id`.

@@ -4,12 +4,17 @@ use super::journal::After;
 use super::{Draft, abandoned, error};
 use crate::advance::{Next, Transition};
 use crate::effect::Effect;
+use crate::event::Event;
 use crate::failure::Failure;
 use crate::fault::{Fault, Verdict};
 use crate::id::CallId;
 use crate::record::{FinishReason, ToolCall, Usage, without_nul};
 use crate::resolve::{CANCELLED, NO_END, outcome_unknown};
 use crate::session::{Call, CallStatus, SessionStatus};
+
+/// The error of a run whose model did not reply, not even when it was asked again.
+const UNANSWERED: &str = "the model's answer was empty, also when it was asked again. Remedy: retry the session, and the model is asked \
+                          once more; if the agent may end without a word, set its `on_empty_reply = \"accept\"`";
 
 impl Draft<'_> {
     /// `cut_off`: what the model call has used that the cancel cut off. `cut`: the tool calls that it cut off.
@@ -75,18 +80,33 @@ impl Draft<'_> {
         self.transition.generation_over = true;
         self.drain_inbox();
         self.surface_half_done();
-        let remedied = |text: String| match fault.verdict() {
-            Verdict::Fail { remedy } => format!("{text}. Remedy: {remedy}"),
-            Verdict::Retry { .. } => text,
-        };
-        let error = remedied(fault.to_string());
+        let error = remedied(fault, fault.to_string());
         let model = self.session.interrupted.last().map(|call| call.model.as_str());
         let mut failure = Failure::of(fault, model);
         failure.text = without_nul(failure.text);
         let mut transition = self.close(SessionStatus::Failed, Some(without_nul(error)));
         if let Next::Close(closing) = &mut transition.next {
             closing.failure = Some(Box::new(failure));
-            closing.in_log = Some(without_nul(remedied(fault.in_log())));
+            closing.in_log = Some(without_nul(remedied(fault, fault.in_log())));
+        }
+        transition
+    }
+
+    /// Ends the run as failed after a reply without a word, which was this fault. The request to reply again stands last, so a
+    /// retry asks the model once more.
+    pub(super) fn end_unanswered(self, fault: &Fault) -> Transition {
+        let model = self.transition.events.iter().find_map(|event| match event {
+            Event::LlmCalled { model, .. } => Some(model.as_str()),
+            _ => None,
+        });
+        let failure = Failure::of(fault, model);
+        let error = match fault {
+            Fault::EmptyReply => UNANSWERED.to_owned(),
+            fault => remedied(fault, fault.to_string()),
+        };
+        let mut transition = self.close(SessionStatus::Failed, Some(error));
+        if let Next::Close(closing) = &mut transition.next {
+            closing.failure = Some(Box::new(failure));
         }
         transition
     }
@@ -111,5 +131,13 @@ impl Draft<'_> {
                 self.leave_open(&call, CallStatus::Uncertain);
             }
         }
+    }
+}
+
+/// A fault's text, and what helps.
+fn remedied(fault: &Fault, text: String) -> String {
+    match fault.verdict() {
+        Verdict::Fail { remedy } => format!("{text}. Remedy: {remedy}"),
+        Verdict::Retry { .. } => text,
     }
 }
