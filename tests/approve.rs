@@ -164,6 +164,27 @@ async fn a_call_waits_while_others_of_its_reply_run_and_then_runs_once() {
 }
 
 #[tokio::test]
+async fn a_recorded_replay_of_a_session_that_waits_for_approval_waits_too_and_differs_in_nothing() {
+    let stage = Stage::new().await;
+    let id = stage.asks("Charge, reserve and ask.").await;
+    let args = ["replay", &id, "--model", "recorded", "--tools", "recorded", "-o", "json"];
+    let args = args.map(str::to_owned).to_vec();
+    let options = Options { args, dir: Arc::clone(&stage.options.dir), ..stage.options.clone() };
+    let (status, ran) = options.spawn(&stage.database.url).ended().await;
+    assert_eq!(status.code(), Some(0), "{}\n{}", ran.output(), ran.log());
+    let told: Value = serde_json::from_str(&ran.output()).unwrap();
+    assert_eq!(told["diff"]["verdict"], "equal", "{told:#}");
+    assert_eq!(
+        (&told["replay"]["failed"], &told["replay"]["unrecorded"]),
+        (&Value::Null, &json!([])),
+        "{told:#}"
+    );
+    let replay = told["replay"]["session_id"].as_str().unwrap();
+    assert_eq!(stage.client.session(replay).await["status"], "needs_attention");
+    assert_eq!((stage.times("charge"), stage.times("reserve")), (0, 1));
+}
+
+#[tokio::test]
 async fn a_declined_call_never_runs_and_its_model_reads_who_declined_and_why() {
     let stage = Stage::new().await;
     let id = stage.asks("Charge twice.").await;

@@ -79,6 +79,45 @@ fn every_reference_of_the_document_leads_to_something() {
     assert_eq!(unique.len(), ids.len(), "{ids:?}");
 }
 
+/// Tests compare each answer that they get with these.
+#[test]
+fn a_call_a_job_and_what_a_history_says_have_exact_schemas() {
+    let fits = |name: &str, value: &Value| {
+        let refers = format!("#/components/schemas/{name}");
+        let schema = json!({"$ref": refers, "components": document()["components"]});
+        jsonschema::validator_for(&schema).expect("the schema is valid").is_valid(value)
+    };
+    let at = "2026-11-28T12:00:00Z";
+    let call =
+        json!({"call_id": "call_1", "name": "charge", "effect": "guarded", "status": "done", "attempts": 1});
+    let said = json!({"at": at, "type": "reply", "conversation_id": "c1", "session_id": "sess_1", "id": "msg_1",
+        "message_number": 3, "sender": null, "attachments": null, "text": "Hi.", "tool_calls": 0});
+    let called = json!({"at": at, "type": "tool_call", "conversation_id": "c1", "session_id": "sess_1", "id": "call_1",
+        "name": "charge", "effect": "guarded", "status": "done", "message_number": 3, "started_at": at,
+        "settled_at": null});
+    let earlier = json!({"at": at, "type": "message", "conversation_id": "c1", "session_id": "sess_1", "id": "x",
+        "earlier": true, "ordinal": 1, "text": "Hi.", "tool_calls": 0});
+    let job = json!({"step_number": 2, "attempt": 1, "stuck": 0, "worker_id": null, "leased": false, "run_at": at,
+        "last_error": null, "fault_since": null, "faults": 0, "held_by": null, "held_for": null,
+        "outage_since": null, "outage_faults": 0, "waits_for": null, "provider_down_since": null,
+        "next_probe_at": null});
+    for (name, right, wrong) in [
+        ("CallView", call, ("effect", json!("harmless"))),
+        ("HistoryItem", said.clone(), ("text", Value::Null)),
+        ("HistoryItem", said, ("more", json!(1))),
+        ("HistoryItem", called.clone(), ("effect", json!("harmless"))),
+        ("HistoryItem", called, ("type", json!("reply"))),
+        ("HistoryItem", earlier, ("earlier", json!("yes"))),
+        ("StepJob", job.clone(), ("more", json!(1))),
+        ("StepJob", job, ("leased", Value::Null)),
+    ] {
+        assert!(fits(name, &right), "{name}: {right}");
+        let mut other = right;
+        other[wrong.0] = wrong.1;
+        assert!(!fits(name, &other), "{name}: {other}");
+    }
+}
+
 /// API.md is written for people, and says why. So it is not made from the document: this holds the two together.
 #[test]
 fn the_page_about_the_api_names_each_parameter_field_and_status_of_the_document() {

@@ -206,13 +206,15 @@ fn schedules() -> Vec<ScheduleNeed> {
     vec![ScheduleNeed { name: "by-api".to_owned(), of_config: false, ..morning.clone() }, morning]
 }
 
-fn found(old: &Capabilities, new: &Capabilities) -> Vec<(Kind, String)> {
+/// Each obstacle: its kind, the thing in words, and the remedy.
+fn found(old: &Capabilities, new: &Capabilities) -> Vec<(Kind, String, String)> {
     let fits = |tool: &ToolDefinition, arguments: &_| registry::fits(tool, arguments);
     let of_sessions = needs().into_iter().flat_map(|need| judge(&need, old, new, &fits));
     let of_schedules = schedules().into_iter().flat_map(|one| judge_schedule(&one, new));
     // What the rule has gathered is not told yet.
     let of_rules = judge_rule("ops", Some("notify-webhook"), new).filter(|one| one.kind == Kind::RuleGone);
-    of_sessions.chain(of_schedules).chain(of_rules).map(|obstacle| (obstacle.kind, obstacle.what)).collect()
+    let all = of_sessions.chain(of_schedules).chain(of_rules);
+    all.map(|one| (one.kind, one.what.clone(), one.remedy(Some("sess_1")))).collect()
 }
 
 /// A change of the configuration, as one text that replaces another, or of the binary.
@@ -478,8 +480,19 @@ fn each_of_thirty_breaking_changes_is_named_and_no_harmless_one() {
     assert_eq!(found(&old, &old), [], "all goes on as it is");
     for (name, kind, change) in BREAKING {
         let found = found(&old, &change.done(&old));
-        assert!(found.iter().any(|(of, _)| of == kind), "{name}: {kind:?} is not in {found:?}");
-        assert!(!kind.remedy().is_empty());
+        assert!(found.iter().any(|(of, ..)| of == kind), "{name}: {kind:?} is not in {found:?}");
+        for (kind, _, remedy) in found {
+            let names = match kind {
+                Kind::WindowSmaller => "set [agents.support.context] strategy",
+                Kind::StepLimit | Kind::TokenLimit | Kind::AttemptLimit => "[agents.support.limits]",
+                Kind::PriceGone => "[models.\"",
+                Kind::ScheduleGone => "wakeful schedule delete morning",
+                Kind::UncertainPolicy => "wakeful session why sess_1",
+                _ => "",
+            };
+            let is_whole = !remedy.contains("NAME") && !remedy.contains(" ID") && !remedy.is_empty();
+            assert!(is_whole && remedy.contains(names), "{kind:?}: {remedy}");
+        }
     }
     for (name, change) in HARMLESS {
         assert_eq!(found(&old, &change.done(&old)), [], "{name}");

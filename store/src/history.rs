@@ -1,6 +1,9 @@
 //! History of a conversation, its parents and its forks: messages, replies, tool calls, deliveries and how
 //! they ended. Newest first, in pages.
 
+#[cfg(feature = "schema")]
+mod facts;
+
 use crate::chain::chain;
 use crate::encryption::hide;
 use crate::page::Page;
@@ -14,7 +17,11 @@ use wakeful_workflow::trigger::TriggerSource;
 
 /// One entry of the history.
 #[derive(Clone, Debug, Serialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(
+    feature = "schema",
+    derive(schemars::JsonSchema),
+    schemars(extend("unevaluatedProperties" = false))
+)]
 pub struct HistoryItem {
     pub at: DateTime<Utc>,
     /// `session`, `message` (came in), `reply`, `tool_call` or `delivery` (went out). A message or a reply with `earlier` was said
@@ -27,6 +34,7 @@ pub struct HistoryItem {
     /// Id of the session, message, call or delivery.
     pub id: String,
     #[serde(flatten)]
+    #[cfg_attr(feature = "schema", schemars(with = "facts::Facts"))]
     pub facts: Value,
     /// Cursor that continues with the entries before this one.
     #[serde(skip)]

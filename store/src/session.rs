@@ -2,6 +2,8 @@
 
 mod earlier;
 mod first_message;
+#[cfg(feature = "schema")]
+mod job;
 mod parts;
 
 pub use earlier::EarlierMessage;
@@ -69,6 +71,7 @@ pub struct SessionSummary {
     /// The text of the open question, while the run waits for an answer.
     pub question: Option<String>,
     /// The step job's row: the worker that holds it, its attempts, and its last error.
+    #[cfg_attr(feature = "schema", schemars(with = "Option<job::StepJob>"))]
     pub job: Option<Value>,
 }
 

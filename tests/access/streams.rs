@@ -121,7 +121,12 @@ async fn one_user_sends_no_more_messages_a_minute_than_one_may_and_others_go_on(
     let limited = stage.options.clone().env("WAKEFUL_SERVER__USER_MESSAGES", "2");
     stage.process = limited.serve(&stage.database).await;
     let (ann, bob) = (stage.user(TOKEN, "ann").await, stage.user(TOKEN, "bob").await);
-    let first = stage.chat(&ann, "c1", json!({"text": "One"})).await;
+    let one = json!({"text": "One", "client_key": "k1"});
+    let first = stage.chat(&ann, "c1", one.clone()).await;
+    // A repetition begins nothing, and takes nobody's place.
+    for _ in 0..2 {
+        assert_eq!(stage.post(&ann, "/v1/chat/c1/messages", &one).await.0, StatusCode::OK);
+    }
     let post = async |token: &str, path: &str| {
         stage.request(token, Method::POST, path).body(json!({"text": "Hi"}).to_string()).send().await.unwrap()
     };

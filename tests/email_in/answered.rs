@@ -175,3 +175,50 @@ async fn the_question_of_a_notice_is_answered_by_a_proved_mail_and_its_run_goes_
     assert_eq!(reply.header("In-Reply-To").unwrap(), "<m2@example.com>");
     assert_eq!(reply.header("To").unwrap(), "ann@example.com");
 }
+
+/// Notices to several people may share a conversation, and a mail with the question in it may be passed on.
+#[tokio::test]
+async fn the_question_of_a_notice_is_not_answered_by_whom_another_notice_of_the_conversation_addressed() {
+    let database = Database::new().await;
+    let model = ModelServer::start(|body, _| {
+        let messages = body["messages"].as_array().unwrap();
+        let said = messages.iter().rfind(|message| message["role"] == "user").unwrap().to_string();
+        match turns_since_user(body) {
+            0 if said.contains("db1") => Answer::call("ask_user", json!({"question": "Shall I clean it?"})),
+            0 => Answer::text("Seen."),
+            _ => Answer::text("Cleaned."),
+        }
+    })
+    .await;
+    let server = SmtpServer::start().await;
+    let desk = "[email.mailboxes.desk]\naddress = \"desk@example.org\"";
+    let config = format!("{}{desk}", server.config());
+    let process = options(&model).config(&config).serve(&database).await;
+    let client = process.client();
+    let mut heralded = Vec::new();
+    for (who, text, status) in
+        [("bob", "92 % of db2.", "completed"), ("Ann", "92 % of db1.", "waiting_input")]
+    {
+        let notice =
+            json!({"notice": text, "conversation_id": "disks", "mail_to": [format!("{who}@example.com")]});
+        let (_, woken) = client.post("/v1/triggers/herald", &notice).await;
+        let session_id = woken["session_id"].as_str().unwrap_or_else(|| panic!("{woken}")).to_owned();
+        client.wait_for(&session_id, status).await;
+        heralded.push(session_id);
+    }
+    let asked = &heralded[1];
+    let question = server.has(2).await.remove(1);
+    let headers = format!("{PROVED}In-Reply-To: {}\r\n", question.header("Message-ID").unwrap());
+    let answer = |who: &str, id: &str| {
+        let text = mail(id, "Re: The disks", &headers, "Yes, clean it.").replace(SUPPORT, "desk@example.org");
+        text.replace("Ann <ann@example.com>", &format!("{who}@example.com"))
+    };
+
+    let bobs = taken(&client, answer("bob", "m1@example.com")).await;
+    assert_ne!(&bobs, asked);
+    client.wait_for(&bobs, "completed").await;
+    assert_eq!(client.session(asked).await["status"], "waiting_input");
+
+    assert_eq!(&taken(&client, answer("ANN", "m2@example.com")).await, asked);
+    client.wait_for(asked, "completed").await;
+}

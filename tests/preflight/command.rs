@@ -148,6 +148,8 @@ async fn conversations_that_rest_are_counted_if_their_agent_would_be_gone() {
     let finding = &report["findings"][0];
     assert_eq!((&finding["kind"], &finding["sessions"]), (&json!("agent_of_resting"), &json!(1)), "{report}");
     assert_eq!((&finding["samples"], &report["resting"]), (&json!([resting[1]]), &json!(1)), "{report}");
+    let remedy = finding["remedy"].as_str().unwrap();
+    assert!(remedy.contains("archive --filter agent=old --reason"), "{remedy}");
     assert_eq!(
         (&report["stopped"], report["findings"].as_array().unwrap().len()),
         (&json!(0), 1),

@@ -4,9 +4,10 @@ use super::*;
 use wakeful_store::encryption::Settings;
 use wakeful_store::erase::Subject;
 use wakeful_store::fork::ForkRequest;
-use wakeful_store::wake::NewAttachment;
+use wakeful_store::wake::{NewAttachment, NewSession};
 use wakeful_store::workspace::name_of;
 use wakeful_workflow::fork::CutPoint;
+use wakeful_workflow::policy::SessionPolicy;
 
 const READS: &str =
     "select exists (select from pg_locks where relation = 'session_events'::regclass and not granted
@@ -222,4 +223,30 @@ async fn a_collection_takes_what_an_import_left_that_failed_unless_another_row_n
     for (text, count) in [("old", 0), ("new", 1), ("his list", 1)] {
         assert_eq!(world.database.value::<i64>(left, text).await, count, "{text}");
     }
+}
+
+/// A mail folds only ASCII of the addresses of its participants.
+#[tokio::test]
+async fn a_participant_is_erased_and_held_whatever_the_case_of_letters_beyond_ascii() {
+    let Some(database) = crate::support::Database::sorted_by_icu().await else { return };
+    database.with_roles().await;
+    let store = database.store().await;
+    let world = World { database, store };
+    let policy =
+        SessionPolicy { participants: vec!["\u{c4}nn@example.com".to_owned()], ..SessionPolicy::default() };
+    let new = NewSession { policy, ..new_session("c1", "c1") };
+    world.store.wake(&new, &message("Hello.")).await.unwrap();
+    sqlx::raw_sql(ALL_END).execute(&world.database.pool).await.unwrap();
+    let person = |name: &str| Subject::Person { name: name.to_owned(), shared: false };
+    for name in ["\u{c4}nn@example.com", "\u{e4}nn@example.com", "\u{c4}NN@EXAMPLE.COM"] {
+        let hold = world.store.place_hold("default", &person(name), "case 1").await.unwrap();
+        let conversation = Subject::Conversation("default/c1".into());
+        let refused = world.store.erase("default", &conversation).await.unwrap_err().to_string();
+        assert!(refused.contains("case 1"), "{name}: {refused}");
+        world.store.release_hold("default", &hold).await.unwrap();
+        let plan = world.store.plan_erasure("default", &person(name)).await.unwrap();
+        assert_eq!(plan.conversations, ["default/c1"], "{name}");
+    }
+    world.store.erase("default", &person("\u{e4}nn@example.com")).await.unwrap();
+    assert_eq!(world.one("select count(*) from conversation_sessions").await, 0);
 }

@@ -163,12 +163,20 @@ pub enum Verdict {
     },
 }
 
+/// The message of [`Fault::withheld`].
+const WITHHELD: &str = "the provider withheld the whole answer";
+
 /// Whether a refusal says that the account has no credit or quota left.
 fn is_about_money(status: u16, message: &str) -> bool {
     matches!(status, 402 | 429) || message.to_lowercase().contains("credit balance")
 }
 
 impl Fault {
+    /// The provider's filter kept the whole answer back. Another try would get no more.
+    pub fn withheld() -> Fault {
+        Fault::Refused { status: 200, message: WITHHELD.to_owned() }
+    }
+
     /// Returns whether the step is retried or the run fails. No other place decides this.
     pub fn verdict(&self) -> Verdict {
         match self {
@@ -196,6 +204,10 @@ impl Fault {
             Fault::Refused { status, message } if is_about_money(*status, message) => Verdict::Fail {
                 remedy: "the account at the provider has no credit or quota left: add some there, or give the agent a model of \
                          another provider and restart the workers; then retry the session",
+            },
+            Fault::Refused { message, .. } if message == WITHHELD => Verdict::Fail {
+                remedy: "the provider's filter keeps back what the model answers here: change the agent's system prompt or its tools, \
+                         or give it another model, and restart the workers; then retry the session",
             },
             Fault::Refused { .. } => Verdict::Fail {
                 remedy: "read the provider's message, correct the agent or its tools, then retry the session",

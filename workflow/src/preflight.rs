@@ -248,8 +248,8 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// What helps.
-    pub fn remedy(self) -> &'static str {
+    /// What helps. NAME and ID stand for what [`Obstacle::remedy`] names.
+    fn remedy(self) -> &'static str {
         match self {
             Kind::Schema => "deploy a newer binary, or do not migrate yet",
             Kind::AgentGone => {
@@ -263,7 +263,7 @@ impl Kind {
             Kind::ModelGone => {
                 "set the provider's key, register the provider, or give the agent another model"
             }
-            Kind::PriceGone => "give the model its prices in [models.\"…\"]",
+            Kind::PriceGone => "give the model its prices in [models.\"NAME\"]",
             Kind::WindowSmaller => {
                 "keep the larger context_window, or set [agents.NAME.context] strategy = \"compaction\""
             }
@@ -315,4 +315,27 @@ pub struct Obstacle {
     pub kind: Kind,
     /// The thing in words, the same for all sessions that it stops.
     pub what: String,
+    /// The agent, the model or the schedule that the remedy names. Empty if it names none.
+    pub about: String,
+}
+
+impl Obstacle {
+    /// An obstacle whose remedy names nothing.
+    pub fn new(kind: Kind, what: String) -> Obstacle {
+        Obstacle { kind, what, about: String::new() }
+    }
+
+    /// An obstacle whose remedy names this agent, model or schedule.
+    pub fn of(kind: Kind, what: String, about: &str) -> Obstacle {
+        Obstacle { kind, what, about: about.to_owned() }
+    }
+
+    /// What helps. `session`: one that it stops.
+    pub fn remedy(&self, session: Option<&str>) -> String {
+        let remedy = self.kind.remedy().replace("NAME", &self.about);
+        match session {
+            Some(id) => remedy.replace("why ID", &format!("why {id}")),
+            None => remedy,
+        }
+    }
 }

@@ -176,6 +176,7 @@ pub struct Record {
 
 /// A file that came with a message. Its bytes are the blob `sha256`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Attachment {
     /// The sender's name for the file. Never used as a path.
     pub file_name: String,

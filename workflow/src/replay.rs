@@ -110,6 +110,11 @@ impl Recording {
         self.rebases.iter().rev().find(|rebase| rebase.at_message_number < answer)
     }
 
+    /// Returns whether a person has yet to approve this call of the source.
+    fn awaits_approval(&self, call_id: &CallId) -> bool {
+        self.settled.get(call_id) == Some(&CallStatus::Unapproved) && !self.results.contains_key(call_id)
+    }
+
     fn result(&self, call_id: &CallId) -> Option<RecordedResult<'_>> {
         let (index, block) = *self.results.get(call_id)?;
         let record = &self.session.records[index];
@@ -327,13 +332,24 @@ impl<'r, 's> Alignment<'_, 'r, 's> {
         (recorded.name == likeness.0).then(|| self.recording.result(&recorded.call_id)).flatten()
     }
 
+    /// Which calls of the source's next reply a person has yet to approve, in their order. A replay with recorded replies and tools
+    /// holds them too, and so comes to rest where its source waits.
+    pub fn unapproved(&self) -> Vec<bool> {
+        let calls = self.answer().into_iter().flat_map(|answer| answer.record.tool_calls());
+        calls.map(|call| self.recording.awaits_approval(&call.call_id)).collect()
+    }
+
     /// The calls after the cut for which the source has no result, each with the number of the message that
-    /// asked. A replay with recorded tools runs these calls as in a dry run.
+    /// asked. A replay with recorded tools runs these calls as in a dry run, except those that it holds.
     pub fn unrecorded(&self) -> Vec<(i64, &'r ToolCall)> {
         after(&self.replay.records, self.cut)
             .iter()
             .flat_map(|record| record.tool_calls().map(|call| (record.message_number, call)))
-            .filter(|(_, call)| self.result(&call.call_id).is_none())
+            .filter(|(_, call)| {
+                let row = self.replay.call(&call.call_id);
+                row.is_none_or(|row| row.status != CallStatus::Unapproved)
+                    && self.result(&call.call_id).is_none()
+            })
             .collect()
     }
 }

@@ -110,21 +110,34 @@ impl Store {
 
     /// The conversation's latest session that asked a question by mail and waits for the answer. A session
     /// that asked in another way gets its answer that way. `ids` are the Message-IDs that the mail names; the first is the one
-    /// that it answers: a reply to a question answers that question, and none if it is closed.
+    /// that it answers: a reply to a question answers that question, and none if it is closed. `proved` is the sender, if
+    /// proved: the question of a notice or of a schedule is answered only by one of those to whom it is mailed.
     ///
     /// # Errors
     /// [`crate::Error::Database`].
-    pub async fn asking_session(&self, conversation_id: &str, ids: &[String]) -> Result<Option<String>> {
+    pub async fn asking_session(
+        &self,
+        conversation_id: &str,
+        ids: &[String],
+        proved: Option<&str>,
+    ) -> Result<Option<String>> {
         Ok(sqlx::query_scalar!(
-            "select s.session_id from conversation_sessions s
+            r#"select s.session_id from conversation_sessions s
             where s.conversation_id = $1 and s.status = 'waiting_input'
                 and s.policy -> 'reply' ->> 'channel' = 'email'
                 -- Notices to several people may share a conversation. A reply to one of them must not answer the
-                -- question of another.
+                -- question of another, and somebody who was sent another one must not answer this one, though the
+                -- question's Message-ID was passed on. Of addresses only ASCII is folded.
                 and (s.trigger_type = 'email' or exists (
                     select from unnest($3::text[]) n (id)
                     join deliveries d on d.delivery_id = split_part(n.id, '@', 1)
                     where d.session_id = s.session_id
+                ) and exists (
+                    select from jsonb_array_elements_text(
+                        case jsonb_typeof(s.policy -> 'participants') when 'array' then s.policy -> 'participants'
+                            else '[]' end
+                    ) p (address)
+                    where lower(p.address collate "C") = lower($4::text collate "C")
                 ))
                 and not exists (
                     select from deliveries d
@@ -134,10 +147,11 @@ impl Store {
                         and (d.session_id <> s.session_id or t.status <> 'waiting')
                 )
             order by s.ordinal desc
-            limit 1",
+            limit 1"#,
             conversation_id,
             ids.first().map(String::as_str),
-            ids
+            ids,
+            proved
         )
         .fetch_optional(&self.intake)
         .await?)

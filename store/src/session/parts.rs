@@ -66,6 +66,7 @@ pub struct StepView {
 pub struct CallView {
     pub call_id: String,
     pub name: String,
+    #[cfg_attr(feature = "schema", schemars(with = "wakeful_workflow::effect::Effect"))]
     pub effect: String,
     #[cfg_attr(feature = "schema", schemars(with = "wakeful_workflow::session::CallStatus"))]
     pub status: String,

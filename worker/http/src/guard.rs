@@ -47,14 +47,20 @@ pub async fn guard(State(ctx): State<Arc<Ctx>>, mut request: Request, next: Next
         }
     };
     // All that a user's token may do, other than look, is to send messages.
+    let mut counted = None;
     if rule.verb.is_some()
         && let Some(paces) = request.extensions().get::<Arc<Paces>>()
-        && let Err(seconds) = paces.count(&caller, Instant::now())
     {
-        let detail = "this user has sent as many messages as one may in a minute (server.user_messages)";
-        let response = refused(Problem::too_many(detail, seconds), "Bearer");
-        audit::refused(&ctx, act, response.status()).await;
-        return response;
+        match paces.count(&caller, Instant::now()) {
+            Ok(message) => counted = message.map(|message| (Arc::clone(paces), message)),
+            Err(seconds) => {
+                let detail =
+                    "this user has sent as many messages as one may in a minute (server.user_messages)";
+                let response = refused(Problem::too_many(detail, seconds), "Bearer");
+                audit::refused(&ctx, act, response.status()).await;
+                return response;
+            }
+        }
     }
     let scope = Scope::of(caller.space());
     request.extensions_mut().insert(caller);
@@ -63,7 +69,14 @@ pub async fn guard(State(ctx): State<Arc<Ctx>>, mut request: Request, next: Next
     if rule.verb.is_none() {
         return answer.await;
     }
-    let acts = async move { audit::carry_out(&ctx, act, answer).await };
+    let acts = async move {
+        let response = audit::carry_out(&ctx, act, answer).await;
+        // A new message is answered with 202.
+        if let Some((paces, message)) = counted.filter(|_| response.status() == StatusCode::OK) {
+            paces.was_repeated(&message);
+        }
+        response
+    };
     if is_keyed { to_the_end(acts).await } else { acts.await }
 }
 

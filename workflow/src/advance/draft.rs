@@ -122,17 +122,21 @@ impl<'a> Draft<'a> {
         self.transition.generation_over = true;
         let opened: Vec<OpenedCall> =
             self.last_record().tool_calls().map(|call| OpenedCall::new(call, &generated.effects)).collect();
-        // A provider that withholds its answer withholds it again.
+        // A provider that withholds its answer withholds it again, so the model is not asked again at once.
         let withheld = finish_reason == FinishReason::ContentFilter;
-        if opened.is_empty() && is_empty && !withheld && self.policy.on_empty_reply == OnEmptyReply::AskAgain
-        {
+        let asks_again = self.policy.on_empty_reply == OnEmptyReply::AskAgain;
+        if opened.is_empty() && is_empty && (withheld || asks_again) {
             let since = self.since_the_person();
             let waits = person_waits(&self.session.policy, &self.session.trigger_type) && !since.mailed;
-            if !since.asked_again || waits {
+            if withheld || !since.asked_again || waits {
                 let content = vec![Block::Text { text: ASK_AGAIN.to_owned() }];
                 self.push(Role::User, content, Details { asks_again: true, ..Details::default() });
                 self.complete_step(usage, finish_reason, 0);
-                return if since.asked_again { self.end_unanswered() } else { self.go_on() };
+                return match (withheld, since.asked_again) {
+                    (true, _) => self.end_unanswered(&Fault::withheld()),
+                    (false, true) => self.end_unanswered(&Fault::EmptyReply),
+                    (false, false) => self.go_on(),
+                };
             }
         }
         if opened.is_empty() {

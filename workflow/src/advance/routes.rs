@@ -1,12 +1,12 @@
 //! Tests of which messages a commit sends by the session's reply route.
 
 use super::Transition;
-use super::{CallEnd, EndedCall, Generated, Performed, advance};
+use super::{CallEnd, EndedCall, Generated, Next, Performed, advance};
 use crate::agent::AgentPolicy;
 use crate::example::{self, RUN, assistant, tool_call};
 use crate::policy::{ReplyRoute, SessionPolicy, ToolMode};
 use crate::record::{Attachment, Block, FinishReason, Reply};
-use crate::session::{CallOutcome, CallStatus, InboxMessage, Session};
+use crate::session::{CallOutcome, CallStatus, InboxMessage, Session, SessionStatus};
 use crate::strategy::Strategy;
 use serde_json::json;
 
@@ -55,10 +55,22 @@ fn a_reply_leaves_by_its_route_in_parts_with_the_commit_that_says_it() {
 }
 
 #[test]
-fn an_answer_that_the_provider_withheld_is_not_asked_for_again() {
-    let withheld = ends(&routed(), "", FinishReason::ContentFilter);
-    assert_eq!(withheld.status().map(|status| status.as_str()), Some("completed"));
-    assert!(withheld.deliveries.is_empty());
+fn a_run_whose_answer_the_provider_withheld_fails_with_a_remedy_and_is_not_asked_for_again() {
+    let mut of_a_program = routed();
+    of_a_program.trigger_type = "api".to_owned();
+    for session in [routed(), of_a_program] {
+        let withheld = ends(&session, " ", FinishReason::ContentFilter);
+        assert!(withheld.deliveries.is_empty());
+        assert!(withheld.step.is_some(), "it is paid for");
+        assert!(withheld.records.last().unwrap().details.asks_again, "a retry asks the model once more");
+        let Next::Close(close) = withheld.next else { panic!("the run ends") };
+        assert_eq!(close.status, SessionStatus::Failed);
+        let error = close.error.unwrap();
+        assert!(error.contains("the provider withheld the whole answer. Remedy: "), "{error}");
+        assert_eq!(close.failure.unwrap().kind, "refused");
+    }
+    let cut = ends(&routed(), "Hel", FinishReason::ContentFilter);
+    assert_eq!(cut.status(), Some(SessionStatus::Completed), "what is there of an answer is sent");
     assert_eq!(ends(&routed(), "", FinishReason::Stop).status(), None, "any other empty answer is, once");
 }
 

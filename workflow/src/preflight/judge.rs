@@ -25,7 +25,7 @@ pub fn judge(
 /// Returns what stops a schedule under `new`.
 pub fn judge_schedule(schedule: &ScheduleNeed, new: &Capabilities) -> Vec<Obstacle> {
     let mut found = Vec::new();
-    let mut find = |kind, what| found.push(Obstacle { kind, what });
+    let mut find = |kind, what| found.push(Obstacle::of(kind, what, &schedule.name));
     let name = &schedule.name;
     if schedule.of_config && !new.schedules.contains(name) {
         find(Kind::ScheduleGone, format!("schedule {name} of the configuration would fire no more"));
@@ -60,13 +60,13 @@ pub fn judge_resting(
     };
     let what =
         format!("{gone}: the next message of conversations that rest in space {space_id} would wait for it");
-    Some(Obstacle { kind: Kind::AgentOfResting, what })
+    Some(Obstacle::of(Kind::AgentOfResting, what, agent))
 }
 
 /// Returns what stops the messages that are still to be sent by `channel`.
 pub fn judge_channel(channel: &str, new: &Capabilities) -> Option<Obstacle> {
     let is_gone = !new.channels.contains(channel);
-    is_gone.then(|| Obstacle { kind: Kind::ChannelGone, what: format!("nothing sends by {channel}") })
+    is_gone.then(|| Obstacle::new(Kind::ChannelGone, format!("nothing sends by {channel}")))
 }
 
 /// Returns what stops the messages that a rule of `[[notify]]` has still to send, by this channel if it is known.
@@ -75,7 +75,7 @@ pub fn judge_rule(rule: &str, channel: Option<&str>, new: &Capabilities) -> Opti
         let what = format!(
             "rule {rule} of [[notify]] is gone, so the messages that it gathered would never be sent"
         );
-        return Some(Obstacle { kind: Kind::RuleGone, what });
+        return Some(Obstacle::new(Kind::RuleGone, what));
     }
     channel.and_then(|channel| judge_channel(channel, new))
 }
@@ -92,7 +92,7 @@ pub fn judge_encryption(sealed: i64, old: &Capabilities, new: &Capabilities) -> 
         "with another key store or master key"
     };
     let what = format!("{sealed} encrypted conversations could not be read {how}");
-    Some(Obstacle { kind: Kind::KeysGone, what })
+    Some(Obstacle::new(Kind::KeysGone, what))
 }
 
 /// Messengers, whose answers come in by webhooks of their own.
@@ -121,11 +121,8 @@ fn obstacles(
     let (agent, space) = (&need.agent, &need.space_id);
     let Some(offered) = agent_in(new, agent, space) else {
         found.push(match new.agents.contains_key(agent) {
-            true => Obstacle {
-                kind: Kind::AgentNotInSpace,
-                what: format!("agent {agent} is not for space {space}"),
-            },
-            false => Obstacle { kind: Kind::AgentGone, what: format!("agent {agent} is gone") },
+            true => Obstacle::new(Kind::AgentNotInSpace, format!("agent {agent} is not for space {space}")),
+            false => Obstacle::new(Kind::AgentGone, format!("agent {agent} is gone")),
         });
         return found;
     };
@@ -145,7 +142,7 @@ fn ways(need: &Need, capabilities: &Capabilities, found: &mut Vec<Obstacle>) {
     for channel in need.unsent.iter().map(String::as_str).chain(reply) {
         found.extend(judge_channel(channel, capabilities));
     }
-    let mut find = |kind, what| found.push(Obstacle { kind, what });
+    let mut find = |kind, what| found.push(Obstacle::new(kind, what));
     if let Some(by) = reply.filter(|by| MESSENGERS.contains(by))
         && need.status == "waiting_input"
         && !capabilities.intakes.contains(by)
@@ -169,7 +166,7 @@ fn ways(need: &Need, capabilities: &Capabilities, found: &mut Vec<Obstacle>) {
 
 /// Whether those who wrote to it may go on writing.
 fn speakers(need: &Need, old: &Capabilities, new: &Capabilities, found: &mut Vec<Obstacle>) {
-    let mut find = |kind, what| found.push(Obstacle { kind, what });
+    let mut find = |kind, what| found.push(Obstacle::new(kind, what));
     if need.trigger_type == "email" && new.drops_unproved && !old.drops_unproved {
         find(Kind::UnprovedMail, "mail is dropped whose sender nothing proves".to_owned());
     }
@@ -208,7 +205,7 @@ fn provider(model: &str) -> &str {
 }
 
 fn model(need: &Need, capabilities: &Capabilities, offered: &OfferedAgent, found: &mut Vec<Obstacle>) {
-    let mut find = |kind, what| found.push(Obstacle { kind, what });
+    let mut find = |kind, what| found.push(Obstacle::of(kind, what, &need.agent));
     let model = model_of(need, offered);
     if !capabilities.providers.contains(provider(model)) {
         find(Kind::ModelGone, format!("model {model} of agent {} cannot be called", need.agent));
@@ -224,7 +221,7 @@ fn model(need: &Need, capabilities: &Capabilities, offered: &OfferedAgent, found
 }
 
 fn limits(need: &Need, offered: &OfferedAgent, found: &mut Vec<Obstacle>) {
-    let mut find = |kind, what| found.push(Obstacle { kind, what });
+    let mut find = |kind, what| found.push(Obstacle::of(kind, what, &need.agent));
     let (agent, limits) = (&need.agent, &offered.agent.limits);
     if need.run_steps >= limits.steps {
         find(Kind::StepLimit, format!("agent {agent}: at most {} steps a run", limits.steps));
@@ -255,7 +252,7 @@ fn tools(
     fits: &dyn Fn(&ToolDefinition, &Value) -> Result<(), String>,
     found: &mut Vec<Obstacle>,
 ) {
-    let mut find = |kind, what| found.push(Obstacle { kind, what });
+    let mut find = |kind, what| found.push(Obstacle::new(kind, what));
     let allowed = need.policy.tools.as_ref().unwrap_or(&offered.agent.tools);
     let missing = |name: &str| match capabilities.tools.iter().find(|tool| tool.name == name) {
         None => Some(format!("tool {name} is gone from the binary")),
@@ -319,7 +316,7 @@ fn host_of(arguments: &Value) -> Option<&str> {
 
 /// What the person or the operator was promised.
 fn promises(need: &Need, before: &OfferedAgent, after: &OfferedAgent, found: &mut Vec<Obstacle>) {
-    let mut find = |kind, what| found.push(Obstacle { kind, what });
+    let mut find = |kind, what| found.push(Obstacle::new(kind, what));
     let agent = &need.agent;
     let runs = matches!(need.status.as_str(), "queued" | "running");
     let of_person = !matches!(need.trigger_type.as_str(), trigger::CRON | trigger::HERALD | "import");
@@ -360,6 +357,6 @@ fn prices(
         |capabilities: &Capabilities| capabilities.models.get(model).is_some_and(|settings| settings.priced);
     if !priced(new) && (priced(old) || need.has_cost) {
         let what = format!("model {model} has no price: its calls count as free");
-        found.push(Obstacle { kind: Kind::PriceGone, what });
+        found.push(Obstacle::of(Kind::PriceGone, what, model));
     }
 }

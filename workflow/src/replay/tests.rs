@@ -1,4 +1,5 @@
 use super::*;
+use crate::effect::Effect;
 use crate::example;
 use crate::record::Details;
 use serde_json::json;
@@ -146,6 +147,27 @@ fn a_message_between_a_call_and_its_result_is_due_after_the_result() {
     replay.push(example::user(5, "are you there?"));
     let answered = answer(&session(replay), &rules(), &recording).unwrap().record.message_number;
     assert_eq!(answered, 6);
+}
+
+#[test]
+fn a_call_that_waits_for_approval_in_the_source_is_held_and_is_no_difference() {
+    let records = vec![
+        example::user(2, "hello"),
+        asks(3, &[("a", "reserve", 1), ("b", "charge", 2)]),
+        answers(4, "a", "done", None),
+    ];
+    let statuses = [("a", CallStatus::Done), ("b", CallStatus::Unapproved)];
+    let settled = statuses.into_iter().map(|(id, status)| (CallId::from(id), status)).collect();
+    let recording = Recording::new(session(records.clone()), BTreeMap::new(), settled);
+    let asked = session(records[..1].to_vec());
+    let held = |replay: &Session| Follower::default().follow(replay, &rules(), &recording).unapproved();
+    assert_eq!(held(&asked), [false, true]);
+    let mut replay = session(records);
+    assert!(held(&replay).is_empty(), "no reply follows");
+    assert_eq!(unrecorded(&replay, &rules(), &recording).len(), 1, "without a row it would be run dry");
+    replay.calls = vec![example::row("b", Effect::Guarded, CallStatus::Unapproved)];
+    assert!(unrecorded(&replay, &rules(), &recording).is_empty());
+    assert!(is_at_the_end(&replay, &rules(), &recording));
 }
 
 #[test]

@@ -256,7 +256,10 @@ async fn join(
         .clone()
         .unwrap_or_else(|| format!("{space_id}/{}", thread::conversation_id(mailbox_id, &mail.message_id)));
     Ok(match &joined {
-        Some(conversation_id) => ctx.store.asking_session(conversation_id, &mail.answers).await?,
+        Some(conversation_id) => {
+            let proved = mail.from_address.as_deref().filter(|_| dmarc_passed);
+            ctx.store.asking_session(conversation_id, &mail.answers, proved).await?
+        }
         None => None,
     })
 }

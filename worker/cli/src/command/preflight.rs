@@ -53,7 +53,7 @@ struct Finding {
     sessions: usize,
     /// Some of them.
     samples: Vec<String>,
-    remedy: &'static str,
+    remedy: String,
 }
 
 #[derive(Debug, Serialize)]
@@ -126,7 +126,7 @@ async fn report(
     if let Some(oldest) = store.oldest_served().await?.filter(|oldest| *oldest > new.schema_number) {
         let what =
             format!("the schema serves binaries from {oldest} on, and the new one is {}", new.schema_number);
-        found.entry(Obstacle { kind: Kind::Schema, what }).or_default();
+        found.entry(Obstacle::new(Kind::Schema, what)).or_default();
     }
     if let Some(obstacle) = judge_encryption(store.sealed_conversations().await?, old, new) {
         found.entry(obstacle).or_default();
@@ -172,7 +172,7 @@ async fn report(
     let findings = found.into_iter().map(|(obstacle, sessions)| {
         let count = sessions.len();
         Finding {
-            remedy: obstacle.kind.remedy(),
+            remedy: obstacle.remedy(sessions.first().map(String::as_str)),
             kind: obstacle.kind,
             what: obstacle.what,
             sessions: count,

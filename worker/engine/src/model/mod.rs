@@ -266,10 +266,12 @@ fn complete(reply: Reply) -> Result<Reply, Fault> {
     if !reply.is_empty() {
         return Ok(reply);
     }
-    let message = match reply.finish_reason {
-        FinishReason::Stop | FinishReason::ToolCalls | FinishReason::Cancelled => return Ok(reply),
-        FinishReason::ContentFilter => "the provider withheld the whole answer",
-        FinishReason::Length => "the output limit was reached before any text: raise the model's max_tokens",
-    };
-    Err(Fault::Refused { status: 200, message: message.to_owned() })
+    match reply.finish_reason {
+        FinishReason::Stop | FinishReason::ToolCalls | FinishReason::Cancelled => Ok(reply),
+        FinishReason::ContentFilter => Err(Fault::withheld()),
+        FinishReason::Length => {
+            let message = "the output limit was reached before any text: raise the model's max_tokens";
+            Err(Fault::Refused { status: 200, message: message.to_owned() })
+        }
+    }
 }

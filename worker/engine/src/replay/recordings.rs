@@ -47,10 +47,8 @@ impl Recordings {
         let Some(rules) = session.policy.replay.clone() else {
             return Ok(None);
         };
-        let kept = |one: &Kept| (Arc::clone(&one.recording), Arc::clone(&one.follower));
-        let known = self.kept().iter().find(|one| one.session_id == session.session_id).map(kept);
-        if let Some((recording, follower)) = known {
-            return Ok(Some(Source { rules, recording, follower }));
+        if let Some(known) = self.known(session) {
+            return Ok(Some(known));
         }
         let recording = Arc::new(store.recording(rules.source_session_id.as_str()).await?);
         let follower = Arc::<Mutex<Follower>>::default();
@@ -61,6 +59,15 @@ impl Recordings {
             kept.pop_front();
         }
         Ok(Some(source))
+    }
+
+    /// The source of `session`, if this process has read it and still keeps it.
+    pub(crate) fn known(&self, session: &Session) -> Option<Source> {
+        let rules = session.policy.replay.clone()?;
+        let kept = self.kept();
+        let known = kept.iter().find(|one| one.session_id == session.session_id)?;
+        let (recording, follower) = (Arc::clone(&known.recording), Arc::clone(&known.follower));
+        Some(Source { rules, recording, follower })
     }
 
     fn kept(&self) -> MutexGuard<'_, VecDeque<Kept>> {

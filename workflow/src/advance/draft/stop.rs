@@ -87,20 +87,6 @@ impl Draft<'_> {
         self.end_failed(fault, model)
     }
 
-    /// Ends the run as failed. The request to reply again stands last, so a retry asks the model once more.
-    pub(super) fn end_unanswered(self) -> Transition {
-        let model = self.transition.events.iter().find_map(|event| match event {
-            Event::LlmCalled { model, .. } => Some(model.as_str()),
-            _ => None,
-        });
-        let failure = Failure::of(&Fault::EmptyReply, model);
-        let mut transition = self.close(SessionStatus::Failed, Some(UNANSWERED.to_owned()));
-        if let Next::Close(closing) = &mut transition.next {
-            closing.failure = Some(Box::new(failure));
-        }
-        transition
-    }
-
     /// How many turns in a row, up to now, had calls that were all malformed.
     pub(super) fn malformed_turns(&self) -> usize {
         let is_malformed = |record: &&Record| {
@@ -113,17 +99,32 @@ impl Draft<'_> {
 
     /// Closes the run as failed. `model` is that of the call that failed.
     pub(super) fn end_failed(self, fault: &Fault, model: Option<&str>) -> Transition {
-        let remedied = |text: String| match fault.verdict() {
-            Verdict::Fail { remedy } => format!("{text}. Remedy: {remedy}"),
-            Verdict::Retry { .. } => text,
-        };
-        let error = remedied(fault.to_string());
+        let error = remedied(fault, fault.to_string());
         let mut failure = Failure::of(fault, model);
         failure.text = without_nul(failure.text);
         let mut transition = self.close(SessionStatus::Failed, Some(without_nul(error)));
         if let Next::Close(closing) = &mut transition.next {
             closing.failure = Some(Box::new(failure));
-            closing.in_log = Some(without_nul(remedied(fault.in_log())));
+            closing.in_log = Some(without_nul(remedied(fault, fault.in_log())));
+        }
+        transition
+    }
+
+    /// Ends the run as failed after a reply without a word, which was this fault. The request to reply again stands last, so a
+    /// retry asks the model once more.
+    pub(super) fn end_unanswered(self, fault: &Fault) -> Transition {
+        let model = self.transition.events.iter().find_map(|event| match event {
+            Event::LlmCalled { model, .. } => Some(model.as_str()),
+            _ => None,
+        });
+        let failure = Failure::of(fault, model);
+        let error = match fault {
+            Fault::EmptyReply => UNANSWERED.to_owned(),
+            fault => remedied(fault, fault.to_string()),
+        };
+        let mut transition = self.close(SessionStatus::Failed, Some(error));
+        if let Next::Close(closing) = &mut transition.next {
+            closing.failure = Some(Box::new(failure));
         }
         transition
     }
@@ -148,5 +149,13 @@ impl Draft<'_> {
                 self.leave_open(&call, CallStatus::Uncertain);
             }
         }
+    }
+}
+
+/// A fault's text, and what helps.
+fn remedied(fault: &Fault, text: String) -> String {
+    match fault.verdict() {
+        Verdict::Fail { remedy } => format!("{text}. Remedy: {remedy}"),
+        Verdict::Retry { .. } => text,
     }
 }

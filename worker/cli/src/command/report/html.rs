@@ -3,9 +3,7 @@
 
 use super::super::output::dollars;
 use super::super::printable::printable_lines;
-use super::{
-    TOTALS, TotalsLine, change, measured_on_both, note_on_change, range, shorten_middle, time, value,
-};
+use super::{Sums, TOTALS, TotalsLine, change, range, shorten_middle, sums, time, value};
 use askama::Template;
 use wakeful_workflow::diff::{
     Level, Part, Piece, Report, RequestMatch, Subject, TurnDiff, TurnView, ValueDifference, WhichSide,
@@ -40,8 +38,7 @@ pub(super) fn of(report: &Report) -> anyhow::Result<String> {
         blocks: blocks(&report.turns),
         unshown: report.turns.iter().filter(|turn| turn.level > Level::Equal).count().saturating_sub(SHOWN),
         state: report.state.iter().map(changed).collect(),
-        totals: totals(report),
-        note_on_change: note_on_change(report),
+        tables: sums(report).into_iter().map(table).collect(),
         requests: format!(
             "{} asked with the same bytes, {} with others, {} not known",
             report.requests.equal, report.requests.differ, report.requests.unknown
@@ -65,8 +62,7 @@ struct Page {
     /// Number of turns that differ but are not shown.
     unshown: usize,
     state: Vec<Texts>,
-    totals: Vec<Total>,
-    note_on_change: Option<String>,
+    tables: Vec<TotalsView>,
     requests: String,
 }
 
@@ -132,6 +128,13 @@ struct Texts {
 struct Run {
     changed: bool,
     text: String,
+}
+
+/// A table of totals.
+struct TotalsView {
+    title: String,
+    has_change: bool,
+    lines: Vec<Total>,
 }
 
 struct Total {
@@ -317,22 +320,22 @@ fn words(name: &str, pieces: &[Piece]) -> Texts {
     Texts { name: safe(name), left: of(WhichSide::Left), right: of(WhichSide::Right) }
 }
 
-fn totals(report: &Report) -> Vec<Total> {
-    let (totals, measured) = (&report.totals, measured_on_both(report));
+fn table(sums: Sums<'_>) -> TotalsView {
     let row = |(name, of, show): TotalsLine| {
-        let (left, right) = (of(&totals.left), of(&totals.right));
+        let (left, right) = (of(&sums.of.left), of(&sums.of.right));
         let most = left.max(right).max(1) as f64;
         let bar = |of: i64| (of.max(0) as f64 * 100.0 / most).round() as i64;
         Total {
             name,
             left: show(left),
             right: show(right),
-            change: change(of(&measured.left), of(&measured.right)),
+            change: change(left, right),
             left_bar: bar(left),
             right_bar: bar(right),
         }
     };
-    TOTALS.into_iter().map(row).collect()
+    let lines = TOTALS.into_iter().map(row).collect();
+    TotalsView { title: sums.title, has_change: sums.has_change, lines }
 }
 
 fn safe(text: &str) -> String {

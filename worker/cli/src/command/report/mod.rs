@@ -129,18 +129,26 @@ pub(crate) fn write_page(report: &Report, file: &Path) -> anyhow::Result<()> {
     written().with_context(|| format!("cannot write {}", file.display()))
 }
 
-/// Returns the totals that the CHANGE column compares. A prefix copied by a fork was measured on one side
-/// only and would look like a change, so it is left out.
-fn measured_on_both(report: &Report) -> &Sides<Totals> {
-    if report.compared.left.turns == 0 { &report.totals } else { &report.compared }
+/// One table of totals.
+struct Sums<'a> {
+    title: String,
+    of: &'a Sides<Totals>,
+    /// Both sides are sums over the same answers, so a change between them says something.
+    has_change: bool,
 }
 
-/// Returns a note when the CHANGE column covers only a part of the turns.
-fn note_on_change(report: &Report) -> Option<String> {
-    let measured = measured_on_both(report);
+/// Returns the tables of the totals. If one side has answers that the other has not, or that were not measured there, as the
+/// copied beginning of a fork, a second table has the sums over the others, and it alone has the changes.
+fn sums(report: &Report) -> Vec<Sums<'_>> {
     let turns = |of: &Sides<Totals>| (of.left.turns, of.right.turns);
-    (turns(measured) != turns(&report.totals))
-        .then(|| format!("change: over the {} that both sides made", count(measured.left.turns, "answer")))
+    let (totals, common) = (&report.totals, &report.compared);
+    let has_change = turns(common) == turns(totals);
+    let mut tables = vec![Sums { title: "Totals".to_owned(), of: totals, has_change }];
+    if !has_change && common.left.turns > 0 {
+        let title = format!("Totals over {} that both sides made", count(common.left.turns, "answer"));
+        tables.push(Sums { title, of: common, has_change: true });
+    }
+    tables
 }
 
 /// Formats a duration: `1.2 s`, `350 ms`.
@@ -198,5 +206,33 @@ mod tests {
     fn the_ends_of_a_long_text_are_kept() {
         assert_eq!(shorten_middle("abcdefghijklmnop", 3, 2), "abc … op");
         assert_eq!(shorten_middle("abcdefgh", 3, 2), "abcdefgh");
+    }
+
+    #[test]
+    fn only_sums_over_the_same_answers_have_a_change() {
+        let side = || wakeful_workflow::diff::Side {
+            session_id: "sess_1".into(),
+            agent: String::new(),
+            model: String::new(),
+            status: "completed".to_owned(),
+            system: String::new(),
+            tools: Vec::new(),
+            seeds: Vec::new(),
+            records: Vec::new(),
+            state: serde_json::Map::new(),
+            answers: std::collections::BTreeMap::new(),
+        };
+        let mut report = wakeful_workflow::diff::diff(&side(), &side());
+        let of = |turns: i64| Totals { turns, ..Totals::default() };
+        let mut tables = |left: i64, right: i64, common: i64| -> Vec<(String, i64, bool)> {
+            report.totals = Sides { left: of(left), right: of(right) };
+            report.compared = Sides { left: of(common), right: of(common) };
+            sums(&report).into_iter().map(|one| (one.title, one.of.left.turns, one.has_change)).collect()
+        };
+        let whole = |turns, has_change| ("Totals".to_owned(), turns, has_change);
+        assert_eq!(tables(3, 3, 3), [whole(3, true)]);
+        let common = ("Totals over 2 answers that both sides made".to_owned(), 2, true);
+        assert_eq!(tables(3, 5, 2), [whole(3, false), common]);
+        assert_eq!(tables(3, 5, 0), [whole(3, false)]);
     }
 }

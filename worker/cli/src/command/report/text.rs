@@ -1,13 +1,13 @@
 //! The report on a terminal: two columns where there is room, else one after the other.
 
-use super::super::output::{Column, Output, Table, Tone, count, dollars};
+use super::super::output::{Cell, Column, Output, Table, Tone, count, dollars};
 use super::columns::{Span, lay, marked, span};
-use super::{TOTALS, change, measured_on_both, note_on_change, range, shorten_middle, time, value};
+use super::{Sums, TOTALS, change, range, shorten_middle, sums, time, value};
 use std::fmt::Write as _;
 use unicode_width::UnicodeWidthStr;
 use wakeful_workflow::diff::{
-    Difference, Divergence, Level, Part, Piece, Report, RequestMatch, Sides, TurnDiff, TurnView,
-    ValueDifference, WhichSide,
+    Difference, Divergence, Level, Part, Piece, Report, RequestMatch, TurnDiff, TurnView, ValueDifference,
+    WhichSide,
 };
 
 /// Width from which two texts are shown side by side.
@@ -224,22 +224,18 @@ impl Text<'_> {
     }
 
     fn totals(&mut self, report: &Report) {
-        self.heading("Totals");
-        let mut table = Table::new(&[
-            Column::fixed(""),
-            Column::number("LEFT"),
-            Column::number("RIGHT"),
-            Column::number("CHANGE"),
-        ]);
-        let Sides { left, right } = &report.totals;
-        let measured = measured_on_both(report);
-        for (name, of, show) in TOTALS {
-            let change = change(of(&measured.left), of(&measured.right));
-            table.row([name.into(), show(of(left)).into(), show(of(right)).into(), change.into()]);
-        }
-        self.text.push_str(&self.output.aligned(&table, 2));
-        if let Some(note) = note_on_change(report) {
-            self.line(&[span(Tone::Faint, &format!("  {note}"))]);
+        for Sums { title, of: sides, has_change } in sums(report) {
+            self.heading(&title);
+            let mut columns = vec![Column::fixed(""), Column::number("LEFT"), Column::number("RIGHT")];
+            columns.extend(has_change.then(|| Column::number("CHANGE")));
+            let mut table = Table::new(&columns);
+            for (name, of, show) in TOTALS {
+                let (left, right) = (of(&sides.left), of(&sides.right));
+                let mut cells: Vec<Cell> = vec![name.into(), show(left).into(), show(right).into()];
+                cells.extend(has_change.then(|| Cell::from(change(left, right))));
+                table.row(cells);
+            }
+            self.text.push_str(&self.output.aligned(&table, 2));
         }
         let requests = &report.requests;
         let first =

@@ -15,7 +15,7 @@ use crate::frame::{Frame, Nav, page};
 use crate::list::List;
 use crate::model::{Branch, Call, Delivery, Detail, Event, Message, Worker};
 use crate::refusal::Refusal;
-use crate::text::{count, dollars};
+use crate::text::{count, cut, dollars};
 use crate::visit::Visit;
 use askama::Template;
 use axum::Json;
@@ -69,12 +69,15 @@ struct Uncertain {
     field: &'static str,
     id: String,
     name: String,
-    /// Why the end of the call is unknown, as a sentence.
+    /// Why its end is unknown, as a sentence.
     cause: String,
 }
 
-/// Why an effect is uncertain of which no reason is known.
+/// Why a call is uncertain of which no reason is known.
 const DIED: &str = "A worker died while it ran.";
+
+/// As much of a delivery's error as is shown.
+const CAUSE: usize = 300;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Tab {
@@ -312,9 +315,17 @@ fn uncertain(one: &Detail) -> Vec<Uncertain> {
         field: "delivery_id",
         id: one.delivery_id.clone(),
         name: one.channel.clone(),
-        cause: DIED.to_owned(),
+        cause: cause_of(one),
     });
     calls.chain(deliveries).collect()
+}
+
+/// Why the end of a delivery is unknown: its worker died, the other server's answer was lost, or nobody can tell any more.
+fn cause_of(delivery: &Delivery) -> String {
+    match delivery.last_error.as_deref().map(|error| cut(error, CAUSE)).filter(|error| !error.is_empty()) {
+        Some(error) => format!("What is known: {}.", error.trim_end_matches('.')),
+        None => "What became of it is not known.".to_owned(),
+    }
 }
 
 /// The session as the API has it.
@@ -373,4 +384,23 @@ pub(crate) async fn fork_page(
         None => None,
     };
     Ok(page(&ForkPage { frame, one, at, text }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn an_uncertain_delivery_says_what_is_known_and_not_that_a_worker_died() {
+        let cause = |error: Value| {
+            let row = json!({"delivery_id": "del_1", "channel": "email", "status": "uncertain", "attempt": 1,
+                "last_error": error});
+            cause_of(&serde_json::from_value(row).expect("a delivery"))
+        };
+        let lost = "the connection broke after the mail was handed over";
+        assert_eq!(cause(json!(lost)), format!("What is known: {lost}."));
+        assert_eq!(cause(json!("Cut off.")), "What is known: Cut off.");
+        assert_eq!(cause(json!(null)), "What became of it is not known.");
+    }
 }

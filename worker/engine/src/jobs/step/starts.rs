@@ -8,6 +8,8 @@ use wakeful_store::ledger::{self, Started};
 use wakeful_store::queue::Lease;
 use wakeful_workflow::advance::{CallStart, Transition};
 use wakeful_workflow::agent::Agent;
+use wakeful_workflow::policy::ToolMode;
+use wakeful_workflow::replay::has_recorded_replies;
 use wakeful_workflow::session::Session;
 
 /// Marks in `transition` the calls to hold and the calls to start. Returns the rights to run the calls that its commit starts. A call
@@ -21,6 +23,7 @@ pub(super) fn start_calls(
 ) -> StartedCalls {
     // A replay and a dry fork have no effects, so they ask no person.
     if !session.policy.tool_mode.is_live() {
+        hold_as_the_source(ctx, session, transition);
         return StartedCalls::default();
     }
     if !agent.approve.is_empty() {
@@ -41,4 +44,20 @@ pub(super) fn start_calls(
         Some(start)
     });
     StartedCalls::new(lease.term(), rights)
+}
+
+/// Marks the calls of a recorded reply that wait for approval in the source. The source has no result of them, and no further reply. If
+/// the replay ran them dry, it would have a result more, and look for a reply that is not there.
+fn hold_as_the_source(ctx: &Ctx, session: &Session, transition: &mut Transition) {
+    if transition.calls_opened.is_empty()
+        || session.policy.tool_mode != ToolMode::Recorded
+        || !has_recorded_replies(session)
+    {
+        return;
+    }
+    // The reply was taken from the recording a moment ago.
+    let Some(source) = ctx.recordings.known(session) else { return };
+    let held = source.follower().follow(session, &source.rules, &source.recording).unapproved();
+    let mut held = held.into_iter();
+    transition.hold_calls(|_| held.next().unwrap_or(false));
 }
