@@ -181,6 +181,9 @@ async fn a_recorded_replay_of_a_session_that_waits_for_approval_waits_too_and_di
     );
     let replay = told["replay"]["session_id"].as_str().unwrap();
     assert_eq!(stage.client.session(replay).await["status"], "needs_attention");
+    // The command that ran it has ended, so no process would go on.
+    let (code, _, error) = stage.cli(&["approve", replay]).await;
+    assert!(code == 4 && error.contains("it belongs to a replay"), "{code} {error}");
     assert_eq!((stage.times("charge"), stage.times("reserve")), (0, 1));
 }
 

@@ -76,7 +76,7 @@ pub enum ChatWoken {
     AboutNotice { agent: String },
 }
 
-/// Who sends a message or retries a run.
+/// Who sends a message, retries a run or approves a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum By {
     Anyone,

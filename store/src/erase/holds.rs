@@ -38,7 +38,8 @@ impl Store {
         };
         let mut tx = self.pool.begin().await?;
         let hold_id = sqlx::query_scalar!(
-            // Folded as the addresses are with which it is compared: what has a lower case beyond ASCII, the database's locale says.
+            // Folded by the database, as are the addresses that it is compared with. Which letters beyond ASCII have a lower case
+            // depends on the database's locale.
             "insert into legal_holds (space_id, conversation_id, person, reason) values ($1, $2, lower($3), $4)
             returning hold_id",
             space,
@@ -220,7 +221,8 @@ pub(super) async fn held_among(
 }
 
 /// Finds the conversations in which the person wrote, or that began with a mail that named the person. An address that differs only
-/// in case is the person's, also beyond ASCII: what is found too much is in the preview, and nobody sees what is missing.
+/// in case is the person's, also beyond ASCII. Better too much than too little: the preview shows what is found too much, and
+/// people would not notice what is missing.
 pub(super) async fn conversations_of(tx: &mut PgConnection, space: &str, name: &str) -> Result<Vec<Found>> {
     Ok(sqlx::query_as!(
         Found,

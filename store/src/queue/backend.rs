@@ -6,7 +6,7 @@
 
 use super::claim::{ClaimedRow, Wanted, claim, claim_in_turn, may_have_claimed, new_token};
 use super::feed::Feed;
-use super::horizon::Horizon;
+use super::horizon::{self, Horizon};
 use super::left::claim_left;
 use super::notify::Claimant;
 use super::turns::Turns;
@@ -17,7 +17,7 @@ use apalis_core::task::{Task, builder::TaskBuilder};
 use apalis_core::worker::context::WorkerContext;
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
@@ -56,7 +56,7 @@ impl Queue {
             slots: Arc::new(Semaphore::new(settings.concurrency)),
             pool: store.pool.clone(),
             held: Arc::clone(&holdings),
-            clear_before: AtomicU64::default(),
+            clear_before: AtomicI64::new(horizon::NEVER),
         });
         let feed = Arc::new(Feed {
             store: store.clone(),
@@ -279,21 +279,22 @@ impl Claimer {
         }
     }
 
-    /// Claims a job of each of the next spaces that wait, for up to `free` slots.
+    /// Claims jobs of the next spaces that wait, for up to `free` slots.
     async fn claim_in_turn(&self, course: &mut Course, after: &str, free: usize) -> Next {
         let lock = self.feed.holdings.lock();
         let claimed = async {
             let mut lent = self.feed.store.pool.acquire().await?;
             let (began_ms, wanted) = (boottime_ms(), self.wanted(free, lock));
-            let rows = claim_in_turn(&mut lent, &wanted, after, course.horizon.nearest(began_ms)).await;
+            let reach = course.horizon.nearest(began_ms);
+            let rows = claim_in_turn(&mut lent, &wanted, after, course.turns.share(free), reach).await;
             drop(lent);
             self.give_back_if_lost(rows, &wanted, began_ms).map(|rows| (rows, began_ms))
         };
         match claimed.await {
             Ok((rows, began_ms)) => {
                 course.faults = 0;
-                let last_space = rows.first().and_then(|row| row.last_space.clone());
-                course.turns.claimed(rows.len(), last_space, free, began_ms, boottime_ms());
+                let turn = rows.first().and_then(|row| row.turn.as_ref()).map(|turn| turn.0.clone());
+                course.turns.claimed(turn, rows.len() >= free, began_ms, boottime_ms());
                 self.feed.send_claimed(rows, self.ends_ms(began_ms), lock).await;
                 Next::Look
             }

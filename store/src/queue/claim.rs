@@ -4,11 +4,13 @@
 //! what the statement took. Otherwise those jobs would wait for the end of a lease that no process renews, and each would count one
 //! death.
 
+use super::turns::Turn;
 use super::{Settings, boottime_ms, delay};
 use crate::pool::{Lent, in_time};
 use crate::{Error, Result};
 use futures::future::BoxFuture;
 use sqlx::postgres::{PgDatabaseError, PgSeverity};
+use sqlx::types::Json;
 use std::time::Duration;
 use tracing::debug;
 
@@ -32,8 +34,8 @@ pub(super) struct ClaimedRow {
     pub trace_context: Option<String>,
     /// For how long the latest of the claimed jobs was ready.
     pub age_s: Option<f64>,
-    /// Of a claim in turn: the last space whose turn it was.
-    pub last_space: Option<String>,
+    /// Of a claim in turn: whose turn it was.
+    pub turn: Option<Json<Turn>>,
 }
 
 /// What a claim asks for.
@@ -126,7 +128,7 @@ pub(super) async fn claim(
             conversation_id, session_id, channel, step_number, attempt, stuck, died, last_error, trace_context,
             outage_faults, extract(epoch from clock_timestamp() - outage_since)::float8 as outage_s, gate_pass, pause_passes,
             extract(epoch from clock_timestamp() - (select max(run_at) from ready))::float8 as age_s,
-            null::text as last_space
+            null::jsonb as "turn: _"
         "#,
         settings.kind.as_str(),
         limit as i64,
@@ -145,12 +147,14 @@ pub(super) async fn claim(
     Ok(rows?)
 }
 
-/// Claims one ready job of each space, the oldest, for the spaces after `after` in the order of their names. Takes no job that somebody
-/// holds, so no suspect. Fewer jobs than asked for: the last space has had its turn.
+/// Claims the oldest ready jobs of each space, up to `share` of each, for the spaces after `after` in the order of their names. Takes only
+/// jobs whose row has no lease and that nothing holds (`held_by`): so no suspect, no job of a dead worker, and none that a pause or a
+/// missing agent holds. Fewer jobs than asked for: the last space has had its turn.
 pub(super) async fn claim_in_turn(
     lent: &mut Lent,
     wanted: &Wanted<'_>,
     after: &str,
+    share: usize,
     reach: Duration,
 ) -> Result<Vec<ClaimedRow>> {
     let Wanted { settings, worker_id, limit, token, liveness_lock } = *wanted;
@@ -161,7 +165,10 @@ pub(super) async fn claim_in_turn(
         with recursive spaces as (
             (
                 select space_id from jobs
-                where kind = $1 and runner = $2 and lease is null and held_by is null and space_id > $3
+                where kind = $1 and runner = $2 and lease is null and held_by is null and waits_for is null
+                    and space_id > $3
+                    and run_at <= (select clock_timestamp())
+                    and run_at >= (select clock_timestamp() - make_interval(secs => $4))
                 order by space_id
                 limit 1
             )
@@ -169,8 +176,11 @@ pub(super) async fn claim_in_turn(
             select (
                 select following.space_id from jobs following
                 where following.kind = $1 and following.runner = $2
-                    and following.lease is null and following.held_by is null
+                    and following.lease is null and following.held_by is null and following.waits_for is null
                     and following.space_id > spaces.space_id
+                    -- These two are columns of the index too, so it reads no row of a job that is over or not ready.
+                    and following.run_at <= (select clock_timestamp())
+                    and following.run_at >= (select clock_timestamp() - make_interval(secs => $4))
                 order by following.space_id
                 limit 1
             )
@@ -181,12 +191,13 @@ pub(super) async fn claim_in_turn(
             from spaces
             cross join lateral (
                 select jobs.job_id, jobs.run_at from jobs
-                where jobs.kind = $1 and jobs.runner = $2 and jobs.lease is null and jobs.held_by is null
+                where jobs.kind = $1 and jobs.runner = $2
+                    and jobs.lease is null and jobs.held_by is null and jobs.waits_for is null
                     and jobs.space_id = spaces.space_id
                     and jobs.run_at <= (select clock_timestamp())
                     and jobs.run_at >= (select clock_timestamp() - make_interval(secs => $4))
                 order by jobs.run_at
-                limit 1
+                limit $10
                 for update skip locked
             ) oldest
             limit $5
@@ -198,7 +209,6 @@ pub(super) async fn claim_in_turn(
             run_at = clock_timestamp() + make_interval(secs => $9),
             stuck = stuck + 1,
             attempt = attempt + 1,
-            waits_for = null,
             -- As in a claim by age: the time in which no worker looked is not a part of the outage.
             outage_since = case
                 when run_at < clock_timestamp() - interval '1 minute' then outage_since + (clock_timestamp() - run_at)
@@ -209,7 +219,7 @@ pub(super) async fn claim_in_turn(
             conversation_id, session_id, channel, step_number, attempt, stuck, died, last_error, trace_context,
             outage_faults, extract(epoch from clock_timestamp() - outage_since)::float8 as outage_s, gate_pass, pause_passes,
             extract(epoch from clock_timestamp() - (select max(run_at) from ready))::float8 as age_s,
-            (select max(space_id) from ready) as last_space
+            (select jsonb_build_object('last_space', max(space_id), 'spaces', count(distinct space_id)) from ready) as "turn: _"
         "#,
         settings.kind.as_str(),
         &*settings.runner,
@@ -219,7 +229,8 @@ pub(super) async fn claim_in_turn(
         token,
         worker_id,
         liveness_lock,
-        settings.lease.as_secs_f64()
+        settings.lease.as_secs_f64(),
+        share as i64
     )
     .fetch_all(lent.sends());
     let rows = in_time(claimed).await;

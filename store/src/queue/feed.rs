@@ -227,7 +227,7 @@ impl Offer {
             pause_passes: None,
             trace_context: taken.trace_context,
             age_s: None,
-            last_space: None,
+            turn: None,
         };
         self.feed.store.metrics.claimed(self.feed.settings.kind, 1, Some(0.0));
         let job = self.feed.job(row, Place::Slot(self.permit.take()), self.ends_ms, taken.session);

@@ -22,12 +22,21 @@ const ALL_SHARE: u64 = 50;
 const ALL: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 /// What the claims of one queue know. Times are milliseconds of `CLOCK_BOOTTIME`.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Horizon {
-    /// No job that was ready before this moment is left.
-    pub clear_before: u64,
+    /// No job that was ready before this moment is left. Negative if jobs have waited since before the host's start.
+    pub clear_before: i64,
     /// When a claim looks all the way back again.
     all_at: u64,
+}
+
+/// The clear moment of a queue of which nothing is known.
+pub(super) const NEVER: i64 = i64::MIN;
+
+impl Default for Horizon {
+    fn default() -> Horizon {
+        Horizon { clear_before: NEVER, all_at: 0 }
+    }
 }
 
 impl Horizon {
@@ -39,7 +48,7 @@ impl Horizon {
         self.nearest(now)
     }
 
-    /// How far back a claim at `now` looks that never looks all the way back, because another one does.
+    /// How far back a claim in turn looks. It never looks all the way back; claims by age do that.
     pub fn nearest(&self, now: u64) -> Duration {
         back_to(self.clear_before, now)
     }
@@ -47,8 +56,8 @@ impl Horizon {
     /// A claim that began at `began` and looked back for `reach` has ended at `now`. If it is full, it leaves only
     /// jobs that became ready within `left`.
     pub fn claimed(&mut self, began: u64, reach: Duration, now: u64, left: Option<Duration>) {
-        let left = left.map_or(0, |left| left.as_millis() as u64);
-        self.clear_before = began.saturating_sub(left).max(self.clear_before);
+        let left = left.map_or(0, |left| i64::try_from(left.as_millis()).unwrap_or(i64::MAX));
+        self.clear_before = began.cast_signed().saturating_sub(left).max(self.clear_before);
         if reach == ALL {
             let pause = (now - began) * ALL_SHARE;
             self.all_at = now + pause.max(ALL_EVERY.as_millis() as u64);
@@ -62,8 +71,9 @@ impl Horizon {
 }
 
 /// How long before `now` a waiting job may have become ready, if none that was ready before `clear_before` is left.
-pub(super) fn back_to(clear_before: u64, now: u64) -> Duration {
-    Duration::from_millis(now.saturating_sub(clear_before)) + MARGIN
+pub(super) fn back_to(clear_before: i64, now: u64) -> Duration {
+    let since = now.cast_signed().saturating_sub(clear_before).max(0).unsigned_abs();
+    Duration::from_millis(since).saturating_add(MARGIN).min(ALL)
 }
 
 #[cfg(test)]
@@ -71,6 +81,16 @@ mod tests {
     use super::*;
 
     const S: u64 = 1000;
+
+    #[test]
+    fn jobs_that_have_waited_since_before_the_hosts_start_stay_in_sight() {
+        let mut horizon = Horizon::default();
+        // A host that is up for a minute meets the backlog of an hour, and takes the oldest of it.
+        horizon.claimed(60 * S, ALL, 60 * S, Some(Duration::from_secs(3600)));
+        assert_eq!(horizon.reach(61 * S), Duration::from_secs(3601) + MARGIN);
+        assert_eq!(horizon.nearest(61 * S), Duration::from_secs(3601) + MARGIN);
+        assert_eq!(Horizon::default().nearest(61 * S), ALL);
+    }
 
     #[test]
     fn a_claim_looks_back_to_what_the_last_one_left() {

@@ -81,7 +81,7 @@ pub(super) async fn claim_left(lent: &mut Lent, wanted: &Wanted<'_>) -> Result<V
         returning job_id, lease as "token!", false as "suspect!",
             conversation_id, session_id, channel, step_number, attempt, stuck, died, last_error, trace_context,
             outage_faults, extract(epoch from clock_timestamp() - outage_since)::float8 as outage_s, gate_pass, pause_passes,
-            null::float8 as age_s, null::text as last_space
+            null::float8 as age_s, null::jsonb as "turn: _"
         "#,
         &held,
         &spaces as &[Option<String>],

@@ -3,7 +3,7 @@
 
 use super::{Hold, Holdings, horizon};
 use crate::pool::Pool;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -25,7 +25,7 @@ pub(super) struct Room {
     /// The jobs of all queues of the process.
     pub held: Arc<Holdings>,
     /// No job of the queue that was ready before this moment is left, as its last claim says: milliseconds of `CLOCK_BOOTTIME`.
-    pub clear_before: AtomicU64,
+    pub clear_before: AtomicI64,
 }
 
 impl Room {

@@ -4,7 +4,7 @@ use super::{Decision, Resolved, answer, event, first_answer, may_live, refused, 
 use crate::encryption::{Seal, Vault};
 use crate::json::to_json;
 use crate::run::{self, Locked, Wakes, append_events};
-use crate::wake::{NewMessage, put_in_inbox};
+use crate::wake::{By, NewMessage, put_in_inbox};
 use crate::{Error, Result};
 use chrono::{DateTime, Utc};
 use serde_json::Value;
@@ -105,6 +105,7 @@ fn may_decide(session: &Locked, call_id: &str, call: &CallRow, resolution: &Reso
         if !(session.status.is_open() || session.status.is_paused()) {
             return Err(refused(session, format!("the run of call {call_id} is over")));
         }
+        By::Anyone.may_wake(session)?;
         // The call has not begun, and the worker that has the run looks again before it pauses.
         return Ok(());
     }

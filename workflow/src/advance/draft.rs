@@ -123,7 +123,7 @@ impl<'a> Draft<'a> {
         let opened: Vec<OpenedCall> =
             self.last_record().tool_calls().map(|call| OpenedCall::new(call, &generated.effects)).collect();
         // A provider that withholds its answer withholds it again, so the model is not asked again at once.
-        let withheld = finish_reason == FinishReason::ContentFilter;
+        let withheld = finish_reason == FinishReason::ContentFilter && !self.since_the_person().mailed;
         let asks_again = self.policy.on_empty_reply == OnEmptyReply::AskAgain;
         if opened.is_empty() && is_empty && (withheld || asks_again) {
             let since = self.since_the_person();

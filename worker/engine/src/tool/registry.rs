@@ -1,17 +1,24 @@
 //! The tools of a worker, by name, each with its compiled argument schema.
 
 use super::{Tool, ToolCallContext, ToolError, ToolOutput};
+use futures::FutureExt as _;
 use jsonschema::{ValidationError, Validator};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::time::Duration;
+use tracing::warn;
 use wakeful_workflow::agent::ToolDefinition;
 use wakeful_workflow::derive::is_anothers;
 use wakeful_workflow::policy::ToolMode;
 
 /// Longest error text for the model: enough to correct a call, too little to fill the context.
 const MAX_ERROR_BYTES: usize = 1024;
+
+/// How long a tool may take to close what it keeps open.
+const CLOSING: Duration = Duration::from_secs(10);
 
 /// Every tool that a worker can run.
 #[derive(Default)]
@@ -194,9 +201,16 @@ impl Registry {
         }
     }
 
-    /// Lets every tool close what it keeps open: see [`Tool::close`].
+    /// Lets every tool close what it keeps open: see [`Tool::close`]. A tool that hangs or panics keeps no other from it, and no process
+    /// from its end.
     pub async fn close(&self) {
-        futures::future::join_all(self.tools.values().map(|entry| entry.tool.close())).await;
+        let all = self.tools.iter().map(|(name, entry)| async move {
+            let closed = tokio::time::timeout(CLOSING, AssertUnwindSafe(entry.tool.close()).catch_unwind()).await;
+            if !matches!(closed, Ok(Ok(()))) {
+                warn!(tool = %name, "A tool did not close what it kept open: it panicked, or took more than {CLOSING:?}");
+            }
+        });
+        futures::future::join_all(all).await;
     }
 
     fn entry(&self, name: &str) -> Result<&Entry, ToolError> {

@@ -89,7 +89,7 @@ pub(super) async fn run_ahead(
     {
         let results = advance(session, results, agent.policy());
         session.undo(before, &reply);
-        // They always fit, because the plan said that the reply's calls come next. If they did not, the tools would run again.
+        // They fit, unless the results end the run. Then the reply is committed alone, and its calls come again with the next round.
         reply.join(results);
         return Ok(Ahead::to_commit(reply));
     }

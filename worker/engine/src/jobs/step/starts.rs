@@ -4,6 +4,7 @@
 use crate::ctx::Ctx;
 use crate::perform::{StartedCalls, refusal};
 use std::collections::HashMap;
+use tracing::warn;
 use wakeful_store::ledger::{self, Started};
 use wakeful_store::queue::Lease;
 use wakeful_workflow::advance::{CallStart, Transition};
@@ -56,7 +57,12 @@ fn hold_as_the_source(ctx: &Ctx, session: &Session, transition: &mut Transition)
         return;
     }
     // The reply was taken from the recording a moment ago.
-    let Some(source) = ctx.recordings.known(session) else { return };
+    let Some(source) = ctx.recordings.known(session) else {
+        warn!(
+            "The replay's source was dropped from memory: a call that waits for approval there runs dry here"
+        );
+        return;
+    };
     let held = source.follower().follow(session, &source.rules, &source.recording).unapproved();
     let mut held = held.into_iter();
     transition.hold_calls(|_| held.next().unwrap_or(false));
