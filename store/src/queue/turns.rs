@@ -7,7 +7,7 @@
 //! number of claims.
 //!
 //! A claim in turn looks at each space that waits, which takes longer than a look at the oldest jobs. So when no two spaces wait, the
-//! next round comes after a second. Rounds that are slow, because very many spaces wait, take a tenth of the time at most.
+//! next round comes after a second. Rounds that are slow, because very many spaces wait, take half of the time at most.
 
 use std::time::Duration;
 
@@ -17,9 +17,11 @@ const BY_AGE: u32 = 4;
 /// The shortest time between two rounds in which fewer than two spaces had a job.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// A round that took longer is followed by a pause, so that rounds take this part of the time at most.
-const SLOW: Duration = Duration::from_millis(20);
+/// A round that found no two spaces takes this part of the time at most.
 const SHARE: u64 = 10;
+
+/// A round that took longer is followed by as long a pause.
+const SLOW: Duration = Duration::from_millis(50);
 
 /// What a claim in turn says of the jobs that it took.
 #[derive(Clone, Debug, serde::Deserialize)]
@@ -81,7 +83,7 @@ impl Turns {
         if self.spaces < 2 {
             self.next_at = now + (self.took_ms * SHARE).max(millis(PAUSE));
         } else if self.took_ms > millis(SLOW) {
-            self.next_at = now + self.took_ms * SHARE;
+            self.next_at = now + self.took_ms;
         }
         self.last_round = self.spaces;
         (self.spaces, self.took_ms, self.in_turn) = (0, 0, BY_AGE);
@@ -155,8 +157,8 @@ mod tests {
     fn a_slow_round_of_many_spaces_is_followed_by_a_pause() {
         let mut turns = Turns::default();
         assert!(turns.after(0).is_some());
-        turns.claimed(turn("z", 5000), false, 0, 30);
-        assert_eq!(turns.after(329), None);
-        assert_eq!(after(&mut turns, 330).as_deref(), Some(""));
+        turns.claimed(turn("z", 5000), false, 0, 60);
+        assert_eq!(turns.after(119), None);
+        assert_eq!(after(&mut turns, 120).as_deref(), Some(""));
     }
 }
