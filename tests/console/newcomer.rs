@@ -130,3 +130,39 @@ async fn the_queues_history_begins_with_its_first_reading_and_says_what_was_read
         );
     }
 }
+
+#[tokio::test]
+async fn the_queue_page_and_queue_status_list_the_spaces_that_wait() {
+    let (database, process) = accepting("openai/test").await;
+    let waits = "insert into jobs (kind, space_id, conversation_id, session_id, step_number)
+        select 'step', space, space || '/c' || n, 'sess_' || space || n, 1
+        from (values ('bolt', 1), ('acme', 3)) s (space, jobs), generate_series(1, jobs) n
+        where $1 <> ''";
+    sqlx::query(waits).bind("all").execute(&database.pool).await.expect("the jobs");
+    let (_, queue) = process.client().get("/v1/queue").await;
+    let spaces = |of: &Value| {
+        let of = of["spaces"].as_array().unwrap_or_else(|| panic!("{of}")).clone();
+        of.iter().map(|one| (one["space_id"].clone(), one["ready"].clone())).collect::<Vec<_>>()
+    };
+    let expected = [(json!("acme"), json!(3)), (json!("bolt"), json!(1))];
+    assert_eq!(spaces(&queue), expected, "{queue}");
+    let page = Browser::new(&process.url()).open("/queue").await;
+    assert!(
+        page.html.contains("Spaces that wait") && in_order(&page.html, &["<td>acme</td>", "<td>bolt</td>"])
+    );
+    let options = Options::new().model("openai/test").env("OPENAI_API_KEY", "k");
+    let status = crate::cli::run(&options, &database.url, &["queue", "status"]).await;
+    assert!(
+        status.out.contains("space\tacme\t3\t") && status.out.contains("space\tbolt\t1\t"),
+        "{}",
+        status.out
+    );
+    let status = crate::cli::run(&options, &database.url, &["queue", "status", "-o", "json"]).await.json();
+    assert_eq!(spaces(&status), expected, "{status}");
+    // Jobs that are claimed do not wait.
+    let claimed =
+        "update jobs set lease = 1, run_at = clock_timestamp() + interval '1 hour' where space_id = $1";
+    sqlx::query(claimed).bind("bolt").execute(&database.pool).await.expect("the claim");
+    let page = Browser::new(&process.url()).open("/queue").await;
+    assert!(!page.html.contains("Spaces that wait"), "one space has nobody to share with");
+}
