@@ -139,7 +139,7 @@ pub(super) async fn standing(
     Ok(sqlx::query_as!(
         Standing,
         // A fork belongs to no user, and has the words of those who take part in what it was forked from. A mail folds only ASCII of
-        // its participants' addresses, and a hold more: whoever asks for one has no way to know how an address was written.
+        // its participants' addresses, and a hold folds more: who asks for one cannot know how an address was written.
         "with recursive line (id) as (
             select unnest($2::text[])
             union
