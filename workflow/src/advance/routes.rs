@@ -82,8 +82,8 @@ fn without_a_route_or_in_a_rehearsal_nothing_leaves() {
     assert!(says(&dry, "Hello").deliveries.is_empty());
 }
 
-#[test]
-fn a_remark_on_mail_that_was_composed_does_not_leave() {
+/// A session whose run has mailed somebody.
+fn has_mailed() -> Session {
     let mut session = routed();
     session.trigger_type = "email".to_owned();
     session.records.push(assistant(3, RUN, vec![Block::ToolCall(tool_call("call_1"))]));
@@ -92,7 +92,19 @@ fn a_remark_on_mail_that_was_composed_does_not_leave() {
     inner.details = Some(json!({"type": "sentEmail", "to": ["ann@example.com"], "subject": "Hi"}));
     session.records.push(result);
     session.last_message_number = 4;
-    assert!(says(&session, "Sent.").deliveries.is_empty());
+    session
+}
+
+#[test]
+fn a_remark_on_mail_that_was_composed_does_not_leave() {
+    assert!(says(&has_mailed(), "Sent.").deliveries.is_empty());
+}
+
+#[test]
+fn a_withheld_remark_after_a_mail_fails_nothing_and_asks_nothing() {
+    let withheld = ends(&has_mailed(), "", FinishReason::ContentFilter);
+    assert_eq!(withheld.status(), Some(SessionStatus::Completed), "the mail is the answer");
+    assert!(withheld.records.iter().all(|record| !record.details.asks_again));
 }
 
 /// Returns the transition of a session whose model asked for `call_1` and whose call ended as `ending`.
