@@ -4,7 +4,7 @@
 use super::{PROVED, SUPPORT, mail, options, post, sent, taken};
 use crate::support::model::turns_since_user;
 use crate::support::smtp::Mail;
-use crate::support::{Answer, Database, ModelServer, SmtpServer};
+use crate::support::{Answer, Database, ModelServer, Process, SmtpServer};
 use reqwest::StatusCode;
 use serde_json::json;
 
@@ -131,6 +131,15 @@ async fn a_reply_to_an_earlier_question_does_not_answer_the_open_one() {
     assert_eq!(client.session(later).await["status"], "waiting_input");
 }
 
+/// A process with a mailbox, to which notices that ask have no signed address.
+async fn desk(model: &ModelServer, database: &Database) -> (SmtpServer, Process) {
+    let server = SmtpServer::start().await;
+    let desk = "[email.mailboxes.desk]\naddress = \"desk@example.org\"";
+    let config = format!("{}{desk}", server.config());
+    let process = options(model).config(&config).serve(database).await;
+    (server, process)
+}
+
 /// A notice's conversation belongs to no mailbox and has no signed address. So only a proved mail that names the question answers
 /// it.
 #[tokio::test]
@@ -141,10 +150,7 @@ async fn the_question_of_a_notice_is_answered_by_a_proved_mail_and_its_run_goes_
         _ => Answer::text("Cleaned."),
     })
     .await;
-    let server = SmtpServer::start().await;
-    let desk = "[email.mailboxes.desk]\naddress = \"desk@example.org\"";
-    let config = format!("{}{desk}", server.config());
-    let process = options(&model).config(&config).serve(&database).await;
+    let (server, process) = desk(&model, &database).await;
     let client = process.client();
     let notice = json!({"notice": "92 % of db1.", "mail_to": ["ann@example.com"]});
     let (status, heralded) = client.post("/v1/triggers/herald", &notice).await;
@@ -190,10 +196,7 @@ async fn the_question_of_a_notice_is_not_answered_by_whom_another_notice_of_the_
         }
     })
     .await;
-    let server = SmtpServer::start().await;
-    let desk = "[email.mailboxes.desk]\naddress = \"desk@example.org\"";
-    let config = format!("{}{desk}", server.config());
-    let process = options(&model).config(&config).serve(&database).await;
+    let (server, process) = desk(&model, &database).await;
     let client = process.client();
     let mut heralded = Vec::new();
     for (who, text, status) in

@@ -161,11 +161,8 @@ pub(super) async fn standing(
                     where conversation_id in (select id from line))
                 or exists (select from conversation_sessions s
                     where s.conversation_id in (select id from line) and exists (
-                        select from jsonb_array_elements_text(
-                            case jsonb_typeof(s.policy -> 'participants') when 'array' then s.policy -> 'participants'
-                                else '[]' end
-                        ) p (address)
-                        where lower(p.address) = h.person))
+                        select from jsonb_path_query(s.policy, '$.participants[*]') p (address)
+                        where lower(p.address #>> '{}') = h.person))
                 or person in (select lower(from_address) from mails
                     where conversation_id in (select id from line)))
         order by placed_at",
@@ -205,11 +202,8 @@ pub(super) async fn held_among(
                         where p.conversation_id in (select id from line))
                     or exists (select from conversation_sessions s
                         where s.conversation_id in (select id from line) and exists (
-                            select from jsonb_array_elements_text(
-                                case jsonb_typeof(s.policy -> 'participants') when 'array' then s.policy -> 'participants'
-                                    else '[]' end
-                            ) a (address)
-                            where lower(a.address) = h.person))
+                            select from jsonb_path_query(s.policy, '$.participants[*]') a (address)
+                            where lower(a.address #>> '{}') = h.person))
                     or person in (select lower(from_address) from mails m
                         where m.conversation_id in (select id from line))))
         order by 1"#,
@@ -221,8 +215,8 @@ pub(super) async fn held_among(
 }
 
 /// Finds the conversations in which the person wrote, or that began with a mail that named the person. An address that differs only
-/// in case is the person's, also beyond ASCII. Better too much than too little: the preview shows what is found too much, and
-/// people would not notice what is missing.
+/// in case is the person's, also beyond ASCII. It rather finds too many: people see a wrong one in the preview, and would not
+/// notice one that is missing.
 pub(super) async fn conversations_of(tx: &mut PgConnection, space: &str, name: &str) -> Result<Vec<Found>> {
     Ok(sqlx::query_as!(
         Found,
@@ -237,10 +231,8 @@ pub(super) async fn conversations_of(tx: &mut PgConnection, space: &str, name: &
             union
             select conversation_id from conversation_sessions
             where space_id = $1 and exists (
-                select from jsonb_array_elements_text(
-                    case jsonb_typeof(policy -> 'participants') when 'array' then policy -> 'participants' else '[]' end
-                ) p (address)
-                where lower(p.address) = lower($2))
+                select from jsonb_path_query(policy, '$.participants[*]') p (address)
+                where lower(p.address #>> '{}') = lower($2))
             union
             select conversation_id from conversation_counters
             where space_id = $1 and lower(user_id) = lower($2)

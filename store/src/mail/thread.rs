@@ -68,12 +68,9 @@ impl Store {
             select
                 named.conversation_id as "conversation_id!",
                 array(
-                    select distinct p.address
+                    select distinct p.address #>> '{}'
                     from conversation_sessions s
-                    cross join lateral jsonb_array_elements_text(
-                        case jsonb_typeof(s.policy -> 'participants') when 'array' then s.policy -> 'participants'
-                            else '[]' end
-                    ) p (address)
+                    cross join lateral jsonb_path_query(s.policy, '$.participants[*]') p (address)
                     where s.conversation_id = named.conversation_id
                 ) as "participants!"
             from named
@@ -133,11 +130,8 @@ impl Store {
                     join deliveries d on d.delivery_id = split_part(n.id, '@', 1)
                     where d.session_id = s.session_id
                 ) and exists (
-                    select from jsonb_array_elements_text(
-                        case jsonb_typeof(s.policy -> 'participants') when 'array' then s.policy -> 'participants'
-                            else '[]' end
-                    ) p (address)
-                    where lower(p.address collate "C") = lower($4::text collate "C")
+                    select from jsonb_path_query(s.policy, '$.participants[*]') p (address)
+                    where lower((p.address #>> '{}') collate "C") = lower($4::text collate "C")
                 ))
                 and not exists (
                     select from deliveries d

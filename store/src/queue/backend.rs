@@ -196,8 +196,8 @@ impl Claimer {
         let mut course = Course::default();
         let mut departures = holdings.suspect.departures();
         while !draining.is_cancelled() && !jobs.is_closed() {
-            // After a round of the spaces, slots may be free that no space's turn has filled: they are not kept waiting.
-            if course.backlog && !course.turns.round_ended() {
+            // Slots that the last turn left free are not kept waiting for more.
+            if course.backlog && !course.turns.left_slots() {
                 self.gather().await;
             }
             let only_here = self.news.begin_claim();

@@ -148,8 +148,7 @@ pub(super) async fn claim(
 }
 
 /// Claims the oldest ready jobs of each space, up to `share` of each, for the spaces after `after` in the order of their names. Takes only
-/// jobs whose row has no lease and that nothing holds (`held_by`): so no suspect, no job of a dead worker, and none that a pause or a
-/// missing agent holds. Fewer jobs than asked for: the last space has had its turn.
+/// jobs without a lease that no pause or missing agent holds (`held_by`). So it takes no suspects and no jobs of dead workers. Fewer jobs than asked for: the last space has had its turn.
 pub(super) async fn claim_in_turn(
     lent: &mut Lent,
     wanted: &Wanted<'_>,
@@ -165,7 +164,7 @@ pub(super) async fn claim_in_turn(
         with recursive spaces as (
             (
                 select space_id from jobs
-                where kind = $1 and runner = $2 and lease is null and held_by is null and waits_for is null
+                where kind = $1 and runner = $2 and lease is null and held_by is null
                     and space_id > $3
                     and run_at <= (select clock_timestamp())
                     and run_at >= (select clock_timestamp() - make_interval(secs => $4))
@@ -176,9 +175,9 @@ pub(super) async fn claim_in_turn(
             select (
                 select following.space_id from jobs following
                 where following.kind = $1 and following.runner = $2
-                    and following.lease is null and following.held_by is null and following.waits_for is null
+                    and following.lease is null and following.held_by is null
                     and following.space_id > spaces.space_id
-                    -- These two are columns of the index too, so it reads no row of a job that is over or not ready.
+                    -- The index has this column too, so entries of jobs that are over or delayed are passed without a look at their rows.
                     and following.run_at <= (select clock_timestamp())
                     and following.run_at >= (select clock_timestamp() - make_interval(secs => $4))
                 order by following.space_id
@@ -192,7 +191,7 @@ pub(super) async fn claim_in_turn(
             cross join lateral (
                 select jobs.job_id, jobs.run_at from jobs
                 where jobs.kind = $1 and jobs.runner = $2
-                    and jobs.lease is null and jobs.held_by is null and jobs.waits_for is null
+                    and jobs.lease is null and jobs.held_by is null
                     and jobs.space_id = spaces.space_id
                     and jobs.run_at <= (select clock_timestamp())
                     and jobs.run_at >= (select clock_timestamp() - make_interval(secs => $4))
@@ -209,6 +208,7 @@ pub(super) async fn claim_in_turn(
             run_at = clock_timestamp() + make_interval(secs => $9),
             stuck = stuck + 1,
             attempt = attempt + 1,
+            waits_for = null,
             -- As in a claim by age: the time in which no worker looked is not a part of the outage.
             outage_since = case
                 when run_at < clock_timestamp() - interval '1 minute' then outage_since + (clock_timestamp() - run_at)

@@ -24,13 +24,13 @@ const ALL: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 /// What the claims of one queue know. Times are milliseconds of `CLOCK_BOOTTIME`.
 #[derive(Debug)]
 pub(super) struct Horizon {
-    /// No job that was ready before this moment is left. Negative if jobs have waited since before the host's start.
+    /// No job that was ready before this moment is left. Negative: a moment before the host started.
     pub clear_before: i64,
     /// When a claim looks all the way back again.
     all_at: u64,
 }
 
-/// The clear moment of a queue of which nothing is known.
+/// [`Horizon::clear_before`] of a queue from which nothing was claimed yet.
 pub(super) const NEVER: i64 = i64::MIN;
 
 impl Default for Horizon {

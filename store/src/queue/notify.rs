@@ -410,7 +410,7 @@ mod tests {
                 slots: Arc::clone(&slots),
                 pool,
                 held: Arc::new(Holdings::default()),
-                clear_before: Default::default(),
+                clear_before: super::horizon::NEVER.into(),
             }),
             feed: Weak::new(),
             rests: AtomicBool::new(false),

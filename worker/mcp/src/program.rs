@@ -5,6 +5,7 @@ use std::process::Stdio;
 use std::time::Duration;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tracing::{debug, info};
 
@@ -17,9 +18,6 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 /// How long a program may take to end when its standard input does, and then after SIGTERM.
 const BY_ITSELF: Duration = Duration::from_secs(2);
 const AFTER_SIGTERM: Duration = Duration::from_secs(1);
-
-/// How often it is asked meanwhile whether it has ended.
-const LOOK: Duration = Duration::from_millis(20);
 
 /// The longest line of a program's errors that is kept.
 const MAX_LINE: usize = 500;
@@ -55,9 +53,11 @@ impl Program {
     async fn ends_within(&self, limit: Duration) -> bool {
         let Some(pid) = self.pid() else { return true };
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        // Asked for before the first look, so that no end is missed between.
+        let Ok(mut children) = signal(SignalKind::child()) else { return false };
         let ended = async {
             while matches!(waitid(WaitId::Pid(pid), options), Ok(None)) {
-                tokio::time::sleep(LOOK).await;
+                children.recv().await;
             }
         };
         tokio::time::timeout(limit, ended).await.is_ok()

@@ -122,17 +122,13 @@ impl<'a> Draft<'a> {
         self.transition.generation_over = true;
         let opened: Vec<OpenedCall> =
             self.last_record().tool_calls().map(|call| OpenedCall::new(call, &generated.effects)).collect();
-        if opened.is_empty() && is_empty {
+        // A provider that withholds its answer withholds it again, so the model is not asked again at once.
+        let withheld = finish_reason == FinishReason::ContentFilter;
+        let asks_again = self.policy.on_empty_reply == OnEmptyReply::AskAgain;
+        if opened.is_empty() && is_empty && (withheld || asks_again) {
             let since = self.since_the_person();
-            // A provider that withholds its answer withholds it again, so the model is not asked again at once. A mail of the run may
-            // be its answer.
-            let is_filtered = finish_reason == FinishReason::ContentFilter;
-            let withheld = is_filtered && !since.mailed;
             let waits = person_waits(&self.session.policy, &self.session.trigger_type) && !since.mailed;
-            let asks_again = !is_filtered
-                && self.policy.on_empty_reply == OnEmptyReply::AskAgain
-                && (!since.asked_again || waits);
-            if withheld || asks_again {
+            if withheld || !since.asked_again || waits {
                 let content = vec![Block::Text { text: ASK_AGAIN.to_owned() }];
                 self.push(Role::User, content, Details { asks_again: true, ..Details::default() });
                 self.complete_step(usage, finish_reason, 0);

@@ -76,8 +76,8 @@ pub trait Tool: Send + Sync {
     }
 
     /// Closes what the tool keeps open between its calls, such as a connection. A worker that drains awaits it after its last call.
-    /// The future is dropped after ten seconds, or when the time for the drain is over, and a process that is killed never asks. A later
-    /// call opens it again.
+    /// The future is dropped after ten seconds, or when the time for the drain is over. If the process is killed, `close` is not called. A
+    /// call after `close` opens the connection again.
     async fn close(&self) {}
 }
 

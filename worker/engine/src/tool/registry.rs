@@ -201,11 +201,11 @@ impl Registry {
         }
     }
 
-    /// Lets every tool close what it keeps open: see [`Tool::close`]. A tool that hangs or panics keeps no other from it, and no process
-    /// from its end.
+    /// Lets every tool close what it keeps open: see [`Tool::close`]. A tool that hangs or panics does not keep the
+    /// others from closing, or the process from ending.
     pub async fn close(&self) {
         let all = self.tools.iter().map(|(name, entry)| async move {
-            let closed = tokio::time::timeout(CLOSING, AssertUnwindSafe(entry.tool.close()).catch_unwind()).await;
+            let closed = tokio::time::timeout(CLOSING, AssertUnwindSafe(async { entry.tool.close().await }).catch_unwind()).await;
             if !matches!(closed, Ok(Ok(()))) {
                 warn!(tool = %name, "A tool did not close what it kept open: it panicked, or took more than {CLOSING:?}");
             }

@@ -89,7 +89,7 @@ pub(super) async fn run_ahead(
     {
         let results = advance(session, results, agent.policy());
         session.undo(before, &reply);
-        // They fit, unless the results end the run. Then the reply is committed alone, and its calls come again with the next round.
+        // If the results do not fit (they end the run, for example), the reply is committed alone, and its calls come in the next step.
         reply.join(results);
         return Ok(Ahead::to_commit(reply));
     }

@@ -59,7 +59,7 @@ fn hold_as_the_source(ctx: &Ctx, session: &Session, transition: &mut Transition)
     // The reply was taken from the recording a moment ago.
     let Some(source) = ctx.recordings.known(session) else {
         warn!(
-            "The replay's source was dropped from memory: a call that waits for approval there runs dry here"
+            "The source of this replay is not in memory any more: calls that wait for approval there are run dry in the replay"
         );
         return;
     };
