@@ -164,7 +164,7 @@ async fn claims_in_turn_walk_through_no_finished_jobs_that_somebody_still_sees()
     }
     claims.stop();
     assert!(taken >= 5, "the spaces took turns");
-    let read = "select heap_blks_hit + heap_blks_read + idx_blks_hit + idx_blks_read
+    let read = "select (heap_blks_hit + heap_blks_read + idx_blks_hit + idx_blks_read)::bigint
         from pg_statio_user_tables where relname = 'jobs'";
     let before = world.one(read).await;
     let pages = count_of(&world, store, read).await - before;

@@ -410,7 +410,7 @@ mod tests {
                 slots: Arc::clone(&slots),
                 pool,
                 held: Arc::new(Holdings::default()),
-                clear_before: super::horizon::NEVER.into(),
+                clear_before: crate::queue::horizon::NEVER.into(),
             }),
             feed: Weak::new(),
             rests: AtomicBool::new(false),

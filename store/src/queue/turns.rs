@@ -132,7 +132,7 @@ mod tests {
                 continue;
             };
             let (share, mut last) = (turns.share(left), None);
-            for space in names.iter().filter(|space| **space > *after) {
+            for space in names.iter().filter(|space| **space > after.as_str()) {
                 let takes = share.min(left);
                 if takes > 0 {
                     *got.get_mut(space).unwrap() += takes;
