@@ -87,7 +87,8 @@ impl Draft<'_> {
         self.end_failed(fault, model)
     }
 
-    /// How many turns in a row, up to now, had calls that were all malformed.
+    /// How many turns in a row, up to now, had calls that were all malformed. Turns before a summary may not be in memory; the limit of
+    /// steps counts those.
     pub(super) fn malformed_turns(&self) -> usize {
         let is_malformed = |record: &&Record| {
             let mut calls = record.tool_calls().peekable();

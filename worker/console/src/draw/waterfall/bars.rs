@@ -19,7 +19,7 @@ struct Drawing<'k> {
     known: &'k Known<'k>,
     bars: Vec<Bar>,
     kept: Kept,
-    /// Calls of which nobody knows whether they took effect.
+    /// Calls that may have taken effect.
     uncertain: Vec<usize>,
 }
 
